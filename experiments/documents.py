@@ -5,16 +5,11 @@ Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. A se
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from experiments.digest import digest
-
-_T = TypeVar("_T")
-
-Told: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
-"""None where nobody told, which is not 0; JSON leaves it out, so that the digest knows the difference."""
 
 
 def _number(value: Any) -> Any:

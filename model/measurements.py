@@ -84,6 +84,58 @@ class Step(BaseModel):
     """Device clock just after the step; None where it cannot be read."""
 
 
+class _MeasurementsInParts(BaseModel):
+    """Measurements that a receipt stores in its memory, environment and summary."""
+
+    peak_reserved_bytes: Annotated[
+        int | None,
+        Metric(
+            name="peak_reserved_gib",
+            label="peak reserved memory",
+            unit="GiB",
+            better="lower",
+            kind="absolute",
+            field="memory.peak_reserved_bytes",
+            per=GIB,
+            resident_on=("cpu", "xla"),
+            decides="exact",
+        ),
+    ] = None
+    peak_allocated_bytes: Annotated[
+        int | None,
+        Metric(
+            name="peak_allocated_gib",
+            label="peak allocated memory",
+            unit="GiB",
+            better="lower",
+            kind="absolute",
+            field="memory.peak_allocated_bytes",
+            per=GIB,
+            resident_on=("xla",),
+            decides="exact",
+        ),
+    ] = None
+    foreign_load: float | None = None
+    """Share of the cores' time that went to other processes, from the warm-up to the window's end; None where the
+    system does not report it."""
+    stolen_load: float | None = None
+    """Part of `foreign_load` that a hypervisor gave to other machines."""
+    loss_val: Annotated[
+        float | None,
+        Metric(
+            name="loss_val",
+            label="validation loss",
+            unit="nats",
+            better=None,
+            kind="loss",
+            field="summary.loss_val",
+            decides="exact",
+            alike="nothing",
+        ),
+    ] = None
+    """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
+
+
 class Measurements(BaseModel):
     """Measurements that a receipt stores as fields of its own."""
 
@@ -158,56 +210,8 @@ class Measurements(BaseModel):
     """Wall seconds of the trial's own work, without waiting: build, steps, validation, memory reading."""
 
 
-class TrialMeasurements(Measurements):
-    """All measurements of a trial: also those that a receipt stores in its memory, environment and summary."""
-
-    peak_reserved_bytes: Annotated[
-        int | None,
-        Metric(
-            name="peak_reserved_gib",
-            label="peak reserved memory",
-            unit="GiB",
-            better="lower",
-            kind="absolute",
-            field="memory.peak_reserved_bytes",
-            per=GIB,
-            resident_on=("cpu", "xla"),
-            decides="exact",
-        ),
-    ] = None
-    peak_allocated_bytes: Annotated[
-        int | None,
-        Metric(
-            name="peak_allocated_gib",
-            label="peak allocated memory",
-            unit="GiB",
-            better="lower",
-            kind="absolute",
-            field="memory.peak_allocated_bytes",
-            per=GIB,
-            resident_on=("xla",),
-            decides="exact",
-        ),
-    ] = None
-    foreign_load: float | None = None
-    """Share of the cores' time that went to other processes, from the warm-up to the window's end; None where the
-    system does not report it."""
-    stolen_load: float | None = None
-    """Part of `foreign_load` that a hypervisor gave to other machines."""
-    loss_val: Annotated[
-        float | None,
-        Metric(
-            name="loss_val",
-            label="validation loss",
-            unit="nats",
-            better=None,
-            kind="loss",
-            field="summary.loss_val",
-            decides="exact",
-            alike="nothing",
-        ),
-    ] = None
-    """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
+class TrialMeasurements(Measurements, _MeasurementsInParts):
+    """All measurements of a trial."""
 
 
 NOTHING_MEASURED: Mapping[str, Any] = {

@@ -15,11 +15,12 @@ from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
-from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, Step, read_gates, seal, summarise
+from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, read_gates, seal, summarise
 from kernels.backends import NODE_CLASSES
 from kernels.scan_switches import ScanFact
+from model.counts import step_flops
 from model.facts import ModelFact
-from model.flops import step_flops
+from model.measurements import Step
 
 GIB = 2**30
 PAUSE_S = 1e-4

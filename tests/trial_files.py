@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments.design.fields import read_config
 from experiments.records.messages import ClaimedBlock
-from model.flops import step_flops
+from model.counts import step_flops
 from tests.factories import make_steps, observed_facts
-from workers.devices.device_state import changes
+from workers.devices.probe_types import changes
 from workers.identity.node import Node
 from workers.paths import WorkPaths, write_whole
 from workers.processes.result import TrialResult
@@ -37,7 +37,7 @@ def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) ->
         "warmup_passes": (config.steps.warmup_s,) if config.steps.warmup_s else (),
         "training_s": 1.9,
     }
-    write_whole(paths.result, TrialResult(**{**told, **result}).model_dump_json())
+    write_whole(paths.result, TrialResult.partial(**{**told, **result}).model_dump_json())
     ending: dict[str, Any] = {"stopped": None, "exit_code": 0, "oom_kills": 0, "peak_rss_bytes": None, "survivors": ()}
     state = node.devices.probe.state(node.devices.first.index)
     return TrialRecord(

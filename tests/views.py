@@ -16,8 +16,9 @@ from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
-from experiments.records.receipts import Memory, Receipt, Step
+from experiments.records.receipts import Memory, Receipt
 from experiments.reporting.view import AblationView, TrialView
+from model.measurements import Step
 from tests.factories import NOTHING_HAPPENED, clocked, make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)

@@ -19,12 +19,12 @@ from experiments.records.receipts import (
     GateReading,
     Memory,
     Receipt,
-    Step,
     read_gates,
     seal,
     summarise,
 )
 from experiments.records.trial_guards import cache_problems, timing_problems
+from model.measurements import Step
 from workers.errors import BlockBroken
 from workers.identity.node import Node
 from workers.lease import StopReason
@@ -116,7 +116,7 @@ class TrialRecord:
         """Return what the trial says of itself, or what the way of its end says."""
         if self.ending.stopped is StopReason.TIMEOUT:
             message = f"the trial took longer than {self.trial.timeout_s:.0f} s{self._how_far()}"
-            return TrialResult(failure_class=FailureClass.TIMEOUT, message=message)
+            return TrialResult.partial(failure_class=FailureClass.TIMEOUT, message=message)
         result = read_result(self.paths.result)
         if result is not None:
             return result
@@ -125,7 +125,7 @@ class TrialRecord:
         failure, message = failures.classify_exit(
             self.ending.exit_code, oom_kills=oom_kills, disk_full=failures.disk_is_full(self.paths.folder)
         )
-        return TrialResult(failure_class=failure, message=f"{message}{self._how_far()}")
+        return TrialResult.partial(failure_class=failure, message=f"{message}{self._how_far()}")
 
     def _how_far(self) -> str:
         """Say how many of its steps a trial did that did not come to its end; nothing where none is executed."""

@@ -10,11 +10,12 @@ from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.verdicts import RequirementResult
 from experiments.block_numbers import block_name
 from experiments.design.gate import Claim
-from experiments.design.metrics import METRICS, Metric
+from experiments.design.metrics import METRICS
 from experiments.design.plan import is_resident
 from experiments.design.spec import Requirement
 from experiments.records.receipts import Receipt, read_metric
 from kernels.backends import NodeClass
+from model.measurements import Metric
 
 ENVELOPE_LEVEL = 0.05
 """Chance that a variant whose losses are the baseline's leaves the envelope somewhere in an ablation."""

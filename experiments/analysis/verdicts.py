@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
-from experiments.design.metrics import METRICS, Metric
-from experiments.documents import Frozen, Told
+from experiments.design.metrics import METRICS
+from experiments.documents import Frozen
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import Circumstances
+from model.measurements import Metric, OmitNone
 
 
 class ExactPair(Frozen):
@@ -141,13 +142,13 @@ class VariantVerdict(Frozen):
     reason: str
     """One sentence: why this word."""
     decision: Decision
-    missing: Told[str] = None
+    missing: OmitNone[str] = None
     """Which blocks or values are missing, and why, where that keeps it from an answer."""
-    no_baseline: Told[str] = None
+    no_baseline: OmitNone[str] = None
     """How the baseline ended, where there is nothing to compare with, such as "failed in 2 of 2 trials"."""
-    other_work: Told[str] = None
+    other_work: OmitNone[str] = None
     """In what its work differs, where the metric that decides counts that: then there is no word."""
-    other_model: Told[str] = None
+    other_model: OmitNone[str] = None
     """In which gates that change the numerical model it differs from the baseline."""
     primary: Comparison | None
     """By statistics; None where the primary metric is exact, and where there are no numbers."""
@@ -193,7 +194,7 @@ class ArmSummary(Frozen):
     """Timed steps of measured trials far above their trial's median; they count in the means all the same."""
     outcomes: Mapping[str, int]
     """Trials by outcome."""
-    by_node: Told[Mapping[str, NodeMeans]] = None
+    by_node: OmitNone[Mapping[str, NodeMeans]] = None
     """By name, where trials were measured on several nodes: then the means above are over machines of unequal speed."""
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from experiments.design.fields import read_config
 from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
-from experiments.design.metrics import Metric
-from model.flops import step_flops
+from model.counts import step_flops
+from model.measurements import Metric
 
 
 @dataclass(frozen=True, kw_only=True)

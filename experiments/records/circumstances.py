@@ -4,10 +4,11 @@ Attempts that did not count, earlier ablations that asked the same question, and
 words by A/A blocks. The service and the reader of a bundle gather them; the judge reads them; the verdict repeats them.
 """
 
-from experiments.documents import Frozen, Told
+from experiments.documents import Frozen
 from experiments.outcomes import AblationState, FailureClass
 from experiments.records.calibration import Calibration, Ledger
 from experiments.records.signing import PublicKey
+from model.measurements import OmitNone
 
 
 class AttemptRecord(Frozen):
@@ -89,7 +90,7 @@ class Circumstances(Frozen):
     admission: Admission = Admission()
     signers: tuple[BlockSigner, ...] = ()
     """Of every finished block."""
-    not_run: Told[str] = None
+    not_run: OmitNone[str] = None
     """Why planned blocks were not run, for example that the budget of device minutes is used up."""
 
 

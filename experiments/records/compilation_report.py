@@ -9,7 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from experiments.documents import Frozen, Told
+from experiments.documents import Frozen
+from model.measurements import OmitNone
 
 Bytes: TypeAlias = Annotated[int, Field(ge=0)]
 
@@ -58,18 +59,18 @@ class CompilationReport(Frozen):
     """Kernels that the module calls."""
     kernels: Mapping[str, int]
     """Calls by the kernel's name."""
-    matmul_flops: Told[int] = None
+    matmul_flops: OmitNone[int] = None
     """FLOPs of all matrix products outside of kernels, loops times their trips; recomputation counts."""
-    hbm: Told[HbmPlan] = None
+    hbm: OmitNone[HbmPlan] = None
     """None when the step does not fit."""
-    overflow: Told[Overflow] = None
-    collectives: Told[Mapping[str, int]] = None
+    overflow: OmitNone[Overflow] = None
+    collectives: OmitNone[Mapping[str, int]] = None
     """Collectives of the compiled program by kind."""
-    compiled_calls: Told[Annotated[int, Field(ge=0)]] = None
+    compiled_calls: OmitNone[Annotated[int, Field(ge=0)]] = None
     """Kernels that the compiled program calls; None where it cannot be printed."""
-    compiler_flops: Told[Annotated[float, Field(ge=0)]] = None
+    compiler_flops: OmitNone[Annotated[float, Field(ge=0)]] = None
     """The compiler's own count for one chip: a loop's body once, of a kernel what it declares."""
-    compiler_bytes: Told[Annotated[float, Field(ge=0)]] = None
+    compiler_bytes: OmitNone[Annotated[float, Field(ge=0)]] = None
     """Bytes that the compiler counts between chip and memory; a loop's body once."""
     trace_s: Annotated[float, Field(ge=0)]
     """Seconds of tracing and lowering; those of compiling are the receipt's `compile_s`."""

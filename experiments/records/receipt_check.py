@@ -25,8 +25,8 @@ from experiments.records.receipts import SCHEMA_VERSION, Receipt, read_gates, su
 from experiments.records.trial_guards import trial_problems
 from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig, TrainConfig
+from model.counts import step_flops
 from model.errors import ConfigError
-from model.flops import step_flops
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from experiments.records.receipts import Receipt, Step
+from experiments.records.receipts import Receipt
 from model.config import StepsConfig
+from model.measurements import Step
 
 ROUNDING_S = 1e-6
 """Durations are differences of floating-point seconds."""

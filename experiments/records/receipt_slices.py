@@ -14,8 +14,9 @@ from experiments.design.fields import read_config
 from experiments.design.slices import running_order
 from experiments.outcomes import Outcome
 from experiments.records.receipt_clock import ROUNDING_S, slices_of
-from experiments.records.receipts import Receipt, Step
+from experiments.records.receipts import Receipt
 from model.config import StepsConfig
+from model.measurements import Step
 
 MAX_HANDOVER_S = 10e-3
 MAX_HANDOVER_SHARE = 0.02

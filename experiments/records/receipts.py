@@ -4,62 +4,38 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from experiments import documents
 from experiments.design.gate import Gate, show
 from experiments.design.gates import GATES
-from experiments.design.metrics import Metric
-from experiments.documents import Frozen, Told, first_problem
+from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
 from model.config import BLOCK_KINDS
+from model.measurements import Measurements, Metric, OmitNone, Step
 
 SCHEMA_VERSION = 2
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes."""
 
 
-class Step(Frozen):
-    """One optimiser step as it was measured."""
-
-    index: int
-    phase: Literal["compile", "warmup", "timed"]
-    """Step 0 is `compile`; only `timed` steps enter the window."""
-    seconds: float
-    tokens: int
-    """Tokens processed in this step, B * S."""
-    loss: float
-    """Mean cross entropy in nats over valid tokens, before the update."""
-    grad_norm: float
-    """Global L2 norm before clipping."""
-    began_s: Told[float] = None
-    """When the step began, in seconds since the trial's training began, by a clock that is never set; None in receipts
-    of earlier code."""
-    ended_s: float
-    """When it ended, by the same clock."""
-    compilations: int = 0
-    """Graphs and kernels that were compiled or loaded during the step."""
-    clock_mhz: float | None = None
-    """Device clock where it can be read."""
-
-
 class DeviceEvents(Frozen):
     """What happened to a trial's device from just before it to just after it, as the driver told."""
 
-    sw_power_cap: Told[Annotated[float, Field(ge=0)]] = None
+    sw_power_cap: OmitNone[Annotated[float, Field(ge=0)]] = None
     """Seconds that the driver slowed the device down to stay within its power limit; normal under full load."""
-    sw_thermal_slowdown: Told[Annotated[float, Field(ge=0)]] = None
+    sw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
     """Seconds that the driver slowed it down because it was hot."""
-    hw_thermal_slowdown: Told[Annotated[float, Field(ge=0)]] = None
+    hw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
     """Seconds that the hardware slowed itself down because it was hot."""
-    hw_power_brake: Told[Annotated[float, Field(ge=0)]] = None
+    hw_power_brake: OmitNone[Annotated[float, Field(ge=0)]] = None
     """Seconds that the machine's power supply asked the hardware to slow down."""
-    ecc_uncorrected: Told[Annotated[int, Field(ge=0)]] = None
+    ecc_uncorrected: OmitNone[Annotated[int, Field(ge=0)]] = None
     """New uncorrected memory errors."""
-    foreign_processes: Told[tuple[int, ...]] = None
+    foreign_processes: OmitNone[tuple[int, ...]] = None
     """Processes on any device of the machine that were there before or after the trial: its own are not."""
 
 
@@ -119,7 +95,7 @@ class Environment(Frozen):
     foreign_load: float | None = None
     """Share of the cores' time, from the warm-up to the end of the window, that went to anything but the trial; None
     where the system does not tell."""
-    stolen_load: Told[float] = None
+    stolen_load: OmitNone[float] = None
     """What of it a hypervisor gave to other machines while a core of this one was ready to run."""
     foreign_busiest: tuple[ForeignProcess, ...] = ()
     """The processes of others that used most, at most three."""
@@ -173,8 +149,11 @@ class Summary(Frozen):
     loss_val: float | None
 
 
-class Receipt(Frozen):
-    """The record of one trial."""
+class _FieldOrder(Frozen):
+    """All fields in the order that the JSON of receipts has always had; `Any` marks those of `Measurements`.
+
+    A new measurement needs no line here. It comes last in the JSON.
+    """
 
     schema_version: int = SCHEMA_VERSION
     ids: Ids
@@ -189,40 +168,32 @@ class Receipt(Frozen):
     """The whole TrainConfig that ran."""
     environment: Environment
     gates: Mapping[str, GateReading]
-    facts: Mapping[str, Any]
-    """Everything the code recorded about itself (kernels.facts)."""
+    facts: Any
     steps: tuple[Step, ...]
-    warmup_passes: tuple[float, ...]
-    """Seconds of each pass without an update that the warm-up ran besides its steps."""
+    warmup_passes: Any
     summary: Summary | None
     """None when the trial did not reach its window, or compiled and ran nothing."""
-    compilation: Told[CompilationReport] = None
-    """Only on node classes that compile and execute nothing: what the compiler said."""
+    compilation: OmitNone[CompilationReport] = None
+    """Output of the compiler; only on node classes that compile and execute nothing."""
     memory: Memory | None
-    compile_s: float
-    """Seconds of the pass before step 0 that compiles graphs and kernels; 0 when nothing was compiled."""
-    compile_cache_hit: bool | None
-    """Whether all of it came from the compilers' caches; None when nothing was compiled, or it is not known."""
-    kernels: tuple[Mapping[str, Any], ...] = ()
-    """Kernel table: name, ms, registers, shared memory, instructions."""
-    parameters: int
-    """Trainable parameters."""
-    flops_per_step: int
-    """Model FLOPs of one step, forward and backward, counted from the configuration."""
+    compile_s: Any
+    compile_cache_hit: Any
+    kernels: Any
+    parameters: Any
+    flops_per_step: Any
     started_at: str
     """RFC 3339 UTC."""
-    training_began_s: Told[float] = None
-    """When training began, by a clock of the machine that is never set and that all of its processes share; None in
-    receipts of earlier code, and where nothing was executed."""
-    waited_s: Told[float] = None
-    """Seconds for which the trial waited while the others of its block ran their slices, in neither of the two below;
-    None where it ran in one go."""
-    training_s: float
-    """Wall seconds of the trial's own work: model build, steps and validation."""
+    training_began_s: Any
+    waited_s: Any
+    training_s: Any
     wall_s: float
-    """Wall seconds from the worker's order to the process's end, but for waiting."""
+    """Wall seconds from the worker's order to the end of the process, without waiting."""
     digest: str
-    """Of everything above."""
+    """Of everything else in the receipt."""
+
+
+class Receipt(Measurements, _FieldOrder):
+    """The record of one trial."""
 
 
 OUTLIER_MADS = 5.0

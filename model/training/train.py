@@ -10,25 +10,28 @@ Validation runs the uncompiled module on the same weights, so it compiles nothin
 without an update, shows the memory in tensors (model.training.measurement).
 """
 
+import gc
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 from kernels import facts, xla_device, xla_graph
-from kernels.xla_graph_change import describe_change
-from model import flops, hybrid
-from model.config import TrainConfig
+from kernels.xla_graph import describe_change
+from model import counts, hybrid
+from model.config import StepsConfig, TrainConfig, generates_code
 from model.data.dataset import Dataset
 from model.data.packing import Batch
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.generated_code import generates_code
-from model.training import optim, step_graph
+from model.measurements import Phase, Step, TrialMeasurements
+from model.training import optim_step, traced_step
 from model.training.compilation import (
     Compilation,
     Forward,
@@ -36,82 +39,80 @@ from model.training.compilation import (
     record_compilation,
     start_compilation,
 )
-from model.training.host_load import HostLoad, HostShares
-from model.training.measurement import PeakMeter, read_clock_mhz
+from model.training.measurement import HostLoad, HostShares, PeakMeter, read_clock_mhz
 from model.training.mesh import Mesh
-from model.training.process_state import no_automatic_gc, reproducible
-from model.training.slices import Others, Yield
-from model.training.update import DeviceBatch, batch_loss, update
+from model.training.optim_step import DeviceBatch, batch_loss, update
 
-Phase: TypeAlias = Literal["compile", "warmup", "timed"]
+Yield: TypeAlias = Callable[[], None]
+"""Lets the others run; returns when this trial is to go on."""
+
+
+class Others:
+    """The other trials of a block, as one of them sees them: they run before each of its slices and after the last."""
+
+    def __init__(self, steps: StepsConfig, yield_to: Yield | None) -> None:
+        if (steps.slice > 0) != (yield_to is not None):
+            there = "somebody" if yield_to else "nobody"
+            raise ValueError(f"steps.slice is {steps.slice}, and there is {there} to yield to between slices")
+        self._yield_to = yield_to
+        self.waited_s = None if yield_to is None else 0.0
+        """Seconds for which this trial waited so far; None where it runs in one go."""
+
+    def run(self, load: HostLoad) -> None:
+        """Let the others run, which are no foreign `load`."""
+        if self._yield_to is None or self.waited_s is None:
+            return
+        load.pause()
+        start = time.perf_counter()
+        self._yield_to()
+        self.waited_s += time.perf_counter() - start
+        load.resume()
+
+
+@contextmanager
+def reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
+    """Seed torch, choose deterministic kernels and the thread count; put the settings back afterwards."""
+    threads = torch.get_num_threads()
+    fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    enabled = torch.are_deterministic_algorithms_enabled()
+    if device.type == "cuda":
+        # cuBLAS reads it when its handle is made; torch refuses deterministic mode without it.
+        os.putenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(config.seed)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.use_deterministic_algorithms(True)
+    # Filling every new tensor with NaN finds bugs, and would be measured here as the model's time.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled)
+        deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def no_automatic_gc() -> Iterator[None]:
+    """Collect garbage now and not again until the end of the block; a step leaves no reference cycles behind."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
 
 MAX_COMPILING_PASSES = 20
 """Passes in a row that may compile something at the end of the warm-up."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRecord:
-    """One optimiser step as it was measured."""
+class TrainResult(TrialMeasurements):
+    """The measurements of one trial, with its steps."""
 
-    index: int
-    phase: Phase
-    """Step 0 is `compile`; only `timed` steps enter the measured window."""
-    seconds: float
-    """Wall time of the whole step: reading the batch, forward, backward, update, until the device is done."""
-    tokens: int
-    """B * S, masked targets included."""
-    loss: float
-    """Mean cross entropy in nats over valid tokens, before the update."""
-    grad_norm: float
-    """Global L2 norm before clipping."""
-    began_s: float
-    """When the step began, in seconds since training began; what passes between two steps is in none."""
-    ended_s: float
-    """When it ended, by the same clock."""
-    compilations: int = 0
-    """Graphs and kernels that were compiled or loaded during the step; in a timed step they spoil the window."""
-    clock_mhz: float | None = None
-    """Device clock just after the step, where it can be read."""
+    steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """What one trial measured."""
-
-    steps: tuple[StepRecord, ...]
-    warmup_passes: tuple[float, ...]
-    """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""
-    foreign_load: float | None
-    """Share of the cores' time, from the warm-up to the window's end, that went to anything but this process; None
-    where the system does not tell."""
-    stolen_load: float | None
-    """What of it a hypervisor gave to other machines."""
-    training_began_s: float
-    """When training began, by the machine's clock that is never set, which all of its processes share."""
-    waited_s: float | None
-    """Seconds for which this trial waited while others of its block ran; None where it runs in one go."""
-    loss_val: float | None
-    """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
-    compile_s: float
-    """Seconds of the pass that compiles, its one execution included; 0 when there is none, as on XLA, where the first
-    step's time holds the compilation."""
-    compile_cache_hit: bool | None
-    """Whether all generated code came from the compilers' caches; None when there is none, or it is not known."""
-    kernels: tuple[Mapping[str, facts.Fact], ...]
-    """One row per generated kernel that ran in step 0: name, registers, shared memory, instructions."""
-    facts: Mapping[str, facts.Fact]
-    """What the code that ran said about itself in step 0."""
-    parameters: int
-    """Trainable parameters."""
-    flops_per_step: int
-    """Model FLOPs of one step, forward and backward."""
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    training_s: float
-    """Wall seconds of everything here: build, steps, validation, the look at memory; not of waiting for others."""
-
-
-OnStep: TypeAlias = Callable[[StepRecord], None]
+OnStep: TypeAlias = Callable[[Step], None]
 
 
 def train(
@@ -161,7 +162,7 @@ def train(
         facts=dict(observed),
         kernels=tuple(observed.kernels.values()),
         parameters=sum(parameter.numel() for parameter in trainer.parameters),
-        flops_per_step=flops.step_flops(config),
+        flops_per_step=counts.step_flops(config),
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
         training_s=time.perf_counter() - started - (others.waited_s or 0.0),
@@ -170,9 +171,9 @@ def train(
 
 def _run_steps(
     trainer: "_Trainer", on_step: OnStep, others: Others
-) -> tuple[tuple[StepRecord, ...], facts.Facts, HostShares]:
+) -> tuple[tuple[Step, ...], facts.Facts, HostShares]:
     """Run every step in its phase; return the records, the facts of step 0, and the load by others after it."""
-    records: list[StepRecord] = []
+    records: list[Step] = []
 
     def run(phase: Phase, indices: range) -> None:
         for index in indices:
@@ -213,7 +214,7 @@ class _Trainer:
         self._dataset = dataset
         self._model = hybrid.build(config).to(device)
         self._forward: Forward = self._model
-        self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self._optimizer = optim_step.adamw(self._model.named_parameters(), config.optim)
         self._mesh = Mesh(config, self._model, self._optimizer) if config.mesh.devices > 1 else None
         self._wait()  # on XLA parameters and state are made here, apart from the first step
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
@@ -251,7 +252,7 @@ class _Trainer:
         self.warmup_passes.append(time.perf_counter() - start)
         self._compiled_last = compilations() - before
 
-    def step(self, index: int, phase: Phase) -> StepRecord:
+    def step(self, index: int, phase: Phase) -> Step:
         """Run one optimiser step and wait for the device once, at its end."""
         before = compilations()
         start = time.perf_counter()
@@ -262,7 +263,7 @@ class _Trainer:
         loss_value, norm_value = told.tolist()
         end = time.perf_counter()
         self._compiled_last = compilations() - before
-        record = StepRecord(
+        record = Step(
             index=index,
             phase=phase,
             seconds=end - start,
@@ -279,7 +280,7 @@ class _Trainer:
 
     def _update(self, index: int) -> Tensor:
         """Begin step `index`: on XLA it is recorded and runs when it is waited for."""
-        optim.set_learning_rate(self._optimizer, optim.learning_rate(index, self.config.optim))
+        optim_step.set_learning_rate(self._optimizer, optim_step.learning_rate(index, self.config.optim))
         loss_now = self._loss(self._forward, self._batch(index))
         return update(loss_now, self.parameters, self._optimizer, self.config)
 
@@ -289,11 +290,11 @@ class _Trainer:
     def attest(self, observed: facts.Facts) -> None:
         """Hold what was observed in step 0 against the graph that ran, and against what lies on the devices."""
         if self._first_module is not None:
-            step_graph.attest(xla_graph.read_graph(self._first_module), observed, self.config)
+            traced_step.attest(xla_graph.read_graph(self._first_module), observed, self.config)
         if self._mesh is not None:
             self._mesh.record()
 
-    def explain_compilations(self, steps: Iterable[StepRecord], observed: facts.Facts) -> None:
+    def explain_compilations(self, steps: Iterable[Step], observed: facts.Facts) -> None:
         """Where a step of the window compiled on XLA, record how its graph differs from that before the window.
 
         Both steps run once more: their graphs were gone when it was known.
@@ -367,7 +368,7 @@ def _check_fit(config: TrainConfig, dataset: Dataset) -> None:
         )
 
 
-def _check_finite(record: StepRecord) -> None:
+def _check_finite(record: Step) -> None:
     for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
         if not math.isfinite(value):
             raise NonFiniteLoss(f"the {name} of step {record.index} ({record.phase}) is {value}")

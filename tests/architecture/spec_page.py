@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from experiments.design.fields import config_to_json
-from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS, Metric
+from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
 from experiments.design.plan import is_resident
 from experiments.design.recipes import OVERRIDES, RECIPES, Override, Recipe
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
 from kernels.backends import NODE_CLASSES
+from model.measurements import Metric
 
 Schema = Mapping[str, Any]
 

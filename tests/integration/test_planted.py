@@ -20,10 +20,11 @@ from experiments.design.spec import AblationSpec
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt, Step
+from experiments.records.receipts import Receipt
 from model.data import dataset as prepared_data
 from model.data.dataset import Dataset
-from model.training import loss, optim
+from model.measurements import Step
+from model.training import loss, optim_step
 from model.training.train import train
 from tests.factories import make_plan, make_receipt, make_spec
 from tests.integration.worker_service import corpus
@@ -85,14 +86,14 @@ def trial(plan: Plan, index: int, arm: str, dataset: Dataset, plant: Plant) -> R
 @contextmanager
 def stalls() -> Iterator[None]:
     """Let two timed steps wait, as for a disk or a collection of garbage."""
-    original = optim.learning_rate
+    original = optim_step.learning_rate
 
     def waiting(index: int, config: Any) -> float:
         time.sleep(STALL_S if index in STALLED else 0.0)
         return original(index, config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optim, "learning_rate", waiting)
+        patch.setattr(optim_step, "learning_rate", waiting)
         yield
 
 

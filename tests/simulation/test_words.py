@@ -15,7 +15,8 @@ from experiments.design.power import alpha_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, VerdictWord
 from experiments.records.circumstances import CALIBRATED, AttemptRecord
-from experiments.records.receipts import Receipt, Step
+from experiments.records.receipts import Receipt
+from model.measurements import Step
 from tests.factories import clocked, make_plan, make_receipt, make_spec
 from tests.simulation import draws
 from tests.simulation.cases import NOISES, Crashes, Drawing, Stalls, noisy

@@ -32,7 +32,7 @@ def compile_step(order: TrialOrder, topology: str) -> TrialResult:
     traced = trace_step(config)
     _say(f"traced {traced.parameters / 1e6:.1f} M parameters in {traced.seconds:.1f} s")
     if order.trace_only:
-        return TrialResult(facts=dict(traced.facts), parameters=traced.parameters)
+        return TrialResult.partial(facts=dict(traced.facts), parameters=traced.parameters)
     module = order.paths.folder / _MODULE
     module.write_bytes(traced.module)
     asked = Order(topology=topology, module=str(module), partitions=config.mesh.devices)
@@ -73,7 +73,7 @@ def _plan(memory: dict[str, int]) -> HbmPlan:
 def _result(answer: Answer, traced: "TracedStep", report: CompilationReport) -> TrialResult:
     overflow = report.overflow
     peak = report.hbm.peak_bytes if report.hbm else overflow.needed_bytes if overflow else None
-    return TrialResult(
+    return TrialResult.partial(
         failure_class=None if overflow is None else FailureClass.OOM,
         message=None if overflow is None else _sentence(report),
         compile_s=answer["compile_s"],

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict
 
-from experiments.documents import Frozen
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
-from experiments.records.receipts import Step
+from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
 from workers.paths import TrialPaths
 
 
@@ -52,11 +51,8 @@ class TrialOrder:
     """Folders of this node that a corpus may lie in; None for any."""
 
 
-class TrialResult(Frozen):
-    """What the trial says about itself. Its steps are in their own file, written as they came.
-
-    A field is filled from that of the same name of `model.training.train.TrainResult`, and fills that of the receipt.
-    """
+class TrialResult(TrialMeasurements):
+    """The trainer's result file. Its steps are in a file of their own, written as they came."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -64,27 +60,14 @@ class TrialResult(Frozen):
     message: str | None = None
     data_digest: str | None = None
     data_folder: Path | None = None
-    """Where the dataset lies on this node."""
-    loss_val: float | None = None
-    compile_s: float = 0.0
-    compile_cache_hit: bool | None = None
-    facts: Mapping[str, Any] = {}
-    kernels: tuple[Mapping[str, Any], ...] = ()
-    """One row per generated kernel that ran."""
-    parameters: int = 0
-    flops_per_step: int = 0
-    warmup_passes: tuple[float, ...] = ()
-    foreign_load: float | None = None
-    """Share of the cores' time, from the warm-up to the window's end, that went to others."""
-    stolen_load: float | None = None
-    """What of it a hypervisor gave to other machines."""
-    training_began_s: float | None = None
-    waited_s: float | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    training_s: float = 0.0
+    """Folder of the dataset on this node."""
     compilation: CompilationReport | None = None
-    """Of a trial that compiled and trained nothing."""
+    """Of a trial that compiled and executed nothing."""
+
+    @classmethod
+    def partial(cls, **fields: Any) -> Self:
+        """Return the result of a trial that ended early, or measured only some numbers."""
+        return cls(**{**NOTHING_MEASURED, **fields})
 
 
 def read_steps(path: Path) -> tuple[Step, ...]:

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import traceback
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ from workers.errors import DeviceMissing
 from workers.lease import boot_time_s
 from workers.paths import write_whole
 from workers.processes.compile_trial import compile_step
-from workers.processes.corpus_roots import check_corpus
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.processes.result import TrialOrder, TrialResult
 from workers.processes.slice_pipe import yield_to_others
@@ -33,7 +31,30 @@ if TYPE_CHECKING:
     import torch
 
     from model.data.dataset import Dataset
-    from model.training.train import StepRecord
+    from model.measurements import Step
+
+from collections.abc import Sequence
+
+from model.data.corpus import TORCH_HEADERS
+from model.errors import DataError
+
+
+def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
+    """Raise DataError unless `corpus`, links and `..` followed, lies in one of `roots`; None allows any folder.
+
+    Files below it need no look of their own: a corpus leaves links out (model/data/corpus.py).
+    """
+    if roots is None or corpus == TORCH_HEADERS:
+        return
+    folder = Path(corpus).resolve()
+    if any(folder.is_relative_to(root.resolve()) for root in roots):
+        return
+    listed = "".join(f", or a folder below {root}" for root in roots)
+    raise DataError(
+        f"corpus {corpus!r} is outside of what this node's operator allows to be read; allowed: '{TORCH_HEADERS}'"
+        f"{listed} (ABLATE_CORPUS_DIRS)"
+    )
+
 
 _MESSAGE_LIMIT = 2000  # characters
 
@@ -57,7 +78,7 @@ def _run(order: TrialOrder) -> None:
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
         traceback.print_exc()
-        result = TrialResult(failure_class=classify(error), message=_describe(error))
+        result = TrialResult.partial(failure_class=classify(error), message=_describe(error))
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
@@ -102,7 +123,7 @@ def _work(order: TrialOrder) -> TrialResult:
 
 def _prepare(order: TrialOrder) -> TrialResult:
     dataset = _dataset(order, read_config(order.config))
-    return TrialResult(data_digest=dataset.digest, data_folder=dataset.folder)
+    return TrialResult.partial(data_digest=dataset.digest, data_folder=dataset.folder)
 
 
 def _train(order: TrialOrder) -> TrialResult:
@@ -124,7 +145,7 @@ def _train(order: TrialOrder) -> TrialResult:
     return TrialResult(
         data_digest=dataset.digest,
         data_folder=dataset.folder,
-        **{name: value for name, value in vars(result).items() if name in TrialResult.model_fields},
+        **result.model_dump(exclude={"steps"}),
     )
 
 
@@ -142,11 +163,11 @@ def find_device(device_type: str, devices: int = 1) -> "torch.device":
 
 
 def _xla_device(devices: int) -> "torch.device":
-    from kernels import xla_device, xla_mesh
+    from kernels import xla_device
 
     try:
         if devices > 1:
-            xla_mesh.use_mesh(devices)
+            xla_device.use_mesh(devices)
         return xla_device.device()
     except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
         raise DeviceMissing(f"this node trains on XLA, and no device can be used: {error}") from error
@@ -175,9 +196,9 @@ class _StepFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def append(self, step: "StepRecord") -> None:
+    def append(self, step: "Step") -> None:
         """Write one step; a non-finite number is written as it is and judged by the worker."""
-        self._file.write(json.dumps(asdict(step)) + "\n")
+        self._file.write(json.dumps(step.model_dump()) + "\n")
         rate = step.tokens / step.seconds if step.seconds else 0.0
         _say(f"step {step.index:4d} {step.phase:<8} loss {step.loss:.4f}  {step.seconds:.3f} s  {rate:,.0f} tokens/s")
 

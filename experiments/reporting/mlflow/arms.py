@@ -11,7 +11,6 @@ from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
-from experiments.design.metrics import GIB
 from experiments.reporting import wording
 from experiments.reporting.mlflow import names, views
 from experiments.reporting.mlflow.content import (
@@ -33,6 +32,7 @@ from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
 from experiments.reporting.view import AblationView
 from experiments.reporting.wording import changed_gates
+from model.measurements import GIB
 
 DIFFERENCE = "difference_pct"
 """Of every block, in percent, over the blocks."""

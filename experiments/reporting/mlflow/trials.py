@@ -7,7 +7,7 @@ from experiments.block_numbers import block_number, place_number
 from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome, TrialState
-from experiments.records.receipts import Receipt, Step, read_metric
+from experiments.records.receipts import Receipt, read_metric
 from experiments.reporting import wording
 from experiments.reporting.mlflow import names
 from experiments.reporting.mlflow.content import (
@@ -25,6 +25,7 @@ from experiments.reporting.mlflow.content import (
 )
 from experiments.reporting.pictures import drawing
 from experiments.reporting.view import AblationView, TrialView
+from model.measurements import Step
 
 MOST_POINTS = 2500
 """Per series: what MLflow's own pages read. Every step is in receipt.json."""

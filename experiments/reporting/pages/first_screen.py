@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_name
-from experiments.design.metrics import METRICS, WINDOW_METRICS, Metric
+from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt
 from experiments.reporting import verdict_cells, wording
@@ -16,6 +16,7 @@ from experiments.reporting.sentences import WITHOUT_STATISTICS, missing
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
 from experiments.reporting.view import AblationView
+from model.measurements import Metric
 
 WORTH_LOAD = 0.1
 """Share of the cores' time by others from which it is told."""

@@ -9,7 +9,8 @@ import pytest
 
 from model.config import StepsConfig
 from model.errors import ConfigError
-from model.training.train import StepRecord, train
+from model.measurements import Step
+from model.training.train import train
 from tests.corpora import small_dataset
 from tests.unit.model.test_train import TINY, config_for
 
@@ -39,7 +40,7 @@ def test_a_trial_yields_before_every_slice_and_after_the_last_and_trains_as_ever
     seen: list[int] = []
     yielded: list[list[int]] = []
 
-    def note(step: StepRecord) -> None:
+    def note(step: Step) -> None:
         seen.append(step.index)
 
     def others() -> None:

@@ -22,8 +22,9 @@ from model.data.dataset import Dataset
 from model.data.packing import Batch
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
+from model.measurements import Step
 from model.training import train as training
-from model.training.train import StepRecord, TrainResult, train
+from model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
@@ -100,7 +101,7 @@ def test_train_learns(baseline: TrainResult) -> None:
 
 
 def test_train_marks_the_phases_in_order(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
-    seen: list[StepRecord] = []
+    seen: list[Step] = []
     result = train(config_for(home), dataset=dataset, on_step=seen.append)
     assert tuple(seen) == result.steps
     assert [step.index for step in seen] == list(range(15))
@@ -225,7 +226,7 @@ def test_validate_weighs_rows_by_their_valid_tokens(home: Path, dataset: Dataset
 
 def test_train_stops_at_a_loss_that_is_not_finite(home: Path, dataset: Dataset) -> None:
     config = config_for(home, optim=OptimConfig(learning_rate=1.0, warmup_steps=0, grad_clip=1e6, weight_decay=10.0))
-    seen: list[StepRecord] = []
+    seen: list[Step] = []
     explosive = replace(config, steps=StepsConfig(warmup=0, timed=400, val_rows=0))
     with pytest.raises(NonFiniteLoss, match=r"of step \d+ \(timed\) is (nan|inf)"):
         train(explosive, dataset=dataset, on_step=seen.append)
@@ -320,7 +321,7 @@ def test_train_refuses_a_vocabulary_below_the_tokenizer(home: Path, dataset: Dat
 
 
 def test_train_refuses_more_validation_rows_than_held_out_before_the_first_step(home: Path, dataset: Dataset) -> None:
-    seen: list[StepRecord] = []
+    seen: list[Step] = []
     config = config_for(home, steps=StepsConfig(val_rows=60_000))
     with pytest.raises(DataError, match=r"steps.val_rows is 60000; allowed: 0 to"):
         train(config, dataset=dataset, on_step=seen.append)

@@ -9,8 +9,8 @@ import pytest
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.messages import ClaimedBlock
 from experiments.records.receipt_check import verify
-from experiments.records.receipts import Step
 from experiments.retries import Break
+from model.measurements import Step
 from tests.bundles import make_file
 from tests.factories import make_steps
 from tests.trial_files import left_behind

@@ -48,7 +48,7 @@ def test_read_steps_without_file(tmp_path: Path) -> None:
 
 def test_read_result_keeps_non_finite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    path.write_text(TrialResult(loss_val=float("inf"), facts={"a": 1}).model_dump_json())
+    path.write_text(TrialResult.partial(loss_val=float("inf"), facts={"a": 1}).model_dump_json())
     result = read_result(path)
     assert result is not None
     assert result.loss_val == float("inf")

@@ -12,7 +12,8 @@ from experiments.analysis.verdicts import Cause, VariantVerdict
 from experiments.design.power import alpha_of
 from experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
 from experiments.records.circumstances import CALIBRATED, AttemptRecord, Circumstances, EarlierAblation, Family
-from experiments.records.receipts import Receipt, Step
+from experiments.records.receipts import Receipt
+from model.measurements import Step
 from tests.factories import GIB, clocked, make_plan, make_receipt, make_receipts, make_spec
 
 SPEC = make_spec(design__blocks={"count": 8}, workload__steps={"warmup": 1, "timed": 25, "val_rows": 2})

@@ -17,8 +17,9 @@ from experiments.records.bundle import Attempt, BrokenAttempt
 from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import plan_file_text
-from experiments.records.receipts import Receipt, Step, summarise
+from experiments.records.receipts import Receipt, summarise
 from experiments.records.signing import Signer
+from model.measurements import Step
 from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed, signed
 from tests.factories import make_receipt
 

@@ -3,9 +3,10 @@ import typing
 import pytest
 from pydantic import BaseModel
 
-from experiments.design.metrics import GIB, METRICS
+from experiments.design.metrics import METRICS
 from experiments.records.receipts import Receipt, read_metric
 from experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
+from model.measurements import GIB
 from tests import factories
 
 

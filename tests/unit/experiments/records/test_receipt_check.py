@@ -12,7 +12,8 @@ import pytest
 from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.records.receipt_check import verify
-from experiments.records.receipts import Step, summarise
+from experiments.records.receipts import summarise
+from model.measurements import Step
 from tests.factories import make_plan, make_receipt, make_spec
 
 Values: TypeAlias = dict[str, Any]

@@ -15,7 +15,8 @@ from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipt_check import verify
 from experiments.records.receipt_slices import slice_problems
-from experiments.records.receipts import Receipt, Step, summarise
+from experiments.records.receipts import Receipt, summarise
+from model.measurements import Step
 from tests.factories import make_plan, make_spec
 from tests.sliced import sliced_receipts
 

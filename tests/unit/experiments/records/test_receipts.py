@@ -10,9 +10,10 @@ from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt, Step, read_gates, summarise
+from experiments.records.receipts import Receipt, read_gates, summarise
 from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
+from model.measurements import Step
 from tests.factories import make_plan, make_receipt, make_receipts, observed_facts
 
 PLAN = make_plan()
