@@ -6,7 +6,8 @@ import inspect
 import json
 import pkgutil
 import re
-from dataclasses import fields
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,11 @@ from starlette.routing import Route
 
 from experiments.design import recipes
 from experiments.outcomes import FailureClass
-from experiments.records.receipts import Receipt
 from experiments.reporting.pictures import registry
 from experiments.reporting.pictures.drawing import Picture
 from model.config import BLOCK_KINDS
-from model.flops import BLOCK_FLOPS
+from model.counts import BLOCK_FLOPS
 from model.hybrid import MIXERS
-from model.training.train import TrainResult
 from service import routes
 from service.app import create_app
 from service.client.settings import ClientSettings
@@ -30,8 +29,8 @@ from service.settings import ServiceSettings
 from tests.architecture.pages import PACKAGES, ROOT
 from tests.architecture.test_pages import DOCUMENTS
 from tests.architecture.test_shape import OPERATIONS
+from tests.factories import make_plan, make_receipt
 from tests.golden.freeze_openapi import GOLDEN
-from workers.processes.result import TrialResult
 from workers.settings import Settings
 
 SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
@@ -119,13 +118,46 @@ def test_every_letter_of_a_pattern_has_a_module_and_its_flops() -> None:
     assert set(BLOCK_KINDS) == set(MIXERS) == set(BLOCK_FLOPS)
 
 
-def test_what_training_measures_reaches_the_receipt() -> None:
-    measured, told = {field.name for field in fields(TrainResult)}, set(TrialResult.model_fields)
-    data = {"data_digest", "data_folder"}
-    in_parts = {"loss_val", "peak_allocated_bytes", "peak_reserved_bytes", "foreign_load", "stolen_load"}
-    assert measured - told == {"steps"}
-    assert told - measured == {"failure_class", "message", "compilation"} | data
-    assert told - set(Receipt.model_fields) == in_parts | data
+NEW_MEASUREMENT = """
+    energy_j: Annotated[
+        OmitNone[float],
+        Metric(name="energy", label="energy of training", unit="J", better="lower", kind="absolute", decides="exact"),
+    ] = None
+"""
+READ_IT = """
+import sys, types
+source = sys.stdin.read()
+module = types.ModuleType("model.measurements")
+sys.modules["model.measurements"] = module
+exec(compile(source, "measurements.py", "exec"), module.__dict__)
+
+from experiments import documents
+from experiments.design.metrics import METRICS
+from experiments.records.receipts import Receipt, read_metric
+from model.training.train import TrainResult
+from tests.factories import make_plan, make_receipt
+from workers.processes.result import TrialResult
+
+assert "energy_j" in TrainResult.model_fields
+result = TrialResult.partial(energy_j=7.5)
+assert TrialResult.model_validate_json(result.model_dump_json()).energy_j == 7.5
+old = make_receipt(make_plan(), 0, "baseline")
+new = documents.seal(old.model_copy(update={"energy_j": result.energy_j}))
+assert read_metric(METRICS["energy"], Receipt.model_validate_json(new.model_dump_json())) == 7.5
+assert read_metric(METRICS["energy"], old) is None
+print(old.digest)
+"""
+
+
+def test_one_declaration_takes_a_measurement_to_result_receipt_and_metrics() -> None:
+    """A receipt without the new measurement keeps the digest that it had before."""
+    source = (ROOT / "model/measurements.py").read_text(encoding="utf-8")
+    declared = source.replace("    parameters: int\n", f"{NEW_MEASUREMENT}    parameters: int\n", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_IT], cwd=ROOT, input=declared, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == make_receipt(make_plan(), 0, "baseline").digest
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
