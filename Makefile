@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-routes bench-fleet bench-projectors screens bench-paint chaos bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-routes bench-fleet bench-projectors screens bench-paint chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,7 @@ fix: $(STAMP)  ## format and repair what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, recipes, files
+docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, recipes
 	$(BIN)/python -m tests.architecture.pages
 
 golden: $(STAMP)  ## store the frozen REST document and verdicts again, after a change that was wanted
@@ -109,6 +109,9 @@ SEED ?= 1
 STORE ?= both
 chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite, postgresql, both) and check its books; SEED=1
 	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --store $(STORE) $(CHAOS)
+
+faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product; the tests must find each; hours; SEED=1
+	$(BIN)/python -m tests.faults --count $(COUNT) --seed $(SEED) $(FAULTS)
 
 screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
 	$(BIN)/python -m tests.bench.screens
