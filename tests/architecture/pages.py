@@ -1,6 +1,6 @@
-"""Documentation that is generated from the code, so that neither can say what the other does not.
+"""Pages that are generated from the code.
 
-`python -m tests.architecture.pages` (or `make docs`) writes the pages; test_pages.py compares them.
+`python -m tests.architecture.pages` (or `make docs`) writes them; test_pages.py compares them with the code.
 """
 
 import ast
@@ -20,11 +20,11 @@ CODES_START, CODES_END = "<!-- exit codes: written by make docs -->", "<!-- end 
 
 
 def settings_page() -> str:
-    """Every environment variable that is read, by settings class."""
+    """Return docs/settings.md: every environment variable, by settings class."""
     parts = [
-        "# Settings\n\nGenerated from `service/settings.py`, `service/client/settings.py` and `workers/settings.py` by "
-        "`make docs`. All is read from the environment, nowhere else, and everything has a default that runs the "
-        "embedded stack.\n"
+        "# Settings\n\nThis page lists every environment variable that Ablate reads. Every one has a default that runs the "
+        "embedded stack. `make docs` generates the page from `service/settings.py`, `service/client/settings.py` and "
+        "`workers/settings.py`.\n"
     ]
     for path, name, who in (
         ("service/settings.py", "ServiceSettings", "API and background process"),
@@ -39,10 +39,10 @@ def settings_page() -> str:
 
 
 def errors_page() -> str:
-    """Every error class with its meaning."""
+    """Return docs/errors.md: every error class with its meaning."""
     parts = [
-        "# Errors\n\nGenerated from the packages' `errors.py` by `make docs`. The meaning is the class's docstring, "
-        "which is also its default message.\n"
+        "# Errors\n\nThis page lists every error class with its meaning, which is also the default message. `make docs` "
+        "generates it from the `errors.py` of the packages.\n"
     ]
     for path in error_modules():
         rows = [f"| `{name}` | {remark} |" for name, remark in _classes(path)]
@@ -51,26 +51,26 @@ def errors_page() -> str:
 
 
 def error_modules() -> list[Path]:
-    """Every errors.py below the packages, relative to the repository."""
+    """Return every errors.py of the packages, relative to the repository."""
     return sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("errors.py"))
 
 
 def exit_codes() -> str:
-    """The page about automation with its table of exit codes as it must be now."""
+    """Return docs/ci.md with a table of exit codes made from the code."""
     head, _, rest = (ROOT / "docs/ci.md").read_text(encoding="utf-8").partition(CODES_START)
     rows = "".join(f"| {code.value} | {code.meaning} |\n" for code in ExitCode)
     return f"{head}{CODES_START}\n| code | meaning |\n|---|---|\n{rows}{CODES_END}{rest.partition(CODES_END)[2]}"
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/gates.md": lambda: gates.render(catalogue()),
+    "docs/gates.md": lambda: gates.gates_page(catalogue()),
     "docs/settings.md": settings_page,
     "docs/errors.md": errors_page,
     "docs/ci.md": exit_codes,
     "docs/spec.md": spec_page,
     "docs/recipes.md": recipes_page,
 }
-"""All generated files."""
+"""Generated pages, by path."""
 
 
 def _class_body(path: str, name: str) -> list[ast.stmt]:
@@ -103,7 +103,7 @@ def _classes(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Write the pages that changed."""
+    """Write the generated pages whose content changed."""
     for name, made in PAGES.items():
         path, text = ROOT / name, made()
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
