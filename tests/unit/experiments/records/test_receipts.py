@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,13 @@ def test_summarise_refuses_a_loss_that_is_not_finite() -> None:
 def test_verify_accepts_what_seal_made() -> None:
     for receipt in make_receipts(PLAN, {"psiv-on": 1.02}):
         assert verify(as_json(receipt)) == []
+
+
+def test_a_stored_receipt_is_read_verified_and_written_byte_for_byte() -> None:
+    """No change of the code may alter it: a new field is `OmitNone`."""
+    text = (Path(__file__).parents[3] / "golden" / "receipt.json").read_text(encoding="utf-8").rstrip("\n")
+    assert verify(json.loads(text)) == []
+    assert Receipt.model_validate_json(text).model_dump_json() == text
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.REFUSED, Outcome.FAILED])
