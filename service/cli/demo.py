@@ -1,4 +1,4 @@
-"""`ablate demo`: the whole main path on this machine, with the real parts, ending in a verdict."""
+"""`ablate demo`: one real ablation on this machine, from submission to verdict."""
 
 import signal
 import sys
@@ -12,10 +12,10 @@ from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import AblationState
-from service.cli import show_verdict
+from service.cli import verdict_tables
+from service.cli.arguments import read_spec
+from service.cli.follow import follow
 from service.cli.output import err, problem_lines
-from service.cli.spec_argument import read_spec
-from service.cli.watch import follow
 from service.client.api import Client, Refused
 from service.errors import StackError
 from service.schemas.ablations import AblationPublic
@@ -28,56 +28,56 @@ _PROJECTION_PATIENCE_S = 180.0
 
 
 class DemoFailed(StackError):
-    """The demo did not end as it must."""
+    """The demo did not end as expected."""
 
 
 class DemoSummary(BaseModel):
-    """What the demo did."""
+    """The results of a demo, as `--json` prints them."""
 
     model_config = ConfigDict(frozen=True)
 
     ablation: str
     verdict: Verdict
     refused_spec: tuple[str, ...]
-    """Pointers of the problems in the spec that has to be refused."""
+    """Pointers of the problems in the spec that the service must refuse."""
     report: Path
     mlflow_url: str
     stack_s: float
-    """Seconds until the stack was ready, 0 when one ran."""
+    """Seconds until the stack was ready; 0 if it ran before."""
     ablation_s: float
     """Seconds from the submission to the verdict."""
     total_s: float
 
 
 def run_demo(files: StackFiles, report: Report) -> DemoSummary:
-    """Run the demo, on the stack of this home or on one that ends with it.
+    """Run the demo on this home's stack, or on a new stack that it stops at the end.
 
-    Progress goes to standard error. Raises DemoFailed when anything is not as it must be.
+    Progress goes to standard error. Raises DemoFailed if any result is not as expected.
     """
     began = time.monotonic()
     with _stack(files, report) as (state, own):
         stack_s = time.monotonic() - began
         with Client() as client:
             summary = _act(client, files, stack_s=stack_s if own else 0.0, began=began)
-        _say_where(summary, state, own)
+        _print_addresses(summary, state, own)
     return summary
 
 
 @contextmanager
 def _stack(files: StackFiles, report: Report) -> Iterator[tuple[StackState, bool]]:
-    """Give the running stack, or start one and stop it in the end, whatever happens."""
+    """Yield (state, False) for the running stack, or (state, True) for a new one that always stops at the end."""
     state = control.running(files)
     if state is not None and state.phase == "ready":
-        err().print(f"using the stack that runs here: {state.api_url}")
+        err().print(f"using the running stack: {state.api_url}")
         yield state, False
         return
     err().print("starting broker, MLflow, API, background process and a CPU worker (ablate up)")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the stack is stopped then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the stack stops on SIGTERM, too
     try:
         yield control.start(files, report), True
     finally:
-        done = control.stop(files, report)
-        err().print(f"stack stopped in {done.seconds:.1f} s, no process is left")
+        stopped = control.stop(files, report)
+        err().print(f"stack stopped in {stopped.seconds:.1f} s, no process is left")
 
 
 def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> DemoSummary:
@@ -87,41 +87,40 @@ def _act(client: Client, files: StackFiles, *, stack_s: float, began: float) -> 
     accepted = client.ablations.submit(read_spec("demo"))
     try:
         row = follow(client, accepted.id, console)
-    except BaseException:  # Ctrl-C included: the next demo must not wait for what is left of this one
+    except BaseException:  # Ctrl-C included: the next demo must not wait for the rest of this one
         client.ablations.cancel(accepted.id)
         console.print(f"{accepted.id} cancelled")
         raise
     if row.state != AblationState.COMPLETED:
         raise DemoFailed(f"{row.id} ended as {row.state}; see {files.log('worker')}")
     ablation_s = time.monotonic() - submitted_at
-    console.print("\n[bold]2. A spec that nobody can run here is refused, not run as something else[/]")
-    pointers = _show_refusal(client)
+    console.print("\n[bold]2. A spec that no node can run is refused, not run as something else[/]")
+    pointers = _print_refusal(client)
     console.print(f"\n[bold]3. The verdict of {row.id}[/]  (ablate verdict {row.id} --explain)")
     verdict = client.ablations.verdict(row.id)
-    console.print(show_verdict.verdict(verdict))
-    for line in show_verdict.explanation(verdict):
+    console.print(verdict_tables.verdict(verdict))
+    for line in verdict_tables.explanation(verdict):
         console.print(line)
-    projected = _wait_for_mlflow(client, row.id)
     return DemoSummary(
         ablation=row.id,
         verdict=verdict,
         refused_spec=pointers,
         report=files.save_report(row.id, client.ablations.report(row.id)),
-        mlflow_url=projected,
+        mlflow_url=_wait_for_mlflow(client, row.id),
         stack_s=round(stack_s, 1),
         ablation_s=round(ablation_s, 1),
         total_s=round(time.monotonic() - began, 1),
     )
 
 
-def _show_refusal(client: Client) -> tuple[str, ...]:
+def _print_refusal(client: Client) -> tuple[str, ...]:
     try:
         accepted = client.ablations.submit(read_spec("demo-refused"))
     except Refused as refusal:
         for line in problem_lines(refusal.problem):
             err().print(line)
         return tuple(entry.pointer for entry in refusal.problem.errors)
-    raise DemoFailed(f"the spec demo-refused was accepted as {accepted.id}; it asks for gates that no CPU node has")
+    raise DemoFailed(f"the spec demo-refused was accepted as {accepted.id}, although no CPU node has its gates")
 
 
 def _wait_for_mlflow(client: Client, ablation_id: str) -> str:
@@ -134,13 +133,13 @@ def _wait_for_mlflow(client: Client, ablation_id: str) -> str:
     raise DemoFailed(f"{ablation_id} was not in MLflow after {_PROJECTION_PATIENCE_S:.0f} s; see background.log")
 
 
-def _say_where(summary: DemoSummary, state: StackState, own: bool) -> None:
+def _print_addresses(summary: DemoSummary, state: StackState, own: bool) -> None:
     console = err()
     console.print("\n[bold]4. Where to look[/]")
     console.print(f"  report   {escape(str(summary.report))}")
     console.print(f"  MLflow   {summary.mlflow_url}")
     if own:
-        console.print("           (this stack ends now; `make up` starts it again with everything in it)")
+        console.print("           (this stack stops now; `make up` starts it again with all its data)")
     else:
         console.print(f"  API      {state.api_url}/docs")
     console.print(

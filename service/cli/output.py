@@ -1,8 +1,7 @@
-"""How commands print: people's text or programs' JSON on standard output, problems on standard error."""
+"""Printing of commands: text or JSON on standard output, problems on standard error."""
 
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TextIO, TypeVar
@@ -21,68 +20,74 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from service.schemas.problems import Problem
+    from service.schemas.tokens import TokenSecret
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, for programs.")]
-StreamOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON for programs, a line for everything that happens.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+StreamOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line for every event.")]
 
-_WIDTH_OF_FILES = 160
+_FILE_WIDTH = 160
 """Columns of tables that go to a file or a pipe."""
+_WORKER_HINT = "set it on the worker as ABLATE_WORKER_TOKEN, with ABLATE_NODE_NAME={}"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def out() -> Console:
-    """Return the console of results: standard output; wide and unwrapped when that is a file or a pipe."""
+    """Return the console for results: standard output, unwrapped if it is a file or a pipe."""
     return _console(sys.stdout)
 
 
 def err() -> Console:
-    """Return the console of problems and remarks: standard error."""
+    """Return the console for problems and remarks: standard error."""
     return _console(sys.stderr)
 
 
-class _HarmlessConsole(Console):
-    """A console whose text steers no terminal: only what this program itself asks for does."""
+class _SafeConsole(Console):
+    """A console that lets no control character of the printed text reach the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the pieces of `renderable`, with control characters in their text shown as pictures."""
+        """Yield the segments of `renderable`, with symbols in place of control characters in the text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
 
 def _console(stream: TextIO) -> Console:
     on_terminal = stream.isatty()
-    return _HarmlessConsole(
-        file=stream, soft_wrap=not on_terminal, highlight=False, width=None if on_terminal else _WIDTH_OF_FILES
+    return _SafeConsole(
+        file=stream, soft_wrap=not on_terminal, highlight=False, width=None if on_terminal else _FILE_WIDTH
     )
 
 
 def print_text(text: str) -> None:
-    """Print text from a service, a bundle or a trial as it is, but for what would steer a terminal."""
+    """Print text from a service, a bundle or a trial, with symbols in place of control characters."""
     typer.echo(visible(text), nl=False)
 
 
 def print_json(value: "BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]") -> None:
-    """Print a model, models, or plain values as one JSON document."""
-    sys.stdout.write(_json_text(json.dumps(_plain(value), indent=2, ensure_ascii=False)) + "\n")
+    """Print a model, several models, or plain values as one JSON document."""
+    sys.stdout.write(_escape_unseen(json.dumps(_plain(value), indent=2, ensure_ascii=False)) + "\n")
 
 
 def print_json_line(**value: "BaseModel") -> None:
-    """Print one line of a stream: a JSON object whose only key says what its value is."""
-    sys.stdout.write(_json_text(json.dumps(_plain(value), ensure_ascii=False)) + "\n")
+    """Print one line of a stream: a JSON object whose only key names the type of its value."""
+    sys.stdout.write(_escape_unseen(json.dumps(_plain(value), ensure_ascii=False)) + "\n")
     sys.stdout.flush()
 
 
-def _json_text(document: str) -> str:
-    """Write signs that steer a terminal as JSON escapes; the document means the same."""
-    return UNSEEN.sub(_escaped, document)
+def print_secret(secret: "TokenSecret", *, as_json: bool) -> None:
+    """Print a new secret alone on standard output, and its use on standard error."""
+    if as_json:
+        print_json(secret)
+        return
+    use = "set it as ABLATE_TOKEN" if secret.node is None else _WORKER_HINT.format(escape(secret.node))
+    err().print(f"secret of [bold]{escape(secret.name)}[/], shown only once; {use}:")
+    typer.echo(secret.secret)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escape_unseen(document: str) -> str:
+    """Write control characters of a JSON document as JSON escapes; its meaning stays the same."""
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", document)
 
 
 def _plain(value: Any) -> Any:
@@ -98,16 +103,18 @@ def _plain(value: Any) -> Any:
 
 
 def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Turn what a user can cause into a readable problem and exit code 5; anything else is our bug and stays loud."""
+    """Turn errors that a user can cause into a readable problem and exit code 5. Other exceptions pass through."""
 
     @functools.wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return command(*args, **kwargs)
-        except BrokenPipeError:  # whoever read our output left; the program ends quietly
+        except BrokenPipeError:  # the reader of our output has closed it, so the program ends quietly
             raise
         except Exception as error:
-            if not isinstance(error, _told()):
+            from service.client.connection import ClientError
+
+            if not isinstance(error, ClientError | ExperimentError | ServiceError | OSError):
                 raise
             show_problem(problem_of(error), as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(ExitCode.ERROR) from error
@@ -115,15 +122,8 @@ def guarded(command: Callable[_P, _T]) -> Callable[_P, _T]:
     return run
 
 
-def _told() -> tuple[type[Exception], ...]:
-    """Return what a user can cause."""
-    from service.client.connection import ClientError
-
-    return (ClientError, ExperimentError, ServiceError, OSError)
-
-
 def problem_of(error: Exception) -> "Problem":
-    """Describe an error as a problem document."""
+    """Return an error as a problem document."""
     from service.client.connection import ClientError
     from service.schemas.problems import Problem, ProblemDetail
 
@@ -136,10 +136,10 @@ def problem_of(error: Exception) -> "Problem":
 
 
 def show_problem(problem: "Problem", *, as_json: bool = False) -> None:
-    """Print a problem document to standard error: a list that reads well, or the document itself."""
+    """Print a problem document to standard error, as a readable list or as JSON."""
     if as_json:
         document = problem.model_dump_json(indent=2, exclude_none=True, exclude_unset=True)
-        sys.stderr.write(_json_text(document) + "\n")
+        sys.stderr.write(_escape_unseen(document) + "\n")
         return
     console = err()
     for line in problem_lines(problem):
@@ -147,7 +147,7 @@ def show_problem(problem: "Problem", *, as_json: bool = False) -> None:
 
 
 def problem_lines(problem: "Problem") -> list[str]:
-    """Return a problem document as lines of rich markup: title, every entry with pointer and hint, request id."""
+    """Return a problem document as lines of rich markup: title, entries with pointer and hint, request id."""
     status = f" ({problem.status})" if problem.status else ""
     lines = [f"[bold red]{escape(problem.title)}[/]{status}"]
     if problem.detail and not problem.errors:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from experiments.runtime.processes import is_alive, send, wait_until
 from service.errors import StackBusy, StackError
 from service.settings import WEBHOOK_KEY, child_environment
-from service.stack import processes
+from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.parts import check_installed
 from service.stack.state import StackState, exclusive, is_locked, read_state
@@ -55,8 +55,8 @@ def clean_stale(files: StackFiles, report: Report) -> int:
             state = read_state(files)
             if state is None:
                 return 0
-            left = len(processes.members(state.stack_id))
-            killed = processes.kill_members(state.stack_id, grace_s=_STRAY_GRACE_S)
+            left = len(part_processes.members(state.stack_id))
+            killed = part_processes.kill_members(state.stack_id, grace_s=_STRAY_GRACE_S)
             files.remove_runtime()
     except StackBusy:
         return 0
@@ -85,7 +85,7 @@ def stop(files: StackFiles, report: Report) -> StopResult:
         report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
         send([state.supervisor_pid], signal.SIGKILL)
         _supervisor_ends(files, state, patience_s=_STRAY_GRACE_S)
-    killed = processes.kill_members(state.stack_id) + clean_stale(files, report)
+    killed = part_processes.kill_members(state.stack_id) + clean_stale(files, report)
     return StopResult(was_running=True, killed=killed, seconds=time.monotonic() - began)
 
 

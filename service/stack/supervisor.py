@@ -15,20 +15,59 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 
+from experiments.reporting.mlflow.views import experiment_tags, tags_to_set
 from service.client.api import Client, ClientError
 from service.client.settings import get_client_settings
 from service.errors import PartFailed, StackBusy
 from service.http import mlflow_links
 from service.settings import get_settings
-from service.stack import broker, processes
+from service.stack import broker, part_processes
 from service.stack.layout import StackFiles
-from service.stack.mlflow_experiment import make_experiment
-from service.stack.part_run import PartRun
+from service.stack.part_processes import PartRun
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
 from service.stack.state import StackFinding, StackState, exclusive, write_state
+
+_API = "/api/2.0/mlflow/experiments"
+_ANSWER_S = 30.0
+_TRIES = 2
+"""A background process may make it at the same moment."""
+
+
+def make_experiment(url: str, name: str) -> str | None:
+    """Return the id of the experiment `name` of the server at `url`, made where there is none; None if it was deleted.
+
+    One that is there gets the views that it lacks, and today's in place of older ones that nobody has changed.
+
+    Raises:
+        httpx.HTTPError: MLflow does not answer, or refuses.
+
+    """
+    with httpx.Client(base_url=url.rstrip("/") + _API, timeout=_ANSWER_S, trust_env=False) as server:
+        for _ in range(_TRIES):
+            found = server.get("/get-by-name", params={"experiment_name": name})
+            if found.status_code != httpx.codes.NOT_FOUND:
+                return _brought_up_to_date(server, found.raise_for_status().json()["experiment"])
+            tags = [{"key": key, "value": value} for key, value in experiment_tags().items()]
+            made = server.post("/create", json={"name": name, "tags": tags})
+            if made.is_success:
+                return str(made.json()["experiment_id"])
+        made.raise_for_status()
+    return None
+
+
+def _brought_up_to_date(server: httpx.Client, experiment: dict[str, Any]) -> str | None:
+    if experiment["lifecycle_stage"] != "active":
+        return None
+    there = {tag["key"]: tag["value"] for tag in experiment.get("tags", [])}
+    for key, value in tags_to_set(there).items():
+        wanted = {"experiment_id": experiment["experiment_id"], "key": key, "value": value}
+        server.post("/set-experiment-tag", json=wanted).raise_for_status()
+    return str(experiment["experiment_id"])
+
 
 Report = Callable[[str, str], None]
 """Receives (kind, text) while the stack starts; kinds: note, part, ready."""
@@ -132,9 +171,9 @@ class _Supervisor:
         """End the worker first, then the rest, then whatever carries the mark; leave no runtime file."""
         self._record(phase="stopping")
         worker = [run.process for name, run in self._runs.items() if name == WORKER]
-        processes.end(worker, patience_s=_WORKER_PATIENCE_S, number=signal.SIGINT)
-        processes.end([run.process for run in reversed(self._runs.values())], patience_s=_PARTS_PATIENCE_S)
-        killed = processes.kill_members(self._state.stack_id)
+        part_processes.end(worker, patience_s=_WORKER_PATIENCE_S, number=signal.SIGINT)
+        part_processes.end([run.process for run in reversed(self._runs.values())], patience_s=_PARTS_PATIENCE_S)
+        killed = part_processes.kill_members(self._state.stack_id)
         _log.info("ended; %d processes had to be killed", killed)
         self._files.remove_runtime()
 

@@ -18,7 +18,7 @@ from redis import AuthenticationError, Redis
 
 from experiments.runtime.processes import is_alive, wait_until
 from experiments.runtime.wake import celery_app, wake_subscription
-from service.stack import processes
+from service.stack import part_processes
 from service.stack.layout import StackFiles
 from tests.architecture.pages import ROOT
 
@@ -72,7 +72,7 @@ def test_up_joins_a_running_stack_down_leaves_nothing_and_up_works_again(home: H
     assert json.loads(home.run("nodes", "--json").stdout)[0]["health"] == "live"
     done = home.run("down", "--json")
     assert json.loads(done.stdout)["was_running"] is True
-    assert processes.members(first["stack_id"]) == []
+    assert part_processes.members(first["stack_id"]) == []
     assert not home.files.state.exists()
     assert not home.files.broker_socket.exists()
     assert home.run("status").returncode == 6
@@ -84,7 +84,7 @@ def test_a_killed_supervisor_leaves_no_processes_and_the_next_up_cleans_up(tmp_p
     try:
         first = home.up()
         os.kill(first["supervisor_pid"], signal.SIGKILL)
-        assert wait_until(lambda: not processes.members(first["stack_id"]), patience_s=30)
+        assert wait_until(lambda: not part_processes.members(first["stack_id"]), patience_s=30)
         again = home.run("up")
         assert again.returncode == 0
         assert "supervisor had died" in again.stderr
@@ -96,7 +96,7 @@ def test_parts_that_are_killed_start_again_and_the_status_says_so(tmp_path: Path
     home = Home(tmp_path / "home")
     try:
         first = home.up()
-        mlflow_child = set(processes.part_mark(first["stack_id"], "mlflow").members()) - {first["pids"]["mlflow"]}
+        mlflow_child = set(part_processes.part_mark(first["stack_id"], "mlflow").members()) - {first["pids"]["mlflow"]}
         assert mlflow_child, "MLflow's server is a child of its main process"
         for pid in first["pids"].values():
             os.kill(pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_parts_that_are_killed_start_again_and_the_status_says_so(tmp_path: Path
         assert home.run("run", str(spec)).returncode == 0
     finally:
         home.run("down")
-    assert processes.members(first["stack_id"]) == []
+    assert part_processes.members(first["stack_id"]) == []
 
 
 def test_a_part_that_cannot_stay_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:

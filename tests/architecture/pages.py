@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from experiments.design.gates import catalogue
+from experiments.design.listings import public_gates
 from experiments.outcomes import ExitCode
 from service.cli.commands import gates
 from tests.architecture.recipes_page import recipes_page
@@ -63,7 +63,7 @@ def exit_codes() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "docs/gates.md": lambda: gates.gates_page(catalogue()),
+    "docs/gates.md": lambda: gates.gates_page(public_gates()),
     "docs/settings.md": settings_page,
     "docs/errors.md": errors_page,
     "docs/ci.md": exit_codes,

@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from experiments.runtime import groups
+from experiments.runtime import console
 from tests.architecture.pages import ROOT
 from tests.console_blocks import KINDS, PAGES, all_commands, commands_of
 
 SPAN = re.compile(r"`(ablate [^`]+)`")
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-PROGRAM = typer.main.get_command(groups.build(entry_points(group=groups.GROUP)))
+PROGRAM = typer.main.get_command(console.build(entry_points(group=console.GROUP)))
 FREE = ("exec",)
 """Commands that hand their options on."""
 
@@ -73,7 +73,9 @@ def test_command_lines_of_blocks_give_the_options_that_are_needed(page: str) -> 
 
 
 def test_help_lists_what_the_commands_say_of_themselves() -> None:
-    listed = {name: one for entry in entry_points(group=groups.GROUP) for name, one in groups._listed(entry).items()}
+    listed = {
+        name: one for entry in entry_points(group=console.GROUP) for name, one in console._outlines_of(entry).items()
+    }
     context = typer.Context(PROGRAM)
     imported = {name: PROGRAM.get_command(context, name) for name in PROGRAM.list_commands(context)}
     assert {name: one.get_short_help_str(200) for name, one in listed.items()} == {

@@ -35,7 +35,7 @@ def test_program_starts_without_heavy_packages(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.offline.cli", "workers.leases.serve"])
+@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.offline.cli", "workers.serve"])
 def test_what_a_node_imports_needs_no_scipy(module: str) -> None:
     code = f"import sys; sys.modules['scipy'] = None; import {module}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -75,7 +75,7 @@ MOST_MODULES = 480
         (["plan", "--help"], UNUSED),
         (["history", "--help"], (*HEAVY, SETTINGS, "yaml", "experiments.records.receipts")),
         (["status", "--help"], (*HEAVY, "experiments.design.spec")),
-        (["worker", "--help"], ("service.cli.command_group", "sqlalchemy", "fastapi")),
+        (["worker", "--help"], ("service.cli.service_commands", "sqlalchemy", "fastapi")),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -131,7 +131,7 @@ def test_the_whole_program_lists_its_commands_without_torch() -> None:
     code = (
         "import sys\n"
         "from importlib.metadata import entry_points\n"
-        "from experiments.runtime.groups import GROUP, build\n"
+        "from experiments.runtime.console import GROUP, build\n"
         "from typer.main import get_command\n"
         "print(len(get_command(build(entry_points(group=GROUP))).list_commands(None)) > 20)\n"
         "print(sorted({'torch', 'jax', 'tilelang', 'mlflow', 'sqlalchemy', 'fastapi'} & set(sys.modules)))\n"

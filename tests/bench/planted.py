@@ -35,7 +35,7 @@ from experiments.records.bundle import Bundle, attempt_records
 from experiments.records.calibration import Calibration
 from experiments.records.circumstances import Circumstances, EarlierAblation, Family
 from experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
-from service.cli.bundles import read_bundle
+from service.cli.offline import read_bundle
 from tests.bench.planting import planting_server
 from workers.offline import cli
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.reporting.terminal.pull_request import MAX_CHARS
+from experiments.reporting.terminal.markdown import MAX_CHARS
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, served_api
 from tests.architecture.pages import ROOT

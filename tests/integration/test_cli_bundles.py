@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.records.bundle_files import write_tar
-from experiments.records.bundle_paths import RECEIPT
+from experiments.records.bundle_files import RECEIPT, write_tar
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
-from service.cli.command_group import app
+from service.cli.service_commands import app
 from service.client.settings import get_client_settings
 from tests.api_stack import Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
@@ -147,7 +146,7 @@ def test_a_receipt_fetched_alone_says_who_signed_its_block(tmp_path: Path, api: 
     assert (code, out.count("DAMAGED")) == (6, 1)
     code, out, err = ablate("receipts", "verify", "unheard-of")
     said = " ".join(err.split())
-    assert (code, "'unheard-of' is no file here; as an ablation or a trial: " in said) == (5, True)
+    assert (code, "there is no file 'unheard-of'; as an ablation or a trial: " in said) == (5, True)
     good = json.loads(path.read_text())
     for edit, said in EDITED_SIGNATURES.items():
         path.write_text(json.dumps(edit(good, other)))

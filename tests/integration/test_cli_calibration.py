@@ -17,7 +17,7 @@ from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
 from service.background.outbox_handlers import OutboxHandlers
-from service.cli.command_group import app
+from service.cli.service_commands import app
 from service.client.settings import get_client_settings
 from service.lifecycle import OutboxKind
 from tests.api_stack import Api, served_api

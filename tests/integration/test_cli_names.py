@@ -92,9 +92,9 @@ def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> 
     second = {trial["arm"]: trial["id"] for trial in trials if trial["block_index"] == 1}
     for words, told in (
         (("log", "alone/2/nothing"), "there is no arm 'nothing'; arms: "),
-        (("log", "alone/9/psiv-on"), "'9' is no block of it; blocks: 1-6"),
-        (("log", "alone/0"), "'0' is no block of it; blocks: 1-6"),
-        (("log", "alone/²"), "'²' is no block of it; blocks: 1-6"),
+        (("log", "alone/9/psiv-on"), "has no block '9'; blocks: 1-6"),
+        (("log", "alone/0"), "has no block '0'; blocks: 1-6"),
+        (("log", "alone/²"), "has no block '²'; blocks: 1-6"),
         (("receipts", "get", "alone/2/psiv-on"), "queued"),
     ):
         done = ablate(*words)

@@ -84,7 +84,7 @@ def test_a_budget_that_is_too_small_is_told_by_plan_submit_and_run(api: Api, tmp
 
 def test_submit_warns_that_no_node_can_take_it_in_the_words_of_what_waits(api: Api, tmp_path: Path) -> None:
     path = written(tmp_path, "nowhere", placement={"node_class": "tpu-v6e"}, baseline={"gates": {"lane": "xla"}})
-    words = "it waits for a live node of class 'tpu-v6e'; none has registered: it waits until somebody starts one"
+    words = "it waits for a live node of class 'tpu-v6e'; none has registered yet"
     first, then = ablate("submit", path), json.loads(ablate("submit", path, "--json").out)
     assert f"warning: {words}" in " ".join(first.out.split())
     assert then["warnings"] == [words]

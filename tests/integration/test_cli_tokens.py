@@ -9,9 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
-from service.cli import node_states
-from service.cli.command_group import app
 from service.cli.commands import nodes, tokens
+from service.cli.service_commands import app
 from service.client.api import Client, Refused
 from tests.api_stack import ADMIN, Api, served_api
 
@@ -20,7 +19,7 @@ from tests.api_stack import ADMIN, Api, served_api
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     with served_api("sqlite", tmp_path) as running:
         url = str(running.client.base_url)
-        for module in (tokens, nodes, node_states):
+        for module in (tokens, nodes):
             monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
         yield running
 
@@ -42,7 +41,7 @@ def name_of(api: Api, secret: str) -> str | None:
 
 def test_a_token_is_created_limited_replaced_and_revoked(api: Api) -> None:
     code, secret, remark = ablate("tokens", "create", "ada", "--scope", "submit", "--device-minutes", "90")
-    assert (code, "shown this once" in remark) == (0, True)
+    assert (code, "shown only once" in remark) == (0, True)
     first = secret.strip()
     assert secret == first + "\n", "nothing but the secret, so that it can go into a file"
     assert name_of(api, first) == "ada"

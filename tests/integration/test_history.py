@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from service.cli.command_group import app
 from service.cli.commands import history
+from service.cli.service_commands import app
 from service.client.api import Client
 from tests.api_stack import ADMIN, running_api, served_api
 
@@ -34,7 +34,7 @@ def test_history_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         url = str(api.client.base_url)
         monkeypatch.setattr(history, "Client", lambda: Client(url, ADMIN))
         none = CliRunner().invoke(app, ["history", "hybrid-tiny"])
-        assert "no ended ablation of hybrid-tiny" in none.stdout
+        assert "no finished ablation of hybrid-tiny" in none.stdout
         made = api.submit()
         api.finish(api.register())
         shown = CliRunner().invoke(app, ["history", "hybrid-tiny"])

@@ -22,7 +22,7 @@ from experiments.reporting.pages import report
 from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
 from service.http import mlflow_links
-from service.stack.mlflow_experiment import make_experiment
+from service.stack.supervisor import make_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from experiments.runtime.processes import is_alive, wait_until
-from service.stack import part_run, processes
+from service.stack import part_processes
 from service.stack.layout import StackFiles
-from service.stack.part_run import PartRun, how_it_ended
+from service.stack.part_processes import PartRun, how_it_ended
 from service.stack.parts import LOOPBACK, StackPart, free_port
 from service.stack.state import PartPhase
 
@@ -71,7 +71,7 @@ class Stack:
 def stack(tmp_path: Path) -> Iterator[Stack]:
     made = Stack(tmp_path)
     yield made
-    processes.kill_members(made.stack_id)
+    part_processes.kill_members(made.stack_id)
     for run in made.runs:
         run.process.wait(10)
 
@@ -108,7 +108,7 @@ def test_a_part_that_was_killed_is_found_and_starts_again(stack: Stack, number: 
 
 def test_pauses_grow_and_a_part_that_never_stays_is_given_up(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.pause_s = 0.02
-    monkeypatch.setattr(part_run, "LAST_PAUSE_S", 0.1)
+    monkeypatch.setattr(part_processes, "LAST_PAUSE_S", 0.1)
     run = stack.run("raise SystemExit(7)", answers=lambda: False)
     stack.look(run, lambda: run.phase == PartPhase.GIVEN_UP)
     assert [then for _, _, then in stack.findings[:5]] == [
@@ -118,22 +118,22 @@ def test_pauses_grow_and_a_part_that_never_stays_is_given_up(stack: Stack, monke
         "starts again after 0.1 s",
         "starts again after 0.1 s",
     ]
-    assert len(stack.findings) == part_run.MOST_ENDS
+    assert len(stack.findings) == part_processes.MOST_ENDS
     assert stack.findings[-1][1] == "ended by itself with exit code 7"
     assert "given up after 8 ends in a row" in stack.findings[-1][2]
-    assert run.state.restarts == part_run.MOST_ENDS - 1
+    assert run.state.restarts == part_processes.MOST_ENDS - 1
     for _ in range(20):
         run.look()
     assert run.phase == PartPhase.GIVEN_UP
-    assert processes.members(stack.stack_id) == []
+    assert part_processes.members(stack.stack_id) == []
 
 
 def test_a_part_that_was_well_for_a_while_begins_anew_with_short_pauses(
     stack: Stack, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_run, "STEADY_S", 0.3)
+    monkeypatch.setattr(part_processes, "STEADY_S", 0.3)
     run = stack.run(SLEEPER)
-    for _ in range(3 * part_run.MOST_ENDS):
+    for _ in range(3 * part_processes.MOST_ENDS):
         stack.look(run, lambda: run.phase == PartPhase.READY)
         began = time.monotonic()
         stack.look(run, lambda began=began: time.monotonic() - began > 0.4)
@@ -146,26 +146,26 @@ def test_an_orphan_that_goes_on_answering_is_ended_before_the_part_starts_again(
     port = free_port(18_900)
     run = stack.run(PARENT_OF_A_SERVER, str(port), SERVER, answers=connects(port), port=port)
     stack.look(run, lambda: run.phase == PartPhase.READY)
-    (orphan,) = set(processes.members(stack.stack_id)) - {run.pid}
+    (orphan,) = set(part_processes.members(stack.stack_id)) - {run.pid}
     os.kill(run.pid, signal.SIGKILL)
     stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
     assert stack.findings[0][1] == "was ended by SIGKILL and left 1 behind, which end now"
     stack.look(run, lambda: run.phase == PartPhase.READY)
     assert not is_alive(orphan)
-    assert len(processes.members(stack.stack_id)) == 2
+    assert len(part_processes.members(stack.stack_id)) == 2
 
 
 def test_an_orphan_that_hears_nothing_is_killed(stack: Stack, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_run, "GRACE_S", 0.2)
+    monkeypatch.setattr(part_processes, "GRACE_S", 0.2)
     run = stack.run(DEAF_ORPHAN)
     stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
-    (orphan,) = processes.members(stack.stack_id)
+    (orphan,) = part_processes.members(stack.stack_id)
     stack.look(run, lambda: run.state.restarts == 1)
     assert not is_alive(orphan)
 
 
 def test_another_part_s_processes_are_left_alone(stack: Stack, hasty: None) -> None:
-    other = processes.start(
+    other = part_processes.start(
         StackPart(name="other", command=(sys.executable, "-c", SLEEPER), environment={}, answers=lambda: True),
         stack_id=stack.stack_id,
         log=stack.files.log("other"),
@@ -194,16 +194,16 @@ def test_a_part_that_cannot_be_started_now_is_tried_again(
 ) -> None:
     run = stack.run(SLEEPER)
     stack.look(run, lambda: run.phase == PartPhase.READY)
-    start = processes.start
+    start = part_processes.start
 
     def no_process_number(*_: object, **__: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(processes, "start", no_process_number)
+    monkeypatch.setattr(part_processes, "start", no_process_number)
     os.kill(run.pid, signal.SIGKILL)
     stack.look(run, lambda: len(stack.findings) == 3)
     assert "could not be started: [Errno 11]" in stack.findings[-1][1]
-    monkeypatch.setattr(processes, "start", start)
+    monkeypatch.setattr(part_processes, "start", start)
     stack.look(run, lambda: run.phase == PartPhase.READY)
 
 

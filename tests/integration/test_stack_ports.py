@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.errors import PartFailed
-from service.stack import processes, supervisor
+from service.stack import part_processes, supervisor
 from service.stack.layout import StackFiles
 from service.stack.parts import LOOPBACK, Addresses, StackPart, free_port, is_ok, listeners
 
@@ -46,8 +46,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
     monkeypatch.setattr(supervisor, "_choose_ports", lambda _files, _report: where)
     one = supervisor._Supervisor(files, lambda _kind, _text: None)
     yield one
-    processes.end([run.process for run in one._runs.values()], patience_s=10)
-    assert processes.members(one._state.stack_id) == []
+    part_processes.end([run.process for run in one._runs.values()], patience_s=10)
+    assert part_processes.members(one._state.stack_id) == []
 
 
 def part(command: tuple[str, ...], port: int) -> StackPart:
@@ -73,7 +73,7 @@ def test_answer_of_its_own_process_does(made: supervisor._Supervisor) -> None:
     own = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
     made._launch(own)
     made._wait(own)
-    assert listeners(port) == set(processes.members(made._state.stack_id))
+    assert listeners(port) == set(part_processes.members(made._state.stack_id))
 
 
 def test_nobody_listens_on_a_free_port() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runtime.processes import wait_until
-from service.stack import processes
+from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
 
@@ -47,24 +47,24 @@ def stack_id() -> str:
 
 def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> subprocess.Popen[bytes]:
     part = StackPart(name="part", command=tuple(command), environment={}, answers=lambda: True)
-    process = processes.start(part, stack_id=stack_id, log=log)
+    process = part_processes.start(part, stack_id=stack_id, log=log)
     assert wait_until(lambda: says in log.read_text(), patience_s=60)
     return process
 
 
 def test_end_stops_a_willing_process_and_members_see_it_go(stack_id: str, tmp_path: Path) -> None:
     process = _start(SLEEPER, stack_id, tmp_path / "log")
-    assert processes.members(stack_id) == [process.pid]
-    processes.end([process], patience_s=60)
+    assert part_processes.members(stack_id) == [process.pid]
+    part_processes.end([process], patience_s=60)
     assert process.returncode == -signal.SIGTERM
-    assert processes.members(stack_id) == []
+    assert part_processes.members(stack_id) == []
 
 
 def test_kill_members_ends_a_process_that_ignores_the_request(stack_id: str, tmp_path: Path) -> None:
     process = _start(DEAF, stack_id, tmp_path / "log", says="deaf")
-    processes.end([process], patience_s=0.2)
+    part_processes.end([process], patience_s=0.2)
     assert process.poll() is None
-    assert processes.kill_members(stack_id) == 1
+    assert part_processes.kill_members(stack_id) == 1
     assert process.wait(10) == -signal.SIGKILL
 
 
@@ -72,10 +72,10 @@ def test_kill_members_finds_a_grandchild_in_a_session_of_its_own(stack_id: str, 
     process = _start(LEAVER, stack_id, tmp_path / "log", says="left")
     process.kill()
     process.wait()
-    (stray,) = processes.members(stack_id)
+    (stray,) = part_processes.members(stack_id)
     assert os.getsid(stray) == stray
-    assert processes.kill_members(stack_id) == 1
-    assert processes.members(stack_id) == []
+    assert part_processes.kill_members(stack_id) == 1
+    assert part_processes.members(stack_id) == []
 
 
 def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Pat
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as supervisor:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == b"started\n"
-        assert len(processes.members(stack_id)) == 1
+        assert len(part_processes.members(stack_id)) == 1
         supervisor.kill()
-    assert wait_until(lambda: not processes.members(stack_id), patience_s=60)
+    assert wait_until(lambda: not part_processes.members(stack_id), patience_s=60)
 
 
 def test_a_part_inherits_only_the_secrets_that_it_is_to_know(
@@ -98,7 +98,7 @@ def test_a_part_inherits_only_the_secrets_that_it_is_to_know(
     show = (sys.executable, "-c", "import os; print('\\n'.join(sorted(os.environ.values())), flush=True)")
     for part in all_parts(where, node_is_ready=lambda: True):
         log = tmp_path / part.name
-        process = processes.start(replace(part, command=show), stack_id=stack_id, log=log)
+        process = part_processes.start(replace(part, command=show), stack_id=stack_id, log=log)
         process.wait()
         values = log.read_text().splitlines()
         assert "json" in values

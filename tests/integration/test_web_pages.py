@@ -12,9 +12,9 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 from experiments.analysis.verdicts import Verdict
-from experiments.reporting.short_answer import short_answer
-from service.cli.command_group import app
+from experiments.reporting.verdict_layout import short_answer
 from service.cli.commands import open as open_command
+from service.cli.service_commands import app
 from service.client.api import Client
 from service.principals import SERVICE
 from service.store.ablations.results import store_projection

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from experiments.runtime.program import OneCommand
+from experiments.runtime.command_groups import SingleCommand
 from workers.offline.cli import run
 
 
@@ -18,7 +18,7 @@ def main() -> None:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    program.command(cls=OneCommand)(run)
+    program.command(cls=SingleCommand)(run)
     program(prog_name="ablate exec", args=sys.argv[1:])
 
 

@@ -1,4 +1,4 @@
-"""`ablate aa`: measure the noise of a node, which admits it to words."""
+"""`ablate aa`: measure the noise of a node, so that it can get verdicts about speed."""
 
 import secrets
 from pathlib import Path
@@ -13,10 +13,9 @@ from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.design.spec_files import catalog_names
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
-from service.cli.names import ablation_id, names_an_ablation
+from service.cli.arguments import ablation_id, is_spec, may_name_an_ablation, no_such_spec, read_spec
+from service.cli.follow import run_spec
 from service.cli.output import JsonOption, guarded, out
-from service.cli.spec_argument import names_a_spec, no_spec, read_spec
-from service.cli.submitting import run_spec
 from service.client.api import Client
 from service.client.connection import ClientError
 from service.schemas.submissions import SpecBody
@@ -32,50 +31,50 @@ def aa(
     node_class: Annotated[
         str,
         typer.Argument(
-            metavar="NODE_CLASS", help="The kind of machine to calibrate.", autocompletion=completion.node_classes
+            metavar="NODE_CLASS", help="The node class to calibrate.", autocompletion=completion.node_classes
         ),
     ],
     like: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="Calibrate for ablations such as this one: a spec, or an ablation."),
+        typer.Option(metavar="SPEC", help="Calibrate for ablations like this spec or ablation."),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Instead of --like: this recipe as it is.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Calibrate for this recipe, instead of --like.")] = None,
     blocks: Annotated[
-        int, typer.Option(min=MIN_BLOCKS, help=f"A/A blocks; {ADMITTING_BLOCKS} of one key admit it.")
+        int, typer.Option(min=MIN_BLOCKS, help=f"A/A blocks. {ADMITTING_BLOCKS} of one key admit verdicts.")
     ] = ADMITTING_BLOCKS,
-    print_spec: Annotated[bool, typer.Option("--print", help="Only print the spec of the A/A ablation.")] = False,
+    print_spec: Annotated[bool, typer.Option("--print", help="Print the spec of the A/A ablation and stop.")] = False,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
+        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` and stop. Needs no service.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a baseline with itself, in blocks, to know the noise: words are published only where it is known.
+    """Measure noise by comparing a baseline with itself. Without it, a verdict about speed is inconclusive.
 
-    The A/A ablation is submitted and watched as any other; Ctrl-C detaches and cancels nothing. What it says holds for
-    the device, recipe, shape, window and software that it ran with.
+    The command submits an A/A ablation and follows it. Ctrl-C detaches and cancels nothing. The result holds for the
+    device, recipe, shape, window and software of the run.
     """
-    base = _like(like, recipe, node_class)
+    base = _base_spec(like, recipe, node_class)
     text = calibration_spec(base, node_class=node_class, blocks=blocks, order_seed=secrets.randbelow(_ORDER_SEEDS))
     body = SpecBody(content=text, content_type=CONTENT_TYPE)
     if print_spec:
         out().print(text.decode(), markup=False, end="")
     elif out_file is not None:
-        from service.cli import offline_work
+        from service.cli import offline
 
-        offline_work.write_plan(body, out_file, as_json=as_json)
+        offline.write_plan(body, out_file, as_json=as_json)
     else:
-        run_spec(body, as_json=as_json, show_end=_show_noise)
+        run_spec(body, as_json=as_json, print_end=_print_noise)
 
 
-def _show_noise(client: Client, ablation_id: str) -> None:
-    """Say which noise the A/A ablation found; its verdict, on two arms that are the same, says nothing."""
-    from service.cli import noise  # with numpy and scipy
+def _print_noise(client: Client, ablation_id: str) -> None:
+    """Print the noise that the A/A ablation measured. Its verdict, on two equal arms, has no meaning."""
+    from service.cli.calibrations import noise_lines  # imports numpy and scipy
 
-    for line in noise.lines(client.calibrations(), ablation_id):
+    for line in noise_lines(client.calibrations(), ablation_id):
         out().print(line, markup=False, highlight=False)
 
 
-def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec:
+def _base_spec(like: str | None, recipe: str | None, node_class: str) -> AblationSpec:
     if (like is None) == (recipe is None):
         raise SpecError([SpecProblem(pointer="--like", detail="give exactly one of --like SPEC and --recipe NAME")])
     if recipe is not None:
@@ -85,12 +84,14 @@ def _like(like: str | None, recipe: str | None, node_class: str) -> AblationSpec
 
 
 def _spec_of(like: str) -> SpecBody:
-    if names_a_spec(like):
+    if is_spec(like):
         return read_spec(like)
-    if not names_an_ablation(like):
-        raise SpecError([SpecProblem(pointer="--like", detail=no_spec(like), hint=nearest(like, catalog_names()))])
+    if not may_name_an_ablation(like):
+        raise SpecError([SpecProblem(pointer="--like", detail=no_such_spec(like), hint=nearest(like, catalog_names()))])
     try:
         with Client() as client:
             return client.ablations.spec(ablation_id(client, like))
     except ClientError as error:
-        raise SpecError([SpecProblem(pointer="--like", detail=f"{no_spec(like)}; as an ablation: {error}")]) from error
+        raise SpecError(
+            [SpecProblem(pointer="--like", detail=f"{no_such_spec(like)}; as an ablation: {error}")]
+        ) from error

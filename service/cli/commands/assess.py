@@ -1,4 +1,4 @@
-"""`ablate assess`: the word that a table printed by others deserves."""
+"""`ablate assess`: judge a published table by our rules."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from experiments.analysis.published import assess, read_table
-from service.cli import show_verdict
+from service.cli import verdict_tables
 from service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
@@ -15,10 +15,10 @@ app = typer.Typer()
 @app.command("assess")
 @guarded
 def assess_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The table as YAML; see docs/published/.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The table as YAML. docs/published/ has an example.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Judge a table that others printed, by our rules. Needs no service."""
+    """Judge a table that somebody published, by our rules. Needs no service."""
     table = read_table(file.read_bytes())
-    found = assess(table)
-    print_json(found) if as_json else out().print(show_verdict.published(table, found))
+    verdict = assess(table)
+    print_json(verdict) if as_json else out().print(verdict_tables.published(table, verdict))

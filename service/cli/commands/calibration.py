@@ -1,11 +1,11 @@
-"""`ablate calibration`: what A/A blocks say about the noise of devices."""
+"""`ablate calibration`: the noise of devices, from A/A blocks."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli import show
+from service.cli import tables
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 
@@ -16,25 +16,28 @@ app = typer.Typer()
 @guarded
 def calibration(
     bundles: Annotated[
-        list[Path] | None, typer.Argument(metavar="[BUNDLE]...", help="A/A bundles, read here. Default: the service.")
+        list[Path] | None,
+        typer.Argument(metavar="[BUNDLE]...", help="A/A bundles. Default: the calibrations of the service."),
     ] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="Write the one calibration that they give.")] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Write the calibration from the bundles to this file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what A/A blocks say about the noise of devices, and the service's own rate of false words."""
+    """Show the noise of devices, from A/A blocks, and the service's rate of false verdicts."""
     if not bundles:
         with Client() as client:
             answer = client.calibrations()
-        print_json(answer) if as_json else out().print(show.calibrations(answer))
+        print_json(answer) if as_json else out().print(tables.calibrations(answer))
         return
-    from service.cli import calibration_files  # with the judge of bundles
+    from service.cli.calibrations import calibration_lines, read_calibrations, write_calibration  # imports the judge
 
-    found = calibration_files.read_calibrations(bundles)
+    calibrations = read_calibrations(bundles)
     if out_file is not None:
-        calibration_files.write(found, out_file)
+        write_calibration(calibrations, out_file)
     if as_json:
-        print_json(list(found))
+        print_json(list(calibrations))
         return
-    for one in found:
-        for line in calibration_files.lines(one):
+    for one in calibrations:
+        for line in calibration_lines(one):
             out().print(line)

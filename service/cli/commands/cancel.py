@@ -1,10 +1,10 @@
-"""`ablate cancel`: end an ablation."""
+"""`ablate cancel`: cancel an ablation."""
 
 import typer
 from rich.markup import escape
 
-from service.cli import show
-from service.cli.names import AblationArgument, ablation_id
+from service.cli import tables
+from service.cli.arguments import AblationArgument, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 
@@ -14,7 +14,7 @@ app = typer.Typer()
 @app.command()
 @guarded
 def cancel(ablation: AblationArgument, as_json: JsonOption = False) -> None:
-    """End an ablation. What it measured until now is kept."""
+    """Cancel an ablation. The service keeps its measurements."""
     with Client() as client:
         row = client.ablations.cancel(ablation_id(client, ablation))
-    print_json(row) if as_json else out().print(f"{escape(row.name)} ({row.id}) is {show.state(row.state)}")
+    print_json(row) if as_json else out().print(f"{escape(row.name)} ({row.id}) is {tables.state(row.state)}")

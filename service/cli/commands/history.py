@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from experiments.analysis.history_series import MIN_POINTS, HistorySeries, LevelChange
+from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.design.metrics import METRICS
 from experiments.reporting import wording
 from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
@@ -31,25 +31,25 @@ def history(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how the baseline of a recipe went over time, where its level changed, and what small losses add up to."""
+    """Show a recipe's baseline over time: values, changes of level, and the sum of small losses."""
     with Client() as client:
-        found = client.history(recipe, metric=metric, node_class=node_class)
+        every = client.history(recipe, metric=metric, node_class=node_class)
     if as_json:
-        print_json(found)
+        print_json(every)
         return
-    for series in found:
-        _show(series)
-    if not found:
-        out().print(f"no ended ablation of {escape(recipe)} has a baseline with this metric")
+    for series in every:
+        _print(series)
+    if not every:
+        out().print(f"no finished ablation of {escape(recipe)} has a baseline with this metric")
 
 
-def _show(series: HistorySeries) -> None:
+def _print(series: HistorySeries) -> None:
     unit = METRICS[series.metric].unit
     title = f"{wording.metric(series.metric)} of {series.arm_digest[:19]} on {series.node_class}, {series.device}"
     table = TerminalTable(
         *names("when"),
         *ids("ablation"),
-        *numbers(f"value ({unit})", "to the oldest", "trials"),
+        *numbers(f"value ({unit})", "vs. oldest", "trials"),
         *names("code"),
         *texts("level"),
         title=escape(title),
@@ -59,18 +59,15 @@ def _show(series: HistorySeries) -> None:
     anchor = series.points[0].value
     for point in series.points:
         change = changes.get(point.ablation)
-        gone = wording.percent(100 * (point.value / anchor - 1))
-        what = "" if change is None else _change(change)
-        cells = (
+        table.add_row(
             wording.moment(point.at),
             point.ablation,
             wording.number(point.value, 5),
-            gone,
+            wording.percent(100 * (point.value / anchor - 1)),
             f"{point.trials:,}",
             point.code[7:15],
-            what,
+            "" if change is None else _change(change),
         )
-        table.add_row(*cells)
     out().print(table)
     out().print(f"  {_conclusion(series)}")
 
@@ -85,7 +82,7 @@ def _conclusion(series: HistorySeries) -> str:
     drift = series.since_anchor
     if drift is None:
         points = wording.counted(len(series.points), "point")
-        return f"{points}; {MIN_POINTS} are needed to tell a changed level from scatter"
+        return f"{points}; {MIN_POINTS} are needed to tell a change of level from scatter"
     interval = wording.interval(drift.low_pct, drift.high_pct)
     loss = "; [red]that is a loss[/]" if drift.worse else ""
     return f"newest against oldest: {wording.percent(drift.change_pct)}, 95 % interval {interval}{loss}"

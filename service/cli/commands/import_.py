@@ -1,4 +1,4 @@
-"""`ablate import`: take in what ran without a service."""
+"""`ablate import`: store the bundle of an ablation that ran without a service."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,6 @@ import typer
 from rich.markup import escape
 
 from experiments.records.bundle import join_bundles
-from service.cli.bundles import read_bundle
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 
@@ -17,22 +16,23 @@ app = typer.Typer()
 @app.command("import")
 @guarded
 def import_(
-    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Folders or tar files of one plan.")],
+    bundles: Annotated[
+        list[Path], typer.Argument(metavar="BUNDLE...", help="Folders or tar files with blocks of one plan.")
+    ],
     trust: Annotated[
-        list[str] | None, typer.Option("--trust", metavar="KEY", help="Trust this key from now on; may be repeated.")
+        list[str] | None,
+        typer.Option("--trust", metavar="KEY", help="Trust this key from now on. Repeat it for more keys."),
     ] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="Take files that nobody signed.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept files without a signature.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take in an ablation that `ablate exec` ran: verified file by file, stored whole or not at all."""
+    """Store an ablation that `ablate exec` ran. The service verifies every file and stores all or nothing."""
+    from service.cli.offline import read_bundle  # imports the judge
+
     contents = [read_bundle(path) for path in bundles]
     join_bundles([bundle for _, bundle in contents])
     with Client() as client:
-        answer = client.ablations.import_bundles(
-            [{path: data.decode() for path, data in files.items()} for files, _ in contents],
-            trust=trust or (),
-            unsigned=unsigned,
-        )
+        answer = client.ablations.import_bundles([files for files, _ in contents], trust=trust or (), unsigned=unsigned)
     if as_json:
         print_json(answer)
         return
@@ -40,7 +40,7 @@ def import_(
     for remark in answer.remarks:
         console.print(f"[yellow]note[/]  {escape(remark)}")
     if not answer.changed:
-        console.print(f"{answer.id} was imported from exactly this before; nothing was changed")
+        console.print(f"{answer.id} was imported from the same files before; nothing was changed")
         return
     missing = f"; {len(answer.block_indices_missing)} are missing data" if answer.block_indices_missing else ""
     console.print(f"[bold]{escape(answer.name)}[/] imported as [bold]{answer.id}[/]: {answer.state}")

@@ -1,4 +1,4 @@
-"""`ablate init`: a spec of one's own to start from, and the schema by which editors check it."""
+"""`ablate init`: write a spec to start from, and the schema with which editors check it."""
 
 import json
 import re
@@ -26,14 +26,14 @@ _TEMPLATE = "first"
 @app.command()
 @guarded
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file; its name names the ablation.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file. Its name becomes the ablation's name.")],
     like: Annotated[
         str,
-        typer.Option(metavar="CATALOG", help="The catalog's spec to start from.", autocompletion=completion.catalog),
+        typer.Option(metavar="CATALOG", help="The catalog spec to start from.", autocompletion=completion.catalog),
     ] = _TEMPLATE,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a commented spec to start from, and beside it the schema by which editors complete and check it."""
+    """Write a commented spec, and beside it the schema with which editors complete and check it."""
     text = own_spec(file, like)
     _write_new(file, text)
     schema = file.with_name(SCHEMA)
@@ -42,18 +42,18 @@ def init(
         print_json({"spec": str(file), "schema": str(schema)})
         return
     name = escape(str(file))
-    out().print(f"wrote {name}, a copy of the catalog's '{escape(like)}', and {escape(str(schema))} for editors")
+    out().print(f"wrote {name}, a copy of catalog spec '{escape(like)}', and {escape(str(schema))} for editors")
     out().print(f"  look   ablate plan {name}\n  run    ablate run {name}")
 
 
 def own_spec(file: Path, like: str) -> str:
-    """Return the catalog's spec `like` under the name of `file`, with the line that leads editors to the schema.
+    """Return the catalog spec `like`, renamed after `file`, with the line that names the schema to editors.
 
-    Raises SpecError when there is no such spec, or when the name or suffix of `file` is none that a spec may have.
+    Raises SpecError for an unknown spec, or if a spec cannot have the name or suffix of `file`.
     """
     if file.suffix not in _SUFFIXES:
-        raise _refused(f"{str(file)!r} ends in {file.suffix!r}; allowed: {', '.join(_SUFFIXES)}")
-    name = json.dumps(file.stem)  # quoted: YAML reads some names as numbers or truth values
+        raise _problem(f"{str(file)!r} ends in {file.suffix!r}; allowed: {', '.join(_SUFFIXES)}")
+    name = json.dumps(file.stem)  # quoted: YAML reads some names as numbers or booleans
     text = re.sub(
         r"^ablation: .*$", lambda _: f"ablation: {name}", read_catalog_file(like).decode(), flags=re.MULTILINE
     )
@@ -66,8 +66,8 @@ def _write_new(file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError as error:
-        raise _refused(f"{str(file)!r} is there already; nothing is overwritten") from error
+        raise _problem(f"{str(file)!r} exists; this command overwrites nothing") from error
 
 
-def _refused(detail: str) -> SpecError:
+def _problem(detail: str) -> SpecError:
     return SpecError([SpecProblem(pointer="FILE", detail=detail)])

@@ -1,4 +1,4 @@
-"""`ablate keys`: which keys of nodes the service trusts."""
+"""`ablate keys`: the node keys that the service trusts."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from rich.markup import escape
 from experiments.reporting import wording
 from experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
 from service.cli import completion
+from service.cli.arguments import ReasonOption
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 from service.schemas.nodes import KeyList
@@ -22,41 +23,41 @@ KeyArgument = Annotated[
 @app.command("list")
 @guarded
 def list_(as_json: JsonOption = False) -> None:
-    """Show every key, for whom it is trusted and by whom."""
+    """List all keys, with their nodes and the people who trusted them."""
     with Client() as client:
-        _show(client.keys.list(), as_json=as_json)
+        _print(client.keys.list(), as_json=as_json)
 
 
 @app.command()
 @guarded
 def trust(
     key: KeyArgument,
-    node: Annotated[str, typer.Option(help="Name of the node that holds the key.")],
+    node: Annotated[str, typer.Option(help="Name of the node with this key.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Trust a key for a node, in place of the key that it had. Compare it on the node first: ablate worker key."""
+    """Trust a key for a node, in place of its former key. First compare it with `ablate worker key` on the node."""
     with Client() as client:
-        _show(client.keys.trust(key, node=node), as_json=as_json)
+        _print(client.keys.trust(key, node=node), as_json=as_json)
 
 
 @app.command()
 @guarded
 def revoke(
     key: KeyArgument,
-    reason: Annotated[str, typer.Option(help="Why; people will read it.")],
+    reason: ReasonOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Take nothing more that a key signs. What was taken stays, and its verdicts name the key."""
+    """Accept nothing more that a key signs. Earlier imports stay, and their verdicts name the key."""
     with Client() as client:
-        _show(client.keys.revoke(key, reason=reason), as_json=as_json)
+        _print(client.keys.revoke(key, reason=reason), as_json=as_json)
 
 
-def _show(found: KeyList, *, as_json: bool) -> None:
+def _print(keys: KeyList, *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(keys)
         return
     table = TerminalTable(*names("node", "key"), *texts("trusted", "revoked"), title="keys")
-    for row in found.items:
+    for row in keys.items:
         revoked = "" if row.revoked_at is None else f"{wording.moment(row.revoked_at)}: {row.reason}"
         table.add_row(
             escape(row.node), row.key, escape(f"{wording.moment(row.trusted_at)} by {row.trusted_by}"), escape(revoked)

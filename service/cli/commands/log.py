@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from service.cli.names import TrialArgument, trial_at
+from service.cli.arguments import TrialArgument, trial_at
 from service.cli.output import JsonOption, err, guarded, print_json, print_text
 from service.client.api import Client
 
@@ -16,10 +16,10 @@ app = typer.Typer()
 @guarded
 def log(
     trial: TrialArgument,
-    offset: Annotated[int, typer.Option(min=0, help="Start at this byte.")] = 0,
+    offset: Annotated[int, typer.Option(min=0, help="Skip this many bytes.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a trial's log as far as it has come; of one that is over without a measurement also why."""
+    """Print a trial's log so far, and the reason if the trial did not measure."""
     with Client() as client:
         row = None if trial.startswith("trl_") else trial_at(client, trial)
         text, end = client.trials.log(trial if row is None else row.id, offset=offset)

@@ -1,4 +1,7 @@
-"""`ablate mlflow rebuild`: needs the database and no part of the embedded stack, so that the service's image has it."""
+"""`ablate mlflow rebuild`: write all ablations to MLflow again.
+
+This needs the database but not the embedded stack, so it also works in the service's image.
+"""
 
 import time
 from typing import TYPE_CHECKING
@@ -14,32 +17,32 @@ from service.settings import get_settings
 if TYPE_CHECKING:
     from service.store.session import Store
 
-app = typer.Typer(name="mlflow", help="The review pages in MLflow.", no_args_is_help=True)
+app = typer.Typer(name="mlflow", help="The ablations in MLflow.", no_args_is_help=True)
 
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _PATIENCE_S = 600.0
 
 
 @app.callback()
 def _group() -> None:
-    """Work on the review pages in MLflow."""
+    """Work on the ablations in MLflow."""
 
 
 @app.command()
 @guarded
 def rebuild(as_json: JsonOption = False) -> None:
-    """Project every ablation again; needs the database (ABLATE_DATABASE_URL) and a running background process."""
+    """Write every ablation to MLflow again. Needs the database (ABLATE_DATABASE_URL) and a background process."""
     total = rebuild_all(get_settings().sqlalchemy_url, patience_s=_PATIENCE_S)
     if as_json:
         print_json({"projected": total})
     else:
-        out().print(f"projected {wording.counted(total, 'ablation')} again")
+        out().print(f"wrote {wording.counted(total, 'ablation')} to MLflow again")
 
 
 def rebuild_all(database_url: str, *, patience_s: float) -> int:
-    """Ask for the projection of every ablation that has ended and wait until it is done; return how many there are.
+    """Request the projection of every finished ablation, wait for all of them, and return their number.
 
-    Raises StackError when the background process did not get through in time.
+    Raises StackError if the background process does not finish within `patience_s` seconds.
     """
     from service.store.ablations.results import ask_for_projections
     from service.store.session import Store
@@ -51,8 +54,10 @@ def rebuild_all(database_url: str, *, patience_s: float) -> int:
         deadline = time.monotonic() + patience_s
         while left := _projections_left(store):
             if time.monotonic() > deadline:
-                raise StackError(f"{left} projections are still waiting after {patience_s:.0f} s; is the stack up?")
-            time.sleep(_LOOK_EVERY_S)
+                raise StackError(
+                    f"{left} ablations are not in MLflow after {patience_s:.0f} s; does the background process run?"
+                )
+            time.sleep(_POLL_S)
     finally:
         store.close()
     return count
@@ -62,5 +67,5 @@ def _projections_left(store: "Store") -> int:
     from service.store import outbox
 
     with store.read() as connection:
-        left = {kind: count for kind, count, _ in outbox.backlog(connection)}
-    return left.get(OutboxKind.PROJECT, 0) + left.get(OutboxKind.ANNOUNCE, 0)
+        backlog = {kind: count for kind, count, _ in outbox.backlog(connection)}
+    return backlog.get(OutboxKind.PROJECT, 0) + backlog.get(OutboxKind.ANNOUNCE, 0)

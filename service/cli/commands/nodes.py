@@ -1,16 +1,16 @@
-"""`ablate nodes`: the machines that run trials, and the key that each of them has."""
+"""`ablate nodes`: the machines that run trials, their states and their keys."""
 
 from typing import Annotated, ClassVar
 
 import typer
 from rich.markup import escape
 
-from experiments.runtime.program import ManyCommands
-from service.cli import completion, node_states, show
-from service.cli.names import NodeArgument
-from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
+from experiments.runtime.command_groups import CommandGroup
+from service.cli import completion, tables
+from service.cli.arguments import GraceOption, NodeArgument, ReasonOption, RegisteredNodeArgument, node_name
+from service.cli.output import JsonOption, err, guarded, out, print_json, print_secret
 from service.client.api import Client
+from service.schemas.nodes import NodePublic
 
 _NOT_REMOVED = (
     "A node stays listed, because receipts name it. To take it down: ablate nodes drain NODE, stop its worker when its "
@@ -18,18 +18,17 @@ _NOT_REMOVED = (
 )
 
 
-class _Nodes(ManyCommands):
-    meant: ClassVar = dict.fromkeys(("remove", "delete", "rm"), _NOT_REMOVED)
+class _Nodes(CommandGroup):
+    advice: ClassVar = dict.fromkeys(("remove", "delete", "rm"), _NOT_REMOVED)
 
 
 app = typer.Typer(name="nodes", help="Machines that run trials.", invoke_without_command=True, cls=_Nodes)
-app.add_typer(node_states.app)
 
 
 @app.callback()
 @guarded
 def nodes(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Show the machines that run trials, what is known of their noise, and the rate of false words."""
+    """Show the machines that run trials, their measured noise, and the rate of false verdicts."""
     if context.invoked_subcommand is not None:
         return
     with Client() as client:
@@ -37,8 +36,32 @@ def nodes(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        out().print(show.nodes(rows))
-        out().print(show.calibrations(noise))
+        out().print(tables.nodes(rows))
+        out().print(tables.calibrations(noise))
+
+
+@app.command()
+@guarded
+def drain(node: RegisteredNodeArgument, as_json: JsonOption = False) -> None:
+    """Let a node finish its block and give it no other."""
+    with Client() as client:
+        _print(client.node_states.drain(node_name(client, node)), as_json=as_json)
+
+
+@app.command()
+@guarded
+def quarantine(node: RegisteredNodeArgument, reason: ReasonOption, as_json: JsonOption = False) -> None:
+    """Give a node no more blocks until it is resumed. Its current block goes on."""
+    with Client() as client:
+        _print(client.node_states.quarantine(node_name(client, node), reason=reason), as_json=as_json)
+
+
+@app.command()
+@guarded
+def resume(node: RegisteredNodeArgument, as_json: JsonOption = False) -> None:
+    """Give a drained or quarantined node blocks again. Its earlier failures no longer count."""
+    with Client() as client:
+        _print(client.node_states.resume(node_name(client, node)), as_json=as_json)
 
 
 @app.command()
@@ -49,42 +72,46 @@ def add(
         str | None,
         typer.Option(
             "--class",
-            help="The only node class that it may have; default: any.",
+            help="The only node class that it may register as. Default: any.",
             autocompletion=completion.node_classes,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Issue the key of a node and print it, once. A worker with it speaks for this node and does nothing else."""
+    """Issue the key of a node and print it once. A worker with this key can only act as this node."""
     with Client() as client:
-        found = client.node_keys.add(node, node_class=node_class)
+        secret = client.node_keys.add(node, node_class=node_class)
     if node_class is None:
-        err().print(f"no --class was given: a worker with this key may register {escape(node)} as any node class")
-    print_secret(found, as_json=as_json)
+        err().print(f"no --class: a worker with this key may register {escape(node)} as any node class")
+    print_secret(secret, as_json=as_json)
 
 
 @app.command("rotate-key")
 @guarded
 def rotate_key(node: NodeArgument, grace_hours: GraceOption = 24.0, as_json: JsonOption = False) -> None:
-    """Replace the key of a node; the one before it counts a while longer, until the worker was started with the new."""
+    """Replace the key of a node. The old key stays valid for a while, so that you can restart the worker."""
     with Client() as client:
-        found = client.node_keys.rotate(node, grace_s=grace_hours * S_PER_HOUR)
-    print_secret(found, as_json=as_json)
+        secret = client.node_keys.rotate(node, grace_s=grace_hours * 3600)
+    print_secret(secret, as_json=as_json)
 
 
 @app.command("end-old-keys")
 @guarded
 def end_old_keys(node: NodeArgument) -> None:
-    """End the keys of a node that were replaced, before their grace is over."""
+    """End the replaced keys of a node before their grace period is over."""
     with Client() as client:
         client.node_keys.end_old(node)
-    out().print(f"only the newest key of {escape(node)} counts")
+    out().print(f"only the newest key of {escape(node)} is valid")
 
 
 @app.command("revoke-key")
 @guarded
 def revoke_key(node: NodeArgument, reason: ReasonOption) -> None:
-    """End every key of a node; its block goes back when the lease runs out. It may be added again."""
+    """End every key of a node. Its block returns to the queue when the lease expires. You can add the node again."""
     with Client() as client:
         client.node_keys.revoke(node, reason=reason)
-    out().print(f"the key of {escape(node)} is revoked; other API processes know within 10 s")
+    out().print(f"the key of {escape(node)} is revoked; other API processes learn of it within 10 s")
+
+
+def _print(rows: list[NodePublic], *, as_json: bool) -> None:
+    print_json(rows) if as_json else out().print(tables.nodes(rows))

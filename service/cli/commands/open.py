@@ -1,4 +1,4 @@
-"""`ablate open`: sign a browser in to the service's pages, by a link that counts once."""
+"""`ablate open`: sign a browser in to the service's pages, with a link that works once."""
 
 import webbrowser
 from typing import Annotated
@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import typer
 
 from service.cli import completion
-from service.cli.names import CALLED, ablation_id
+from service.cli.arguments import ABLATION_NAMES, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 
@@ -20,16 +20,19 @@ def open_(
     ablation: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ABLATION]", help=f"The ablation: {CALLED}; default: all.", autocompletion=completion.ablations
+            metavar="[ABLATION]",
+            help=f"The ablation: {ABLATION_NAMES}. Default: the overview.",
+            autocompletion=completion.ablations,
         ),
     ] = None,
     operate: Annotated[
-        bool, typer.Option("--operate", help="Also drain and resume nodes, cancel, and change priorities.")
+        bool,
+        typer.Option("--operate", help="Also allow draining and resuming nodes, cancelling, and changing priorities."),
     ] = False,
-    only_print: Annotated[bool, typer.Option("--print", help="Print the link; open no browser.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the link without opening a browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Open the pages in a browser that is signed in as this token, to read. The link counts once, for two minutes."""
+    """Open the pages in a browser, signed in as this token, to read. The link works once, within two minutes."""
     with Client() as client:
         to = f"&{urlencode({'to': f'/a/{ablation_id(client, ablation)}'})}" if ablation else ""
         link = client.tokens.sign_in(operate=operate)

@@ -1,14 +1,14 @@
-"""`ablate plan`: say what a spec would run."""
+"""`ablate plan`: show what a spec would run."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli import show
+from service.cli import tables
+from service.cli.arguments import SpecArgument, read_spec
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.cli.spec_argument import SpecArgument, read_spec
-from service.cli.verdict_source import only_offline
+from service.cli.verdicts import reject_calibrations
 from service.client.api import Client
 
 app = typer.Typer()
@@ -18,8 +18,8 @@ NoiseOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="With --out, where the spec says `blocks: auto`: the noise that the number of blocks follows from. "
-        "An A/A bundle, or what `ablate calibration` wrote.",
+        help="With --out and `blocks: auto` in the spec: the noise that decides the number of blocks. "
+        "An A/A bundle, or a file from `ablate calibration --out`.",
     ),
 ]
 
@@ -29,19 +29,20 @@ NoiseOption = Annotated[
 def plan(
     spec: SpecArgument,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` instead; needs no service.")
+        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` and stop. Needs no service.")
     ] = None,
     calibration: NoiseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a spec would run, on which nodes and what it could detect. Nothing is stored."""
+    """Show the trials of a spec, the nodes for them, and the effect that they can detect. Stores nothing."""
     if out_file is not None:
-        from service.cli import calibration_files, offline_work
+        from service.cli import offline
+        from service.cli.calibrations import read_calibrations
 
-        known = calibration_files.read_calibrations(calibration)
-        offline_work.write_plan(read_spec(spec), out_file, known=known, as_json=as_json)
+        calibrations = read_calibrations(calibration)
+        offline.write_plan(read_spec(spec), out_file, calibrations=calibrations, as_json=as_json)
         return
-    only_offline(calibration)
+    reject_calibrations(calibration)
     with Client() as client:
         answer = client.ablations.plan(read_spec(spec))
-    print_json(answer) if as_json else out().print(show.plan(answer))
+    print_json(answer) if as_json else out().print(tables.plan(answer))

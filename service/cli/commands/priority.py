@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli import show
-from service.cli.names import AblationArgument, ablation_id
+from service.cli import tables
+from service.cli.arguments import AblationArgument, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 
@@ -16,10 +16,10 @@ app = typer.Typer()
 @guarded
 def priority(
     ablation: AblationArgument,
-    value: Annotated[int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100; higher runs first.")],
+    value: Annotated[int, typer.Argument(metavar="PRIORITY", min=0, max=100, help="0 to 100. Higher runs first.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Change when an ablation's blocks are given out. Equal priorities take turns, a block each."""
+    """Change an ablation's priority. Ablations of equal priority alternate, one block each."""
     with Client() as client:
         row = client.ablations.set_priority(ablation_id(client, ablation), value)
-    print_json(row) if as_json else out().print(show.ablations([row]))
+    print_json(row) if as_json else out().print(tables.ablations([row]))

@@ -1,20 +1,31 @@
-"""`ablate receipts`: fetch receipts, and verify them here."""
+"""`ablate receipts`: fetch receipts, and verify receipts and bundles here."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.markup import escape
 
+from experiments.block_numbers import block_list, block_number
+from experiments.errors import BundleError, ReceiptError
 from experiments.outcomes import ExitCode
+from experiments.records.bundle import Bundle
+from experiments.records.bundle_files import MANIFEST, RECEIPT, is_bundle, read_bundle_files
+from experiments.records.bundle_reader import open_bundle
+from experiments.records.receipt_check import SignedReceipt, verify_signed
 from experiments.reporting import wording
 from service.cli import completion
+from service.cli.arguments import ablation_id, trial_id
 from service.cli.output import JsonOption, err, guarded, out, print_json
-from service.cli.receipt_checks import Examined, examine, receipts_of
-from service.client.api import Client
+from service.client.api import Client, ClientError
+from service.errors import ServiceError
 
 app = typer.Typer(name="receipts", help="Fetch receipts and verify them here.", no_args_is_help=True)
+
+_NOBODY = "nobody"
 
 
 @app.command("verify")
@@ -24,38 +35,47 @@ def verify_(
         list[str],
         typer.Argument(
             metavar="WHAT...",
-            help="A bundle, or a JSON file of one receipt or a list: these need no service. Or an ablation or a trial, "
-            "called as in `get`.",
+            help="A bundle, or a JSON file with one receipt or a list of receipts: no service needed. Or an ablation "
+            "or a trial, as in `get`.",
             autocompletion=completion.trials,
         ),
     ],
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="KEY", help="All must be signed by this key, or another that is given."),
+        typer.Option("--key", metavar="KEY", help="Accept signatures by this key only. Repeat it for more keys."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute digests, signatures and statistics from raw samples; say who signed. Exit 6 unless all is good."""
-    looks = [examine(subject, frozenset(key or ())) for subject in subjects]
-    found = [one for look, _ in looks for one in look]
+    """Recompute digests, signatures and statistics from raw samples, and show who signed. Exits with 6 on problems."""
+    results = [_check(subject, frozenset(key or ())) for subject in subjects]
+    checks = [check for subject_checks, _ in results for check in subject_checks]
     if as_json:
-        print_json({"receipts": [{"receipt": one.name, "problems": one.problems} for one in found]})
+        print_json({"receipts": [{"receipt": check.name, "problems": check.problems} for check in checks]})
     else:
-        _show(found)
-        for signer in (signer for _, signers in looks for signer in signers):
+        _print(checks)
+        for signer in (signer for _, signers in results for signer in signers):
             err().print(escape(signer))
-    if any(one.problems for one in found):
+    if any(check.problems for check in checks):
         raise typer.Exit(ExitCode.UNMET)
 
 
-def _show(found: list[Examined]) -> None:
-    for one in found:
-        out().print(f"{'[red]DAMAGED[/]' if one.problems else '[green]good[/]'}  {escape(one.name)}")
-        for problem in one.problems:
+class _Check(NamedTuple):
+    """The problems of one receipt, or of one file of a bundle."""
+
+    name: str
+    problems: list[str]
+    signer: str | None = None
+    """Key and node of a receipt's own signature. None in a bundle, which has its own, and for a damaged receipt."""
+
+
+def _print(checks: list[_Check]) -> None:
+    for check in checks:
+        out().print(f"{'[red]DAMAGED[/]' if check.problems else '[green]good[/]'}  {escape(check.name)}")
+        for problem in check.problems:
             out().print(f"    {escape(problem)}")
-    damaged = sum(bool(one.problems) for one in found)
-    if len(found) > 1:
-        out().print(f"{len(found):,} looked at: {f'{damaged:,} damaged' if damaged else 'nothing is wrong'}")
+    damaged = sum(bool(check.problems) for check in checks)
+    if len(checks) > 1:
+        out().print(f"{len(checks):,} checked: {f'{damaged:,} damaged' if damaged else 'no problems'}")
 
 
 @app.command()
@@ -65,22 +85,116 @@ def get(
         str,
         typer.Argument(
             metavar="ID",
-            help="A trial, as in `ablate log`, or an ablation; `latest`, names and beginnings will do.",
+            help="A trial, as in `ablate log`, or an ablation: its id, its name, a unique prefix, or `latest`.",
             autocompletion=completion.trials,
         ),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
     as_json: JsonOption = True,
 ) -> None:
-    """Fetch one trial's receipt, or all receipts of an ablation as a list. Always JSON."""
+    """Fetch the receipt of a trial, or all receipts of an ablation as a list. The output is always JSON."""
     with Client() as client:
-        found = receipts_of(client, subject)
-    shown = list(found.values()) if isinstance(found, dict) else found
+        answer = _fetch(client, subject)
+    receipts = list(answer.values()) if isinstance(answer, dict) else answer
     if output is None:
-        print_json(shown)
+        print_json(receipts)
         return
-    plain = [one.model_dump(mode="json") for one in shown] if isinstance(shown, list) else shown.model_dump(mode="json")
-    output.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    count = len(shown) if isinstance(shown, list) else 1
-    err().print(f"[dim]{wording.counted(count, 'receipt')}[/]")
+    every = receipts if isinstance(receipts, list) else [receipts]
+    values = [receipt.model_dump(mode="json") for receipt in every]
+    content = values if isinstance(receipts, list) else values[0]
+    output.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    err().print(f"[dim]{wording.counted(len(every), 'receipt')}[/]")
     out().print(str(output))
+
+
+def _fetch(client: Client, name: str) -> SignedReceipt | dict[str, SignedReceipt]:
+    """Return the receipt of a trial, or the receipts of an ablation by ABLATION/BLOCK/ARM."""
+    if name.startswith("trl_") or "/" in name:
+        return client.trials.receipt(trial_id(client, name))
+    trials = [trial for trial in client.ablations.trials(ablation_id(client, name)) if trial.receipt_digest]
+    return {
+        f"{name}/{block_number(trial.block_index)}/{trial.arm}": client.trials.receipt(trial.id) for trial in trials
+    }
+
+
+def _check(subject: str, keys: frozenset[str]) -> tuple[list[_Check], list[str]]:
+    """Check a file, a bundle, or the receipts of an ablation or trial; return the checks and a line for each signer.
+
+    With `keys`, one of them must have signed every receipt. Raises ReceiptError, OSError.
+    """
+    path = Path(subject)
+    if is_bundle(path):
+        return _check_bundle(path, keys)
+    receipts = _read(path) if path.exists() else _fetch_all(subject)
+    checks = [_check_receipt(name, receipt, keys) for name, receipt in receipts]
+    signers = Counter(check.signer for check in checks if check.signer is not None)
+    return checks, [f"{wording.counted(count, 'receipt')}: signed by {signer}" for signer, count in signers.items()]
+
+
+def _fetch_all(name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    try:
+        with Client() as client:
+            answer = _fetch(client, name)
+    except (ClientError, ServiceError) as error:
+        raise ReceiptError(f"there is no file {name!r}; as an ablation or a trial: {error}") from error
+    receipts = answer if isinstance(answer, dict) else {name: answer}
+    if not receipts:
+        raise ReceiptError(f"{name!r} has no receipt yet")
+    return [(key, receipt.model_dump(mode="json")) for key, receipt in receipts.items()]
+
+
+def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return (name, receipt) for the receipts in a file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ReceiptError(f"{path} is not JSON: {error}") from error
+    if isinstance(content, dict):
+        return [(str(path), content)]
+    if isinstance(content, list) and content and all(isinstance(item, dict) for item in content):
+        return [(f"{path}[{index}]", item) for index, item in enumerate(content)]
+    raise ReceiptError(f"{path} is neither a receipt nor a list of receipts")
+
+
+def _check_receipt(name: str, receipt: Mapping[str, Any], keys: frozenset[str]) -> _Check:
+    problems, signature = verify_signed(receipt)
+    if problems:
+        return _Check(name, problems)
+    key = None if signature is None else signature.by.key
+    signer = _NOBODY if signature is None else f"{key} of {signature.node}"
+    return _Check(name, [] if not keys or key in keys else [_wrong_key(key or _NOBODY)], signer)
+
+
+def _check_bundle(path: Path, keys: frozenset[str]) -> tuple[list[_Check], list[str]]:
+    files = read_bundle_files(path)
+    try:
+        bundle = open_bundle(files)
+    except BundleError as error:
+        damaged = {problem.pointer for problem in error.problems}
+        problems = {
+            name: [p.detail for p in error.problems if p.pointer == name] for name in sorted({*files, *damaged})
+        }
+        signers = []
+    else:
+        problems = {name: [] for name in files} | {MANIFEST: list(_key_problems(bundle, keys))}
+        signers = [f"blocks {block_list(s.blocks)} of {s.name}: signed by {s.key or _NOBODY}" for s in bundle.signers]
+    checks = [
+        _Check(f"{path}/{name}", own_problems)
+        for name, own_problems in problems.items()
+        if own_problems or name.endswith(RECEIPT)
+    ]
+    return checks, signers
+
+
+def _key_problems(bundle: Bundle, keys: frozenset[str]) -> Iterator[str]:
+    """Yield how a valid bundle fails the requirement that `keys` signed it."""
+    if not keys:
+        return
+    for key in sorted(bundle.keys - keys):
+        yield _wrong_key(key)
+    if bundle.unsigned:
+        yield f"is not signed whole: {', '.join(bundle.unsigned)}"
+
+
+def _wrong_key(signer: str) -> str:
+    return f"is signed by {signer}, which is none of the given keys"

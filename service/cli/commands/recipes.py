@@ -1,4 +1,4 @@
-"""`ablate recipes`: what can be trained, and what an arm has that names nothing."""
+"""`ablate recipes`: the configurations that a spec can start from."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
@@ -8,12 +8,12 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from experiments.design.gate import show
-from experiments.design.recipe_values import RecipePublic, recipe_values
+from experiments.design.listings import RecipePublic, public_recipes
 from experiments.reporting.terminal.terminal_table import TerminalTable, numbers, texts
 from experiments.reporting.terminal.terminal_table import names as named
 from kernels.backends import NODE_CLASSES, Lane
 from service.cli import completion
-from service.cli.names import chosen
+from service.cli.arguments import rows_named
 from service.cli.output import JsonOption, guarded, out, print_json
 
 app = typer.Typer()
@@ -24,34 +24,36 @@ app = typer.Typer()
 def recipes(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="All values of these.", autocompletion=completion.recipes),
+        typer.Argument(
+            metavar="[RECIPE]...", help="Show all values of these recipes.", autocompletion=completion.recipes
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what can be trained: this program's recipes, a line each; of a named one sizes, gates and overrides."""
-    rows = chosen_recipes(recipe_values(), names or ())
+    """List the recipes of this program, one per line, or show sizes, gates and overrides of the named ones."""
+    rows = recipes_named(names or (), public_recipes())
     if as_json:
         print_json(rows)
     elif not names:
         out().print(_table(rows))
     else:
         for row in rows:
-            _show(row)
+            _print(row)
 
 
-def chosen_recipes(rows: Sequence[RecipePublic], names: Sequence[str]) -> list[RecipePublic]:
-    """Return the recipes of these names, all without any. Raises SpecError with what is meant for one that is none."""
-    known = ", ".join(row.name for row in rows)
-    return chosen(rows, names, unknown=f"unknown recipe {{!r}}; known: {known}")
+def recipes_named(names: Sequence[str], rows: Sequence[RecipePublic]) -> list[RecipePublic]:
+    """Return the recipes with these names, all of them without names. Raises SpecError for unknown names."""
+    every = ", ".join(row.name for row in rows)
+    return rows_named(names, rows, unknown=f"unknown recipe {{!r}}; known: {every}")
 
 
 def layers(row: RecipePublic) -> str:
-    """Say which blocks a model has, for example "2 x Mamba-3 MIMO mixer, 1 x gated MLP"."""
+    """Return the blocks of a model, for example "2 x Mamba-3 MIMO mixer, 1 x gated MLP"."""
     return ", ".join(f"{count} x {kind}" for kind, count in row.sizes.layers.items() if count)
 
 
 def meant_for(row: RecipePublic) -> str:
-    """Name the node classes that a recipe is meant for, and where an arm must name its lane."""
+    """Return the node classes of a recipe, and those on which an arm must name the lane."""
     lane = Lane(str(row.gates["lane"]))
     elsewhere = [] if row.node_classes else [name for name, entry in NODE_CLASSES.items() if lane not in entry.lanes]
     return f"{', '.join(row.node_classes) or 'any'}{'; with gate lane on ' if elsewhere else ''}{', '.join(elsewhere)}"
@@ -71,11 +73,11 @@ def _table(rows: Iterable[RecipePublic]) -> RenderableType:
     return table
 
 
-def _show(row: RecipePublic) -> None:
-    """Print a recipe's values, a line each; numbers are written as a spec writes them."""
+def _print(row: RecipePublic) -> None:
+    """Print a recipe's values, one per line, with numbers in the notation of specs."""
     console = out()
     console.print(f"[bold]{row.name}[/] version {row.version}, runs on {meant_for(row)}\n{escape(row.summary)}")
-    for title, values in _parts(row):
+    for title, values in _sections(row):
         table = TerminalTable(*named(title), *texts("value"))
         for name, value in values.items():
             table.add_row(name, escape(value))
@@ -83,10 +85,10 @@ def _show(row: RecipePublic) -> None:
         console.print(table)
 
 
-def _parts(row: RecipePublic) -> Iterator[tuple[str, dict[str, str]]]:
+def _sections(row: RecipePublic) -> Iterator[tuple[str, dict[str, str]]]:
     sizes = row.sizes
     parameters, tokens = f"{sizes.parameters:,}", f"{sizes.tokens_per_step:,}"
     yield "size", {"layers": layers(row), "parameters": parameters, "tokens a step": tokens}
     yield "gate", {name: show(value) for name, value in row.gates.items()}
-    gates = set(row.gates)  # the rows of a step are both
-    yield "override", {name: show(value) for name, value in row.overrides.items() if name not in gates}
+    # micro_batch is a gate and an override
+    yield "override", {name: show(value) for name, value in row.overrides.items() if name not in row.gates}

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from service.cli.names import JudgedArgument
+from service.cli.arguments import AblationOrBundleArgument
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
-from service.cli.verdict_source import CalibrationOption, report_of
+from service.cli.verdicts import CalibrationOption, report_of
 from service.stack.layout import home_files
 
 app = typer.Typer()
@@ -17,15 +17,15 @@ app = typer.Typer()
 @app.command()
 @guarded
 def report(
-    ablation: JudgedArgument,
+    ablation: AblationOrBundleArgument,
     output: Annotated[
-        str | None, typer.Option("--output", "--out", "-o", help="File, or - for standard output.")
+        str | None, typer.Option("--output", "--out", "-o", help="The file, or - for standard output.")
     ] = None,
     calibration: CalibrationOption = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Save the report: one HTML page that needs nothing else. Default: $ABLATE_HOME/reports/<id>.html."""
+    """Save the report as one self-contained HTML page. Default: $ABLATE_HOME/reports/<id>.html."""
     name, page = report_of(ablation, calibration)
     if output == "-":
         print_text(page + "\n")

@@ -1,15 +1,15 @@
-"""`ablate run`: submit a spec, watch it and show the verdict."""
+"""`ablate run`: submit a spec, follow it and show the verdict."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from experiments.reporting.terminal.pull_request import pull_request_markdown
-from service.cli.decisions import RequireOption, exit_code
+from experiments.reporting.terminal.markdown import pull_request_markdown
+from service.cli.arguments import SpecArgument, read_spec
+from service.cli.follow import KeyOption, run_spec
 from service.cli.output import StreamOption, guarded
-from service.cli.spec_argument import SpecArgument, read_spec
-from service.cli.submitting import KeyOption, run_spec
+from service.cli.verdicts import RequireOption, exit_code
 
 app = typer.Typer()
 
@@ -20,14 +20,15 @@ def run(
     spec: SpecArgument,
     require: RequireOption = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the verdict for a pull request, too.")
+        Path | None,
+        typer.Option("--markdown", metavar="FILE", help="Also write the verdict as Markdown, for a pull request."),
     ] = None,
     idempotency_key: KeyOption = None,
     as_json: StreamOption = False,
 ) -> None:
-    """Submit a spec, watch it and show the verdict. Ctrl-C detaches (exit code 130) and cancels nothing.
+    """Submit a spec, follow it and show the verdict. Ctrl-C detaches (exit code 130) and cancels nothing.
 
-    Exit code: 0 when there is a verdict; with --require as `ablate verdict` with it.
+    The exit code is 0 if there is a verdict. With --require it is that of `ablate verdict --require`.
     """
     verdict = run_spec(read_spec(spec), idempotency_key=idempotency_key, as_json=as_json)
     if markdown is not None:

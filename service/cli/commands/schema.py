@@ -11,5 +11,5 @@ app = typer.Typer()
 @app.command()
 @guarded
 def schema(as_json: JsonOption = True) -> None:
-    """Print the JSON Schema of a spec, for editors. It is JSON with and without --json."""
+    """Print the JSON Schema of a spec, for editors. The output is always JSON."""
     print_json(ablation_json_schema())

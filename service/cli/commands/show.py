@@ -2,8 +2,8 @@
 
 import typer
 
-from service.cli import show
-from service.cli.names import AblationArgument, ablation_id
+from service.cli import tables
+from service.cli.arguments import AblationArgument, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
 
@@ -15,9 +15,9 @@ app = typer.Typer()
 def show_(ablation: AblationArgument, as_json: JsonOption = False) -> None:
     """Show one ablation and its trials."""
     with Client() as client:
-        found = ablation_id(client, ablation)
-        row, trials = client.ablations.get(found), list(client.ablations.trials(found))
+        name = ablation_id(client, ablation)
+        row, trials = client.ablations.get(name), list(client.ablations.trials(name))
     if as_json:
         print_json({"ablation": row, "trials": trials})
     else:
-        out().print(show.ablation(row, trials))
+        out().print(tables.ablation(row, trials))

@@ -2,9 +2,9 @@
 
 import typer
 
+from service.cli.arguments import SpecArgument, read_spec
+from service.cli.follow import KeyOption, print_accepted
 from service.cli.output import JsonOption, guarded, out, print_json
-from service.cli.spec_argument import SpecArgument, read_spec
-from service.cli.submitting import KeyOption, announce
 from service.client.api import Client
 
 app = typer.Typer()
@@ -23,4 +23,4 @@ def submit(
     if as_json:
         print_json(answer)
     else:
-        announce(out(), answer)
+        print_accepted(out(), answer)

@@ -1,4 +1,4 @@
-"""`ablate tokens`: who may do what."""
+"""`ablate tokens`: the tokens of people and programs, and what each may do."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,8 +9,8 @@ from rich.markup import escape
 from experiments.reporting import wording
 from experiments.reporting.terminal.terminal_table import TerminalTable, names, texts
 from service.cli import completion
-from service.cli.output import JsonOption, guarded, out, print_json
-from service.cli.secret_output import S_PER_HOUR, GraceOption, ReasonOption, print_secret
+from service.cli.arguments import GraceOption, ReasonOption
+from service.cli.output import JsonOption, guarded, out, print_json, print_secret
 from service.client.api import Client
 from service.schemas.tokens import Identity, TokenList, TokenPublic
 
@@ -20,12 +20,13 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The token's name.", autocompletion=completion.tokens)
 ]
 MinutesOption = Annotated[
-    float | None, typer.Option("--device-minutes", min=0, help="What its ablations may use in all; default: no limit.")
+    float | None,
+    typer.Option("--device-minutes", min=0, help="Quota for all its ablations together. Default: no limit."),
 ]
 
 
 class HumanScope(StrEnum):
-    """What a token can be created for; each includes the ones before it."""
+    """Scopes of tokens for people. Each includes the ones before it."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -37,40 +38,40 @@ class HumanScope(StrEnum):
 @guarded
 def create(
     name: NameArgument,
-    scope: Annotated[HumanScope, typer.Option(help="What it may do; each scope includes the ones before it.")],
+    scope: Annotated[HumanScope, typer.Option(help="What the token may do. Each scope includes the ones before it.")],
     device_minutes: MinutesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a token and print its secret, once."""
+    """Create a token and print its secret once."""
     with Client() as client:
-        found = client.tokens.create(name, scope=scope, device_minutes=device_minutes)
-    print_secret(found, as_json=as_json)
+        secret = client.tokens.create(name, scope=scope, device_minutes=device_minutes)
+    print_secret(secret, as_json=as_json)
 
 
 @app.command("list")
 @guarded
 def list_(as_json: JsonOption = False) -> None:
-    """Show every token and node key with what it may do and has used; secrets are not kept."""
+    """List all tokens and node keys with scope, quota and use. The service keeps no secrets."""
     with Client() as client:
-        found = client.tokens.list()
-    print_json(found) if as_json else out().print(_table(found))
+        tokens = client.tokens.list()
+    print_json(tokens) if as_json else out().print(_table(tokens))
 
 
 @app.command()
 @guarded
 def rotate(name: NameArgument, grace_hours: GraceOption = 24.0, as_json: JsonOption = False) -> None:
-    """Replace the secret of a token; the one before it counts a while longer."""
+    """Replace the secret of a token. The old secret stays valid for a while."""
     with Client() as client:
-        found = client.tokens.rotate(name, grace_s=grace_hours * S_PER_HOUR)
-    print_secret(found, as_json=as_json)
+        secret = client.tokens.rotate(name, grace_s=grace_hours * 3600)
+    print_secret(secret, as_json=as_json)
 
 
 @app.command("end-old")
 @guarded
 def end_old(name: NameArgument, as_json: JsonOption = False) -> None:
-    """End the secrets of a token that were replaced, before their grace is over."""
+    """End the replaced secrets of a token before their grace period is over."""
     with Client() as client:
-        _show(client.tokens.end_old(name), as_json=as_json)
+        _print(client.tokens.end_old(name), as_json=as_json)
 
 
 @app.command()
@@ -80,43 +81,42 @@ def quota(
     device_minutes: MinutesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change what the ablations of a token may use in all. What was submitted before goes on."""
+    """Change the quota for all ablations of a token together. Submitted ablations go on."""
     with Client() as client:
-        _show(client.tokens.set_quota(name, device_minutes), as_json=as_json)
+        _print(client.tokens.set_quota(name, device_minutes), as_json=as_json)
 
 
 @app.command()
 @guarded
 def revoke(name: NameArgument, reason: ReasonOption) -> None:
-    """End a token. What it submitted stays, and operators may still change it."""
+    """End a token. Its ablations stay, and operators can still change them."""
     with Client() as client:
         client.tokens.revoke(name, reason=reason)
-    out().print(f"token {escape(name)} is revoked; other API processes know within 10 s")
+    out().print(f"token {escape(name)} is revoked; other API processes learn of it within 10 s")
 
 
 @app.command()
 @guarded
 def whoami(as_json: JsonOption = False) -> None:
-    """Show whose token this is, what it may do and what it has used."""
+    """Show the name, scope and used quota of this token."""
     with Client() as client:
-        found = client.tokens.identity()
+        identity = client.tokens.identity()
     if as_json:
-        print_json(found)
+        print_json(identity)
         return
-    quota = _quota(found)
-    out().print(f"{escape(found.name)} with scope {found.scope}; device minutes used: {quota}")
+    out().print(f"{escape(identity.name)} with scope {identity.scope}; device minutes used: {_quota(identity)}")
 
 
-def _show(found: TokenPublic, *, as_json: bool) -> None:
-    print_json(found) if as_json else out().print(_table(TokenList(items=[found])))
+def _print(token: TokenPublic, *, as_json: bool) -> None:
+    print_json(token) if as_json else out().print(_table(TokenList(items=[token])))
 
 
-def _table(found: TokenList) -> TerminalTable:
-    made = TerminalTable(
+def _table(tokens: TokenList) -> TerminalTable:
+    table = TerminalTable(
         *names("name", "scope", "class", "device minutes"), *texts("secrets", "revoked", "created"), title="tokens"
     )
-    for row in found.items:
-        made.add_row(
+    for row in tokens.items:
+        table.add_row(
             escape(row.name),
             row.scope,
             row.node_class or "",
@@ -125,7 +125,7 @@ def _table(found: TokenList) -> TerminalTable:
             "" if row.revoked_at is None else escape(f"{wording.moment(row.revoked_at)}: {row.reason}"),
             escape(f"{wording.moment(row.created_at)} by {row.created_by}"),
         )
-    return made
+    return table
 
 
 def _secrets(row: TokenPublic) -> str:
@@ -133,11 +133,8 @@ def _secrets(row: TokenPublic) -> str:
     return "".join([str(len(row.secrets)), *(f", one until {wording.moment(at)}" for at in old)])
 
 
-def _quota(found: TokenPublic | Identity) -> str:
-    used = wording.fixed(found.device_minutes_used, 1)
-    quota = used if found.device_minutes is None else f"{used} of {wording.number(found.device_minutes)}"
-    return (
-        f"{quota}, {wording.fixed(found.device_minutes_reserved, 1)} reserved"
-        if found.device_minutes_reserved
-        else quota
-    )
+def _quota(token: TokenPublic | Identity) -> str:
+    used = wording.fixed(token.device_minutes_used, 1)
+    quota = used if token.device_minutes is None else f"{used} of {wording.number(token.device_minutes)}"
+    reserved = token.device_minutes_reserved
+    return f"{quota}, {wording.fixed(reserved, 1)} reserved" if reserved else quota

@@ -2,9 +2,9 @@
 
 import typer
 
-from service.cli.names import AblationArgument, ablation_id
+from service.cli.arguments import AblationArgument, ablation_id
+from service.cli.follow import follow_to_end
 from service.cli.output import StreamOption, guarded
-from service.cli.submitting import follow_to_end
 from service.client.api import Client
 
 app = typer.Typer()

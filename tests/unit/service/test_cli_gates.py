@@ -2,14 +2,14 @@ import re
 
 import pytest
 
-from experiments.design.gate import GatePublic, show
-from experiments.design.gates import catalogue
+from experiments.design.gate import show
+from experiments.design.listings import GatePublic, public_gates
 from experiments.errors import SpecError
 from kernels.backends import NODE_CLASSES
-from service.cli.commands.gates import known_classes, values_on, where_it_runs
+from service.cli.commands.gates import node_classes_of, values_on, where_it_runs
 
-ROWS = catalogue()
-CLASSES = known_classes(ROWS)
+ROWS = public_gates()
+CLASSES = node_classes_of(ROWS)
 
 
 def read(text: str, row: GatePublic) -> dict[str, set[str]]:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from experiments.runtime.logs import UNSEEN
-from service.cli import show
+from service.cli import tables
 from service.cli.output import err, out, print_json, print_text, show_problem
 from service.schemas.nodes import NodePublic, NodeRuns
 from service.schemas.problems import Problem, ProblemDetail
@@ -73,8 +73,8 @@ def test_nothing_from_outside_steers_a_terminal(text: str, on_terminal: bool, mo
     stdout, stderr = (_Terminal(), _Terminal()) if on_terminal else (io.StringIO(), io.StringIO())
     monkeypatch.setattr("sys.stdout", stdout)
     monkeypatch.setattr("sys.stderr", stderr)
-    out().print(show.nodes([_node(text)]))
-    out().print(show.ablations([ablation_row(name=text, waiting_for=text)]))
+    out().print(tables.nodes([_node(text)]))
+    out().print(tables.ablations([ablation_row(name=text, waiting_for=text)]))
     print_text(text)
     print_json(_node(text))
     problem = Problem(title="x", detail=text, errors=(ProblemDetail(pointer=text, detail=text, hint=text),))

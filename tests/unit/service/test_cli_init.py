@@ -15,8 +15,8 @@ from experiments.design.plan import make_plan
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
-from service.cli.command_group import app
 from service.cli.output import problem_lines
+from service.cli.service_commands import app
 from service.errors import title_of
 from service.schemas.problems import Problem, ProblemDetail
 
@@ -72,7 +72,7 @@ def test_init_never_overwrites_a_spec(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mine")
     code, _, problem = init(str(file))
-    assert (code, "is there already" in problem, file.read_text()) == (5, True, "mine")
+    assert (code, "overwrites nothing" in problem, file.read_text()) == (5, True, "mine")
     assert not (tmp_path / "ablation.schema.json").exists()
 
 

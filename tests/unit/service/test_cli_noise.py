@@ -6,7 +6,7 @@ from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.sizing import size_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration, Ledger
-from service.cli import noise
+from service.cli.calibrations import noise_lines
 from service.schemas.calibrations import CalibrationList, CalibrationPublic
 from tests.calibrations import make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
@@ -23,7 +23,7 @@ def known(found: Calibration, problem: str | None = None) -> CalibrationList:
 
 
 def said(found: CalibrationList, ablation_id: str) -> str:
-    return "\n".join(noise.lines(found, ablation_id)).replace("\N{NO-BREAK SPACE}", " ")
+    return "\n".join(noise_lines(found, ablation_id)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.mark.parametrize(("sd", "advised"), [(0.003, False), (0.37, True)])
@@ -33,13 +33,13 @@ def test_the_noise_is_said_with_what_blocks_find_at_it(sd: float, advised: bool)
     sizing = size_of(SPEC, make_plan(SPEC), [found])
     assert sizing is not None
     assert f"20 A/A blocks; neighbouring trials of one arm differ with an sd of {found.sd_pct:.2f} %" in told
-    assert f"20 blocks find {sizing.mde_pct:.2f} %" in told, "what `plan` says of such a design"
+    assert f"20 blocks detect {sizing.mde_pct:.2f} %" in told, "what `plan` says of such a design"
     assert ("a quieter machine" in told) == advised
 
 
 def test_what_does_not_admit_says_why_and_what_mends_it() -> None:
     few = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(6)])
     told = said(known(few, "6 A/A blocks are known; 20 admit it"), few.ablations[0])
-    assert "no word about speed yet: 6 A/A blocks are known; 20 admit it; ablate aa cpu --like abl_1" in told
-    assert "blocks find" not in told
-    assert "It gave no noise" in said(known(few), "abl_other")
+    assert "no verdict about speed yet: 6 A/A blocks are known; 20 admit it; ablate aa cpu --like abl_1" in told
+    assert "blocks detect" not in told
+    assert "It measured no noise" in said(known(few), "abl_other")

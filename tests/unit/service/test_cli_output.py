@@ -4,10 +4,10 @@ import pytest
 import typer
 
 from experiments.errors import SpecError, SpecProblem
+from service.cli.follow import history_line, steps_text
 from service.cli.output import guarded, problem_lines
-from service.cli.watch import history_line, steps_text
 from service.client.api import Refused
-from service.schemas.events import Event
+from service.schemas.ablations import Event
 from service.schemas.problems import Problem, ProblemDetail
 
 PROBLEM = Problem(

@@ -7,20 +7,20 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.design.arms import Arm, resolve
-from experiments.design.fields import read_field
+from experiments.design.config_fields import read_field
 from experiments.design.gate import show
-from experiments.design.gates import GATES, catalogue
+from experiments.design.gates import GATES
+from experiments.design.listings import public_gates, public_recipes
 from experiments.design.load import parse_spec
-from experiments.design.recipe_values import recipe_values
 from experiments.design.recipes import OVERRIDES, RECIPES
 from experiments.errors import SpecError
 from kernels.backends import NODE_CLASSES
-from service.cli import gates_page
+from service.cli.commands import gates
 from service.cli.commands.gates import with_recipes
 from service.cli.commands.recipes import app
 from tests.factories import spec_values
 
-ROWS = {row.name: row for row in recipe_values()}
+ROWS = {row.name: row for row in public_recipes()}
 
 
 def recipes(*arguments: str) -> str:
@@ -81,27 +81,27 @@ def test_json_is_one_document_and_an_unknown_name_is_refused() -> None:
 @pytest.mark.parametrize("node_class", [name for name, entry in NODE_CLASSES.items() if entry.lanes])
 def test_gates_of_a_node_class_show_the_values_of_recipes_that_run_there(node_class: str) -> None:
     able = [name for name, recipe in RECIPES.items() if node_class in (recipe.node_classes or NODE_CLASSES)]
-    for row in with_recipes(catalogue(), None, node_class):
+    for row in with_recipes(public_gates(), None, node_class):
         got = {name: baseline(name, node_class).gates[row.name] for name in able}
         assert row.recipes == got or row.name == "lane"
 
 
 def test_gates_say_one_value_where_recipes_agree_and_each_where_not() -> None:
-    rows = {row.name: gates_page.in_recipes(row) for row in catalogue()}
+    rows = {row.name: gates.value_in_recipes(row) for row in public_gates()}
     assert rows["loss"] == "dense"
     assert rows["micro_batch"] == "2: hybrid-tiny; 8: hybrid-ref-h200, hybrid-ref-v6e"
-    (tiny,) = (row for row in with_recipes(catalogue(), "hybrid-tiny", None) if row.name == "micro_batch")
-    assert gates_page.in_recipes(tiny) == "2"
+    (tiny,) = (row for row in with_recipes(public_gates(), "hybrid-tiny", None) if row.name == "micro_batch")
+    assert gates.value_in_recipes(tiny) == "2"
     assert set(rows) == set(GATES)
 
 
 def test_a_value_that_does_not_run_there_is_no_default() -> None:
-    (lane,) = (row for row in catalogue() if row.name == "lane")
+    (lane,) = (row for row in public_gates() if row.name == "lane")
     only = lane.model_copy(update={"values": ("xla", "cuda")})
     (shown,) = with_recipes([only], "hybrid-tiny", None)
-    assert gates_page.in_recipes(shown) == "must be named"
+    assert gates.value_in_recipes(shown) == "must be named"
 
 
 def test_a_recipe_that_is_not_for_a_node_class_is_refused() -> None:
     with pytest.raises(SpecError, match="'hybrid-ref-h200' is not meant for node class 'cpu'"):
-        with_recipes(catalogue(), "hybrid-ref-h200", "cpu")
+        with_recipes(public_gates(), "hybrid-ref-h200", "cpu")

@@ -8,11 +8,11 @@ from rich.console import Console, RenderableType
 
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
-from experiments.records.sizing import Sizing
+from experiments.records.calibration import Sizing
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import lay_out
-from service.cli import show, show_verdict
-from service.cli.decisions import exit_code
+from service.cli import tables, verdict_tables
+from service.cli.verdicts import exit_code
 from service.schemas.submissions import BlockOrder, PlanPublic
 from tests import views
 from tests.public_rows import ablation_row, trial_row
@@ -35,7 +35,7 @@ def test_verdict_shows_effect_interval_and_decision() -> None:
     found = _verdict(calibrated=True)
     measured = next(variant for variant in found.variants if variant.primary is not None)
     row = next(
-        line for line in _text(show_verdict.verdict(found)).splitlines() if line.strip().startswith(measured.arm)
+        line for line in _text(verdict_tables.verdict(found)).splitlines() if line.strip().startswith(measured.arm)
     )
     assert measured.primary is not None
     assert f"{abs(measured.primary.delta_pct):.2f}" in row
@@ -45,7 +45,7 @@ def test_verdict_shows_effect_interval_and_decision() -> None:
 
 def test_verdict_says_what_the_samples_say_when_the_word_is_capped() -> None:
     found = _verdict(calibrated=False)
-    assert "inconclusive (uncalibrated; samples say" in _text(show_verdict.verdict(found))
+    assert "inconclusive (uncalibrated; samples say" in _text(verdict_tables.verdict(found))
 
 
 def test_verdict_names_the_loss_requirement_that_failed() -> None:
@@ -53,7 +53,7 @@ def test_verdict_names_the_loss_requirement_that_failed() -> None:
     variant = next(v for v in found.variants if v.requirements)
     broken = [r.model_copy(update={"passed": False}) for r in variant.requirements]
     worse = variant.model_copy(update={"requirements": tuple(broken)})
-    assert "FAILED: loss_step1" in _text(show_verdict.verdict(found.model_copy(update={"variants": (worse,)})))
+    assert "FAILED: loss_step1" in _text(verdict_tables.verdict(found.model_copy(update={"variants": (worse,)})))
 
 
 def test_verdict_shows_the_change_of_peak_memory() -> None:
@@ -61,12 +61,12 @@ def test_verdict_shows_the_change_of_peak_memory() -> None:
     arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in found.arms.items()}
     fat = arms[found.variants[0].arm]
     arms[found.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
-    assert "+3\N{NO-BREAK SPACE}MiB" in _text(show_verdict.verdict(found.model_copy(update={"arms": arms})))
+    assert "+3\N{NO-BREAK SPACE}MiB" in _text(verdict_tables.verdict(found.model_copy(update={"arms": arms})))
 
 
 def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant() -> None:
     found = _verdict(calibrated=True)
-    text = "\n".join(show_verdict.explanation(found))
+    text = "\n".join(verdict_tables.explanation(found))
     said = {one.arm: one for one in lay_out(found).variants}
     for variant in found.variants:
         assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
@@ -103,19 +103,19 @@ def test_every_verdict_word_has_a_colour() -> None:
     found = _verdict(calibrated=True)
     for word in VerdictWord:
         variant = found.variants[0].model_copy(update={"verdict": word, "measured": word})
-        assert word.value in _text(show_verdict.verdict(found.model_copy(update={"variants": (variant,)})))
+        assert word.value in _text(verdict_tables.verdict(found.model_copy(update={"variants": (variant,)})))
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_a_trial_that_did_not_measure_is_shown_with_its_reason(width: int) -> None:
     late = trial_row(arm="chunk-32", state="done", outcome="timeout", reason="90 s [limits.trial] are over")
-    said = " ".join(_text(show.ablation(ablation_row(), [trial_row(), late]), width=width).split())
+    said = " ".join(_text(tables.ablation(ablation_row(), [trial_row(), late]), width=width).split())
     assert "90 s [limits.trial] are over" in said
 
 
 def test_a_trial_is_shown_with_its_node_and_what_broke_before_it_runs_again() -> None:
     rows = [trial_row(node="gpu-7"), trial_row(node="gpu-8", broke="the worker [went]")]
-    said = " ".join(_text(show.ablation(ablation_row(), rows), width=200).split())
+    said = " ".join(_text(tables.ablation(ablation_row(), rows), width=200).split())
     assert "queued gpu-7" in said
     assert "gpu-8 runs again: the worker [went]" in said
 
@@ -144,23 +144,23 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
 
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -> None:
-    said = " ".join(_text(show.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
-    assert "none beyond inconclusive: no node of class cpu is calibrated for this workload" in said
+    said = " ".join(_text(tables.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
+    assert "only inconclusive: no node of class cpu is calibrated for this workload" in said
     assert "; first: ablate aa cpu --like SPEC" in said
-    assert "inconclusive" not in _text(show.plan(plan_of(8)), width=width)
+    assert "inconclusive" not in _text(tables.plan(plan_of(8)), width=width)
 
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:
     noise = Sizing(calibration="c", sd_upper_pct=37.0, mde_pct=4.9, adopt_if_pct=5.0, blocks_needed=1873)
     plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04, warnings=["180 [are] not enough"])
-    said = " ".join(_text(show.plan(plan), width=200).split())
+    said = " ".join(_text(tables.plan(plan), width=200).split())
     assert "device minutes about 196.0" in said
     assert said.endswith("warning: 180 [are] not enough")
     assert "sd of at most 37.00 % between neighbouring trials, over windows of 4 timed steps" in said
     assert "which 1,873 blocks detect; a quieter machine, a longer window" in said
     assert "... 1,865 more" in said
-    assert len(_text(show.plan(plan), width=200).splitlines()) < 25
-    fitting = " ".join(_text(show.plan(plan_of(8, sizing=noise, expected_device_minutes=3.0)), width=200).split())
+    assert len(_text(tables.plan(plan), width=200).splitlines()) < 25
+    fitting = " ".join(_text(tables.plan(plan_of(8, sizing=noise, expected_device_minutes=3.0)), width=200).split())
     assert "about 3.0 detects" in fitting
     assert "more" not in fitting
     assert "warning" not in fitting
@@ -180,7 +180,7 @@ LISTED = [
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_a_list_says_the_answer_or_how_long_it_takes(width: int) -> None:
-    lines = _text(show.ablations(LISTED), width=width).splitlines()
+    lines = _text(tables.ablations(LISTED), width=width).splitlines()
     assert all(len(line) <= width for line in lines)
     starts = [next(at for at, line in enumerate(lines) if line.startswith(row.name)) for row in LISTED]
     rows = [" ".join(lines[a:b]).replace("\N{NO-BREAK SPACE}", " ") for a, b in pairwise([*starts, len(lines)])]
@@ -194,7 +194,7 @@ def test_a_list_says_the_answer_or_how_long_it_takes(width: int) -> None:
 
 
 def test_show_says_the_answer_or_how_long_it_takes() -> None:
-    shown = [_text(show.ablation(row, [])) for row in LISTED]
+    shown = [_text(tables.ablation(row, [])) for row in LISTED]
     facts = [dict(re.findall(r"^(answer|waits for|time left) +(.*?) *$", text, re.MULTILINE)) for text in shown]
     assert facts == [
         {"answer": "chunk-8 better, +12.30 % throughput, and 8 more"},
@@ -207,12 +207,14 @@ def test_show_says_the_answer_or_how_long_it_takes() -> None:
 def test_blocks_and_places_count_from_one_wherever_they_are_shown() -> None:
     plan = plan_of(3)
     planned = [
-        line.split()[0] for line in map(str.rstrip, _text(show.plan(plan)).splitlines()) if line.endswith("baseline")
+        line.split()[0] for line in map(str.rstrip, _text(tables.plan(plan)).splitlines()) if line.endswith("baseline")
     ]
     assert planned == ["1", "2", "3"]
     trials = [trial_row(block_index=index, position=position) for index in range(3) for position in range(2)]
-    shown = [line.split()[1:3] for line in _text(show.ablation(ablation_row(), trials)).splitlines() if "trl_" in line]
-    assert shown == [[number, place] for number in "123" for place in "12"]
+    lines = _text(tables.ablation(ablation_row(), trials)).splitlines()
+    assert [line.split()[1:3] for line in lines if "trl_" in line] == [
+        [number, place] for number in "123" for place in "12"
+    ]
 
 
 def test_show_says_of_every_trial_that_did_not_measure_why() -> None:
@@ -220,7 +222,7 @@ def test_show_says_of_every_trial_that_did_not_measure_why() -> None:
     rows = [trial_row(arm="psiv-on", state="done", outcome="failed", reason=why), trial_row(arm="chunk-32")]
     for width in (80, 140, 200):
         console = Console(file=io.StringIO(), width=width)
-        console.print(show.ablation(ablation_row(), rows))
+        console.print(tables.ablation(ablation_row(), rows))
         assert isinstance(console.file, io.StringIO)
         told = console.file.getvalue()
         missing = [word for word in why.split() if word not in told.split()]

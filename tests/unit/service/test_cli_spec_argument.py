@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from experiments.design.load import parse_spec
 from experiments.design.spec_files import CONTENT_TYPE_OF_SUFFIX
 from experiments.errors import SpecError
-from service.cli.command_group import app
-from service.cli.spec_argument import read_spec
+from service.cli.arguments import read_spec
+from service.cli.service_commands import app
 
 
 def test_read_spec_takes_a_catalog_name() -> None:

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from service.cli.watch import FollowedAblation
-from service.schemas.events import Event
+from service.cli.follow import FollowedAblation
+from service.schemas.ablations import Event
 from service.schemas.nodes import NodePublic
 from tests.public_rows import ablation_row, trial_row
 

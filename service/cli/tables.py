@@ -1,4 +1,4 @@
-"""Tables of the CLI: ablations, plans, nodes, gates and verdicts as people read them."""
+"""Tables of ablations, trials, plans, nodes and calibrations for a terminal."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from service.schemas.nodes import NodePublic, NodeRuns
     from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
-STATES: dict[str, str] = {
+_STATE_COLOURS: dict[str, str] = {
     AblationState.COMPLETED: "green",
     TrialState.DONE: "green",
     AblationState.RUNNING: "cyan",
@@ -29,21 +29,21 @@ STATES: dict[str, str] = {
     AblationState.CANCELLED: "yellow",
     AblationState.FAILED: "red",
 }
-
-
-MOST_BLOCKS = 8
-"""Blocks of a plan that are shown."""
+_PLAN_BLOCKS = 8
+"""Blocks of a plan in its table."""
+_RAN = "ran"
+"""State of a trial that ran while its block goes on. The service shows it as running until the block is reported."""
 
 
 def state(name: str) -> str:
-    """Return a state in its colour."""
-    colour = STATES.get(name)
+    """Return a state as markup in its colour."""
+    colour = _STATE_COLOURS.get(name)
     return f"[{colour}]{name}[/]" if colour else name
 
 
 def ablations(rows: "Iterable[AblationPublic]") -> RenderableType:
-    """Show a list of ablations."""
-    made = TerminalTable(
+    """Return a table of ablations."""
+    table = TerminalTable(
         *names("name"),
         *ids("id"),
         *names("state"),
@@ -55,90 +55,86 @@ def ablations(rows: "Iterable[AblationPublic]") -> RenderableType:
     for row in rows:
         created = wording.moment(row.created_at)
         answer, waits = escape(row.answer or time_left(row)), escape(row.waiting_for or "")
-        made.add_row(escape(row.name), row.id, state(row.state), blocks(row), answer, waits, created)
-    return made if made.rows else Text("No ablation yet. Submit one: ablate submit demo")
+        table.add_row(escape(row.name), row.id, state(row.state), blocks(row), answer, waits, created)
+    return table if table.rows else Text("No ablation yet. Submit one: ablate submit demo")
 
 
 def blocks(row: "AblationPublic") -> str:
-    """Say how many blocks are done and how many failed."""
+    """Return the number of blocks that are done, planned and failed."""
     failed = f", {row.blocks.failed:,} failed" if row.blocks.failed else ""
     return f"{row.blocks.done:,}/{row.blocks.planned:,}{failed}"
 
 
 def time_left(row: "AblationPublic") -> str:
-    """Say how long an ablation still takes; nothing where nobody knows."""
+    """Return the time that an ablation still takes; empty if unknown."""
     return "" if row.time_left_s is None else f"about {wording.duration(row.time_left_s)} left"
 
 
-RAN = "ran"
-"""The state of a trial that ran while its block goes on; for the service it runs until the block is handed in."""
-
-
 def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> RenderableType:
-    """Show one ablation with its trials."""
-    stands = [("answer", row.answer), ("waits for", row.waiting_for), ("time left", time_left(row))]
-    known = facts(
+    """Return one ablation with its trials."""
+    progress = [("answer", row.answer), ("waits for", row.waiting_for), ("time left", time_left(row))]
+    pairs = facts(
         ("ablation", f"[bold]{escape(row.name)}[/]  {row.id}"),
         ("question", escape(row.question)),
         ("state", state(row.state)),
         ("priority", str(row.priority)),
-        *((name, escape(said)) for name, said in stands if said),
+        *((name, escape(text)) for name, text in progress if text),
         ("blocks", blocks(row)),
         ("node class", row.node_class),
         ("spec", row.spec_digest),
         ("rule", row.rule_digest),
         *(("imported from", digest) for digest in row.bundles),
         ("created", wording.moment(row.created_at)),
-        ("mlflow", row.mlflow_url or "not projected yet"),
+        ("mlflow", row.mlflow_url or "not in MLflow yet"),
     )
-    return Group(known, _trials(trials), Text(f"log of one: ablate log {row.name}/BLOCK/ARM", "dim"))
+    return Group(pairs, _trials(trials), Text(f"log of a trial: ablate log {row.name}/BLOCK/ARM", "dim"))
 
 
 def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:
-    ran = any(row.node for row in rows)
-    made = TerminalTable(
+    node = ["node"] if any(row.node for row in rows) else []
+    table = TerminalTable(
         *names("arm"),
         *numbers("block", "place"),
-        *names("state", "outcome", *(["node"] if ran else [])),
+        *names("state", "outcome", *node),
         *texts("why"),
         *names("trial"),
         leaving=("why",),
     )
     for row in rows:
         number, place = str(block_number(row.block_index)), str(place_number(row.position))
-        made.add_row(
+        table.add_row(
             escape(row.arm),
             number,
             place,
-            RAN if row.had_its_turn else state(row.state),
+            _RAN if row.had_its_turn else state(row.state),
             row.outcome or "",
-            *([escape(row.node or "")] if ran else []),
+            *([escape(row.node or "")] if node else []),
             escape(row.reason or (f"runs again: {row.broke}" if row.broke else "")),
             row.id,
         )
-    return made
+    return table
 
 
 def facts(*pairs: tuple[str, str]) -> Table:
-    """Show facts, each with its name before it."""
-    made = Table(show_header=False, box=None, pad_edge=False)
-    made.add_column(no_wrap=True, style="dim")
-    made.add_column(overflow="fold")
+    """Return a table of (name, value)."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
     for pair in pairs:
-        made.add_row(*pair)
-    return made
+        table.add_row(*pair)
+    return table
 
 
 def plan(answer: "PlanPublic") -> RenderableType:
-    """Show what a spec would run, where, and what it could detect."""
+    """Return the trials of a spec, the nodes that can run them, and the effect that it can detect."""
     arms = ", ".join(escape(arm.name) for arm in answer.arms)
-    known = facts(
+    pairs = facts(
         ("ablation", f"[bold]{escape(answer.ablation)}[/]"),
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
-        ("device minutes", _minutes(answer)),
+        ("device minutes", _device_minutes(answer)),
         ("detects", _detects(answer)),
-        *_words(answer),
+        *_verdict_limits(answer),
         *(
             (f"node class {row.node_class}", _eligible(row))
             for row in answer.node_classes
@@ -147,54 +143,61 @@ def plan(answer: "PlanPublic") -> RenderableType:
         ("spec", answer.spec_digest),
         ("rule", answer.rule_digest),
     )
-    made = TerminalTable(*numbers("block", "seed"), *texts("order"))
-    for block in answer.blocks[:MOST_BLOCKS]:
-        made.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
-    left = len(answer.blocks) - MOST_BLOCKS
+    table = TerminalTable(*numbers("block", "seed"), *texts("order"))
+    for block in answer.blocks[:_PLAN_BLOCKS]:
+        table.add_row(str(block_number(block.index)), str(block.seed), escape(" ".join(block.order)))
+    left = len(answer.blocks) - _PLAN_BLOCKS
     more = [Text(f"... {left:,} more (all of them: --json)", "dim")] if left > 0 else []
-    return Group(known, made, *more, warnings(answer.warnings))
+    return Group(pairs, table, *more, warnings(answer.warnings))
 
 
-def warnings(said: Sequence[str]) -> RenderableType:
-    """Show what a spec does not get as it stands; nothing where that is nothing."""
-    return Group(*(Text(f"warning: {one}", "yellow") for one in said))
+def warnings(texts: Sequence[str]) -> RenderableType:
+    """Return the warnings about a spec, one per line."""
+    return Group(*(Text(f"warning: {text}", "yellow") for text in texts))
 
 
-def _minutes(answer: "PlanPublic") -> str:
+def _device_minutes(answer: "PlanPublic") -> str:
     cost = answer.expected_device_minutes
-    return "unknown, nothing of this kind was measured yet" if cost is None else f"about {wording.fixed(cost, 1)}"
+    return "unknown: no similar ablation has run yet" if cost is None else f"about {wording.fixed(cost, 1)}"
 
 
 def _is_costly(answer: "PlanPublic") -> bool:
-    """Tell whether the noise asks for more than the design has, or than its budget allows."""
-    found, cost = answer.sizing, answer.expected_device_minutes
-    blind = found is not None and found.mde_pct > found.adopt_if_pct
-    return blind or (cost is not None and cost > answer.device_minutes_allowed)
+    """Return whether the noise needs more blocks than the design has, or more time than its budget."""
+    sizing, cost = answer.sizing, answer.expected_device_minutes
+    too_few = sizing is not None and sizing.mde_pct > sizing.adopt_if_pct
+    return too_few or (cost is not None and cost > answer.device_minutes_allowed)
 
 
 def _detects(answer: "PlanPublic") -> str:
     if answer.mde_pct_per_sd_pct is None:
         return "any change: the metric that decides is exact"
-    if answer.sizing is not None:
-        found = answer.sizing
-        needed = (
-            "no allowed number of blocks detects"
-            if found.blocks_needed is None
-            else f"{wording.counted(found.blocks_needed, 'block')} detect"
+    sizing = answer.sizing
+    if sizing is None:
+        return (
+            f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
         )
-        seen, noise = wording.size_percent(found.mde_pct), wording.size_percent(found.sd_upper_pct)
-        adopt, steps = wording.plain_percent(found.adopt_if_pct), wording.counted(answer.window_steps, "timed step")
-        measured = f"sd of at most {noise} between neighbouring trials, over windows of {steps}"
-        said = f"{seen} at the measured noise ({measured}); the rule adopts from {adopt}, which {needed}"
-        return f"{said}; {FEWER_BLOCKS}" if _is_costly(answer) else said
-    return f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
+    blocks = (
+        "no allowed number of blocks detects"
+        if sizing.blocks_needed is None
+        else f"{wording.counted(sizing.blocks_needed, 'block')} detect"
+    )
+    noise = (
+        f"sd of at most {wording.size_percent(sizing.sd_upper_pct)} between neighbouring trials, "
+        f"over windows of {wording.counted(answer.window_steps, 'timed step')}"
+    )
+    adopt_from = wording.plain_percent(sizing.adopt_if_pct)
+    text = (
+        f"{wording.size_percent(sizing.mde_pct)} at the measured noise ({noise}); "
+        f"the rule adopts from {adopt_from}, which {blocks}"
+    )
+    return f"{text}; {FEWER_BLOCKS}" if _is_costly(answer) else text
 
 
-def _words(answer: "PlanPublic") -> Iterator[tuple[str, str]]:
-    """Say that the answer will be inconclusive, where the noise of what would run is not known."""
+def _verdict_limits(answer: "PlanPublic") -> Iterator[tuple[str, str]]:
+    """Yield that the verdict can only be inconclusive, if the noise of this workload is unknown."""
     if answer.mended_by is not None:
-        why = f"no node of class {answer.node_class} is calibrated for this workload"
-        yield "words", f"[yellow]none beyond inconclusive[/]: {why}; first: {escape(answer.mended_by)}"
+        reason = f"no node of class {answer.node_class} is calibrated for this workload"
+        yield "verdict", f"[yellow]only inconclusive[/]: {reason}; first: {escape(answer.mended_by)}"
 
 
 def _eligible(row: "NodeClassAnswer") -> str:
@@ -204,8 +207,8 @@ def _eligible(row: "NodeClassAnswer") -> str:
 
 
 def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
-    """Show the registered nodes."""
-    made = TerminalTable(
+    """Return a table of nodes."""
+    table = TerminalTable(
         *names("node", "class", "health"),
         *texts("takes work", "runs", "devices", "lacks"),
         *names("seen"),
@@ -216,22 +219,22 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
         devices = ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
         lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
         seen = wording.moment(row.seen_at)
-        made.add_row(
+        table.add_row(
             escape(row.name),
             row.node_class,
             row.health,
             _takes_work(row),
-            escape(", ".join(map(_runs, row.runs))),
+            escape(", ".join(map(_trial_place, row.runs))),
             escape(devices),
             lacks,
             seen,
         )
-    return made if made.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
+    return table if table.rows else Text("No node has registered. Start one: ablate up, or ablate worker up")
 
 
-def _runs(one: "NodeRuns") -> str:
-    """Write what runs as `ablate log` takes it."""
-    return "/".join((one.name, str(block_number(one.block_index)), *one.arms[:1]))
+def _trial_place(runs: "NodeRuns") -> str:
+    """Return the running trial in the form that `ablate log` accepts."""
+    return "/".join((runs.name, str(block_number(runs.block_index)), *runs.arms[:1]))
 
 
 def _takes_work(row: "NodePublic") -> str:
@@ -247,20 +250,26 @@ def _lanes_that_failed(row: "NodePublic") -> list[str]:
     return [f"lane {lane}: {problem}" for lane, problem in (row.lanes or {}).items() if problem is not None]
 
 
-def calibrations(found: "CalibrationList") -> RenderableType:
-    """Show what is known about noise, and the service's own rate of false words."""
-    made = TerminalTable(
+def calibrations(answer: "CalibrationList") -> RenderableType:
+    """Return the noise of devices, and the service's rate of false verdicts."""
+    table = TerminalTable(
         *names("calibrated", "recipe"),
         *numbers("A/A blocks", "sd of d", "at most"),
-        *texts("admits words"),
+        *texts("admits verdicts"),
         *names("last block"),
         leaving=("last block",),
     )
-    for row in found.items:
-        one = row.calibration
-        sd, most = wording.size_percent(one.sd_pct), wording.size_percent(one.sd_upper_pct)
-        state = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
-        device, last = f"{one.key.node_class} {one.key.device_serial}", wording.moment(one.measured_at)
-        made.add_row(escape(device), one.key.recipe, f"{one.blocks:,}", sd, most, escape(state), last)
-    statement = Text(found.statement)
-    return Group(made, statement) if found.items else statement
+    for row in answer.items:
+        calibration, key = row.calibration, row.calibration.key
+        admits = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
+        table.add_row(
+            escape(f"{key.node_class} {key.device_serial}"),
+            key.recipe,
+            f"{calibration.blocks:,}",
+            wording.size_percent(calibration.sd_pct),
+            wording.size_percent(calibration.sd_upper_pct),
+            escape(admits),
+            wording.moment(calibration.measured_at),
+        )
+    statement = Text(answer.statement)
+    return Group(table, statement) if answer.items else statement

@@ -22,7 +22,7 @@ _FINDINGS_SHOWN = 5
 _PHASES = {
     PartPhase.STARTING: "[yellow]starting[/]",
     PartPhase.READY: "[green]runs[/]",
-    PartPhase.RESTARTING: "[yellow]starts again[/]",
+    PartPhase.RESTARTING: "[yellow]restarts[/]",
     PartPhase.GIVEN_UP: "[red]given up[/]",
 }
 
@@ -30,7 +30,9 @@ _PHASES = {
 @app.command()
 @guarded
 def up(
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay attached; Ctrl-C stops everything.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops everything.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start broker, MLflow, API, background process and one worker on this machine."""
@@ -38,33 +40,33 @@ def up(
     if foreground:
         _up_in_foreground(files)
         return
-    state = control.start(files, say)
+    state = control.start(files, print_progress)
     if as_json:
         print_json(state)
     else:
-        show_addresses(files, state)
+        print_stack(files, state)
 
 
 @app.command()
 @guarded
 def down(as_json: JsonOption = False) -> None:
-    """Stop the stack of this home and make sure that no process of it is left."""
+    """Stop the stack of this home and check that none of its processes is left."""
     files = home_files()
-    done = control.stop(files, say)
+    result = control.stop(files, print_progress)
     if as_json:
-        print_json({"was_running": done.was_running, "killed": done.killed, "seconds": round(done.seconds, 2)})
+        print_json({"was_running": result.was_running, "killed": result.killed, "seconds": round(result.seconds, 2)})
         return
-    if not done.was_running:
+    if not result.was_running:
         out().print(f"nothing runs in {escape(str(files.home))}")
         return
-    forced = f"; {wording.counted(done.killed, 'process')} had to be killed" if done.killed else ""
-    out().print(f"stopped in {done.seconds:.1f} s, no process is left{forced}")
+    forced = f"; {wording.counted(result.killed, 'process')} had to be killed" if result.killed else ""
+    out().print(f"stopped in {result.seconds:.1f} s, no process is left{forced}")
 
 
 @app.command()
 @guarded
 def status(as_json: JsonOption = False) -> None:
-    """Show what runs in this home, and what was started again. Exit 6 when nothing runs or a part is not there."""
+    """Show the parts of this home's stack and their restarts. Exits with 6 if it is down or a part is not ready."""
     files = home_files()
     state = control.running(files)
     if as_json:
@@ -80,30 +82,30 @@ def status(as_json: JsonOption = False) -> None:
 @app.command()
 @guarded
 def backup(file: Annotated[Path, typer.Argument(help="The new file.")], as_json: JsonOption = False) -> None:
-    """Copy the database of this home into a new file, while everything runs."""
-    from service.cli.backup import back_up
+    """Copy the database of this home to a new file. The stack may be running."""
+    from service.stack.backup import back_up  # imports SQLAlchemy
 
     size = back_up(get_settings().sqlalchemy_url, file)
     if as_json:
         print_json({"file": str(file.absolute()), "bytes": size})
     else:
-        out().print(f"{escape(str(file))}: {size:,} bytes; what MLflow shows is made from it: ablate mlflow rebuild")
+        out().print(f"{escape(str(file))}: {size:,} bytes; rebuild MLflow from it with: ablate mlflow rebuild")
 
 
 @app.command()
 @guarded
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `ablate backup` wrote.")], as_json: JsonOption = False
+    file: Annotated[Path, typer.Argument(help="A file from `ablate backup`.")], as_json: JsonOption = False
 ) -> None:
-    """Put a backup in the place of this home's database; the stack must be down."""
-    from service.cli.backup import restore as put_back
+    """Replace the database of this home with a backup. The stack must be down."""
+    from service.stack.backup import restore as put_back
 
-    kept = put_back(get_settings().sqlalchemy_url, file, home_files())
+    previous = put_back(get_settings().sqlalchemy_url, file, home_files())
     if as_json:
-        print_json({"kept": None if kept is None else str(kept)})
+        print_json({"kept": None if previous is None else str(previous)})
         return
-    if kept is not None:
-        out().print(f"the database that was here is now {escape(str(kept))}")
+    if previous is not None:
+        out().print(f"the previous database is now {escape(str(previous))}")
     out().print("restored; next: ablate up    ablate mlflow rebuild")
 
 
@@ -113,13 +115,13 @@ def demo(as_json: JsonOption = False) -> None:
     """Run the catalog ablation `demo` from end to end: stack, live progress, verdict, report, MLflow."""
     from service.cli.demo import run_demo
 
-    summary = run_demo(home_files(), say)
+    summary = run_demo(home_files(), print_progress)
     if as_json:
         print_json(summary)
 
 
-def say(kind: str, text: str) -> None:
-    """Print the progress of a start to standard error."""
+def print_progress(kind: str, text: str) -> None:
+    """Print the progress of a start on standard error."""
     if kind == "part":
         name, _, seconds = text.partition(" ")
         err().print(f"  [green]ready[/]  {name:<11} after {seconds} s")
@@ -127,19 +129,19 @@ def say(kind: str, text: str) -> None:
         err().print(f"  [yellow]note[/]   {escape(text)}")
 
 
-def show_addresses(files: StackFiles, state: StackState) -> None:
-    """Say where the stack can be reached and what to do next."""
+def print_stack(files: StackFiles, state: StackState) -> None:
+    """Print the addresses of the stack and the next commands."""
     console = out()
     console.print(f"stack is up in {escape(str(files.home))}")
     _print_addresses(console, f"{state.api_url}/docs", state.ablations_url)
     if state.broker_port is not None:
         where = escape(str(files.broker_password))
-        console.print(f"  broker  port {state.broker_port} for workers elsewhere; password in {where}")
+        console.print(f"  broker  port {state.broker_port} for workers on other machines; password in {where}")
     console.print("  next    ablate run demo    ablate status    ablate down")
 
 
 def _print_addresses(console: Console, api: str, mlflow: str) -> None:
-    """Print addresses in one piece each: a terminal that breaks a line itself still knows where an address ends."""
+    """Print each address in one line: a terminal that wraps it still recognises the whole address."""
     console.print(f"  API     {api}\n  MLflow  {mlflow}", soft_wrap=True)
 
 
@@ -148,29 +150,29 @@ def _up_in_foreground(files: StackFiles) -> None:
     from service.stack.supervisor import supervise
 
     check_installed()
-    control.clean_stale(files, say)
+    control.clean_stale(files, print_progress)
     err().print("starting; Ctrl-C stops everything")
-    supervise(files, lambda kind, text: _say_in_foreground(files, kind, text))
+    supervise(files, lambda kind, text: _print_in_foreground(files, kind, text))
     err().print("stopped, no process is left")
 
 
-def _say_in_foreground(files: StackFiles, kind: str, text: str) -> None:
+def _print_in_foreground(files: StackFiles, kind: str, text: str) -> None:
     state = control.running(files) if kind == "ready" else None
     if state is not None:
-        show_addresses(files, state)
+        print_stack(files, state)
     else:
-        say(kind, text)
+        print_progress(kind, text)
 
 
 def _show_parts(files: StackFiles, state: StackState) -> None:
     console = out()
     console.print(f"stack of {wording.moment(state.started_at)}: {state.phase}")
     _print_addresses(console, state.api_url, state.ablations_url)
-    made = TerminalTable(*names("part"), *numbers("pid"), *names("state", "started again"), *texts("log"))
+    table = TerminalTable(*names("part"), *numbers("pid"), *names("state", "restarted"), *texts("log"))
     for name, part in state.parts.items():
         times = wording.counted(part.restarts, "time") if part.restarts else "never"
-        made.add_row(name, str(state.pids[name]), _PHASES[part.phase], times, escape(str(files.log(name))))
-    console.print(made)
+        table.add_row(name, str(state.pids[name]), _PHASES[part.phase], times, escape(str(files.log(name))))
+    console.print(table)
     for finding in state.findings[-_FINDINGS_SHOWN:]:
-        said = f"{finding.part} {finding.what}; {finding.then}"
-        console.print(f"  {wording.moment(finding.at)}  {escape(said)}")
+        text = escape(f"{finding.part} {finding.what}; {finding.then}")
+        console.print(f"  {wording.moment(finding.at)}  {text}")

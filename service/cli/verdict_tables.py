@@ -1,4 +1,4 @@
-"""Verdicts of the CLI as people read them."""
+"""Verdicts for a terminal: the table, the reasons, and judged tables of other people."""
 
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,12 @@ from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
 from experiments.reporting.verdict_layout import lay_out
-from service.cli.show import facts
+from service.cli.tables import facts
 
 if TYPE_CHECKING:
     from experiments.analysis.published import PublishedTable, PublishedVerdict
 
-COLOURS: dict[Tone, str] = {
+_COLOURS: dict[Tone, str] = {
     Tone.GOOD: "green",
     Tone.BAD: "red",
     Tone.NEUTRAL: "cyan",
@@ -25,34 +25,34 @@ COLOURS: dict[Tone, str] = {
 }
 _KINDS: dict[str, Kind] = {"text": "text", "code": "name", "number": "number"}
 _LEAVING = ("loss", "memory", "MDE", "repeats", "of the variant", "of the baseline")
-"""Columns of a verdict without which its row still says the answer."""
+"""Columns that a narrow terminal moves below the row."""
 
 
-def verdict(found: Verdict) -> RenderableType:
-    """Show the verdict table: one row per variant."""
-    layout = lay_out(found)
+def verdict(verdict: Verdict) -> RenderableType:
+    """Return the verdict table, one row for each variant."""
+    layout = lay_out(verdict)
     return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
 
 
-def published(printed: "PublishedTable", found: "PublishedVerdict") -> RenderableType:
-    """Show what a printed table claims, and what it shows."""
-    known = facts(
-        ("table", f"[bold]{escape(printed.title)}[/], {escape(printed.source)}"),
-        ("claim", escape(printed.claim)),
-        ("word", f"[bold]{found.word}[/], decision {found.decision}"),
-        ("reason", escape(found.reason)),
+def published(table: "PublishedTable", verdict: "PublishedVerdict") -> RenderableType:
+    """Return the claim of a published table and the verdict that the table supports."""
+    pairs = facts(
+        ("table", f"[bold]{escape(table.title)}[/], {escape(table.source)}"),
+        ("claim", escape(table.claim)),
+        ("verdict", f"[bold]{verdict.word}[/], decision {verdict.decision}"),
+        ("reason", escape(verdict.reason)),
     )
-    made = TerminalTable(*names("requirement"), *texts("rule", "result", "found"))
-    for result in found.requirements:
+    requirements = TerminalTable(*names("requirement"), *texts("rule", "result", "numbers"))
+    for result in verdict.requirements:
         passed = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
-        made.add_row(result.metric, result.rule, passed, escape(result.detail))
-    return Group(known, made)
+        requirements.add_row(result.metric, result.rule, passed, escape(result.detail))
+    return Group(pairs, requirements)
 
 
-def explanation(found: Verdict) -> list[str]:
-    """Return the reasoning of every variant as lines of rich markup."""
+def explanation(verdict: Verdict) -> list[str]:
+    """Return the reasons for every variant's verdict as lines of rich markup."""
     lines: list[str] = []
-    for variant in lay_out(found).variants:
+    for variant in lay_out(verdict).variants:
         lines += [f"[bold]{escape(variant.arm)}[/]: {escape(variant.sentence)}"]
         lines += [f"  {escape(variant.why)}"] if variant.why else []
         for metric, rule, result, detail in variant.requirements:
@@ -61,20 +61,20 @@ def explanation(found: Verdict) -> list[str]:
             f"  gates live {variant.gates_live} (every gate in every trial)",
             *(f"  {escape(remark)}" for remark in variant.remarks),
         ]
-    broken = [escape(line) for line in broken_attempts(found)]
-    return [*lines, *broken, f"[dim]rule {found.rule_digest}[/]"]
+    broken = [escape(line) for line in broken_attempts(verdict)]
+    return [*lines, *broken, f"[dim]rule {verdict.rule_digest}[/]"]
 
 
-def _table(laid_out: LaidOutTable, *, title: str) -> TerminalTable:
-    first, *others = laid_out.columns
+def _table(layout: LaidOutTable, *, title: str) -> TerminalTable:
+    first, *others = layout.columns
     columns = [*names(first.heading), *(TerminalColumn(other.heading, _KINDS[other.kind]) for other in others)]
-    made = TerminalTable(*columns, title=escape(title), leaving=_LEAVING)
-    for row in laid_out.rows:
-        made.add_row(*map(_markup, row))
-    return made
+    table = TerminalTable(*columns, title=escape(title), leaving=_LEAVING)
+    for row in layout.rows:
+        table.add_row(*map(_markup, row))
+    return table
 
 
 def _markup(cell: Cell) -> str:
-    said = escape(f"{cell.sign} {cell.text}" if cell.sign else cell.text)
+    text = escape(f"{cell.sign} {cell.text}" if cell.sign else cell.text)
     note = f" ({escape(cell.note)})" if cell.note else ""
-    return f"[{COLOURS[cell.tone]}]{said}[/]{note}" if cell.tone else f"{said}{note}"
+    return f"[{_COLOURS[cell.tone]}]{text}[/]{note}" if cell.tone else f"{text}{note}"

@@ -1,0 +1,201 @@
+"""Arguments of commands: how users name a spec, an ablation, a trial or a node.
+
+An ablation goes by its name, its id, a unique prefix of either, or `latest`. A trial goes by its id or its
+place in an ablation.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
+
+import typer
+from rich.markup import escape
+
+from experiments.block_numbers import block_index, block_list, block_name
+from experiments.design.problems import nearest
+from experiments.design.spec_files import catalog_names, read_catalog_file
+from experiments.errors import SpecError, SpecProblem
+from experiments.ids import CALLED_PATTERN
+from experiments.outcomes import TrialState
+from service.cli import completion
+from service.cli.output import err
+from service.errors import Ambiguous, NotFound
+
+if TYPE_CHECKING:
+    from service.client.api import Client
+    from service.schemas.ablations import TrialPublic
+    from service.schemas.submissions import SpecBody
+
+ABLATION_NAMES = "its name, its id, a unique prefix of either, or `latest`"
+
+SpecArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC",
+        help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.",
+        autocompletion=completion.catalog,
+    ),
+]
+AblationArgument = Annotated[
+    str,
+    typer.Argument(metavar="ABLATION", help=f"The ablation: {ABLATION_NAMES}.", autocompletion=completion.ablations),
+]
+AblationOrBundleArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ABLATION",
+        help=f"The ablation: {ABLATION_NAMES}. Or a bundle, which is judged here, without a service.",
+        autocompletion=completion.ablations,
+    ),
+]
+TrialArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRIAL",
+        help="ABLATION/BLOCK/ARM, for example latest/2/psiv-on. ABLATION alone means its running trial, or the last "
+        "one that ran. Or a trial's id.",
+        autocompletion=completion.trials,
+    ),
+]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=completion.nodes)]
+RegisteredNodeArgument = Annotated[
+    str,
+    typer.Argument(metavar="NODE", help="The node's name, or a unique prefix of it.", autocompletion=completion.nodes),
+]
+GraceOption = Annotated[
+    float, typer.Option("--grace-hours", min=0, max=24 * 365, help="How long the old secret stays valid, in hours.")
+]
+ReasonOption = Annotated[str, typer.Option(help="Why, for other people to read.")]
+
+
+def is_spec(argument: str) -> bool:
+    """Return whether the argument is standard input, a file or a catalog name."""
+    return argument == "-" or Path(argument).is_file() or argument in catalog_names()
+
+
+def read_spec(argument: str) -> "SpecBody":
+    """Return the spec that the argument names. Raises SpecError with the catalog's names if there is none."""
+    from service.schemas.submissions import SpecBody
+
+    if argument == "-":
+        return SpecBody(content=sys.stdin.buffer.read())
+    path = Path(argument)
+    if path.is_file():
+        return SpecBody.of(path)
+    if argument in catalog_names():
+        return SpecBody(content=read_catalog_file(argument))
+    raise SpecError(
+        [SpecProblem(pointer="SPEC", detail=no_such_spec(argument), hint=nearest(argument, catalog_names()))]
+    )
+
+
+def no_such_spec(argument: str) -> str:
+    """Return the message for an argument that names no spec."""
+    return f"there is no file {argument!r} and no catalog spec of that name; catalog: {', '.join(catalog_names())}"
+
+
+def ablation_id(client: "Client", name: str) -> str:
+    """Return the id of the ablation with this name, and print which one it is if a prefix or `latest` chose it.
+
+    Raises NotFound for text that cannot name an ablation.
+    """
+    if not may_name_an_ablation(name):
+        raise NotFound(_not_a_name(name))
+    if name == client.ablations.id_of(name):
+        return name
+    row = client.ablations.find(name)
+    if name != row.name:
+        err().print(f"[dim]{escape(name)} is {escape(row.name)}, {row.id}[/]")
+    return row.id
+
+
+def _not_a_name(name: str) -> str:
+    if Path(name).exists():
+        return f"{name!r} is neither a bundle nor the name of an ablation"
+    return f"there is no file {name!r}, and names and ids of ablations have only letters, digits, '-' and '_'"
+
+
+def may_name_an_ablation(name: str) -> bool:
+    """Return whether an ablation can have this name or id."""
+    return re.fullmatch(CALLED_PATTERN, name) is not None
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+NamedRow = TypeVar("NamedRow", bound=_Named)
+
+
+def rows_named(names: Sequence[str], rows: Sequence[NamedRow], *, unknown: str) -> list[NamedRow]:
+    """Return the rows with these names, all rows without names.
+
+    Raises SpecError for every unknown name, with the message `unknown`, in which {!r} stands for the name.
+    """
+    every = [row.name for row in rows]
+    problems = [
+        SpecProblem(pointer=name, detail=unknown.format(name), hint=nearest(name, every))
+        for name in names
+        if name not in every
+    ]
+    if problems:
+        raise SpecError(problems)
+    return [row for row in rows if not names or row.name in names]
+
+
+def node_name(client: "Client", prefix: str) -> str:
+    """Return the name of the node with this name or prefix, or `prefix` itself, which the service then rejects.
+
+    Raises Ambiguous for a prefix of several names.
+    """
+    return _single([row.name for row in client.nodes()], prefix, "nodes") or prefix
+
+
+def trial_id(client: "Client", name: str) -> str:
+    """Return the id of a trial. Raises NotFound or Ambiguous with the possible names."""
+    return name if name.startswith("trl_") else trial_at(client, name).id
+
+
+def trial_at(client: "Client", name: str) -> "TrialPublic":
+    """Return the trial at ABLATION/BLOCK/ARM. Without an arm it is the one that runs, or ran last.
+
+    Raises NotFound or Ambiguous with the possible names.
+    """
+    ablation, _, place = name.partition("/")
+    trials = list(client.ablations.trials(ablation_id(client, ablation)))
+    trial = _at(trials, place) if place else _latest(trials)
+    if "/" not in place:
+        err().print(f"[dim]{block_name(trial.block_index)}, {escape(trial.arm)}, {trial.state}[/]")
+    return trial
+
+
+def _latest(trials: "list[TrialPublic]") -> "TrialPublic":
+    """Return the running trial, otherwise the one that ran last."""
+    not_started = (TrialState.QUEUED, TrialState.CANCELLED)
+    started = [trial for trial in trials if trial.state not in not_started] or trials[:1]
+    return next((trial for trial in started if trial.runs_now), started[-1])
+
+
+def _at(trials: "list[TrialPublic]", place: str) -> "TrialPublic":
+    number, _, arm = place.partition("/")
+    index = block_index(int(number)) if number.isascii() and number.isdigit() else -1
+    block = [trial for trial in trials if trial.block_index == index]
+    if not block:
+        blocks = block_list(sorted({trial.block_index for trial in trials}))
+        raise NotFound(f"the ablation has no block {number!r}; blocks: {blocks}")
+    arms = [trial.arm for trial in block]
+    name = _single(arms, arm, "arms") if arm else _latest(block).arm
+    if name is None:
+        raise NotFound(f"there is no arm {arm!r}; arms: {', '.join(arms)}")
+    return next(trial for trial in block if trial.arm == name)
+
+
+def _single(names: Sequence[str], prefix: str, kind: str) -> str | None:
+    """Return the name that equals `prefix`, or the only one that starts with it. Raises Ambiguous for several."""
+    matches = [prefix] if prefix in names else [name for name in names if name.startswith(prefix)]
+    if len(matches) > 1:
+        raise Ambiguous(f"{prefix!r} is a prefix of several {kind}: {', '.join(matches)}")
+    return matches[0] if matches else None

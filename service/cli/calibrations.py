@@ -1,0 +1,110 @@
+"""Calibrations: read from files and A/A bundles, written to files, described in lines."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from rich.markup import escape
+
+from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, join_calibrations
+from experiments.analysis.statistics import dependence_of, percent, strength, widening
+from experiments.design.power import FEWER_BLOCKS, detectable_per_sd
+from experiments.documents import first_problem
+from experiments.errors import BundleError, SpecProblem
+from experiments.records.bundle_files import is_bundle
+from experiments.records.calibration import Calibration
+from experiments.reporting import wording
+from service.cli.offline import read_bundle
+
+if TYPE_CHECKING:
+    from service.schemas.calibrations import CalibrationList, CalibrationPublic
+
+_BLOCKS = (6, 20, 60)
+"""Numbers of blocks whose detectable effect `ablate aa` prints."""
+_ADVICE_SD_PCT = 5.0
+"""The sd from which `ablate aa` advises a quieter machine or a longer window."""
+
+
+def read_calibrations(paths: Sequence[Path] | None) -> tuple[Calibration, ...]:
+    """Return the calibrations in files and A/A bundles, one for each key. Raises BundleError for other files."""
+    return join_calibrations(calibration for path in paths or () for calibration in _read(path))
+
+
+def _read(path: Path) -> tuple[Calibration, ...]:
+    if is_bundle(path):
+        bundle = read_bundle(path)[1]
+        file, receipts = bundle.plan_file, [trial.receipt for block in bundle.blocks for trial in block.trials]
+        calibrations = calibrations_of(file.plan, file.spec, receipts)
+        if not calibrations:
+            raise _problem(path, "has fewer than two A/A blocks; `ablate aa NODE_CLASS --out` plans them")
+        return calibrations
+    try:
+        calibration = Calibration.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise _problem(path, f"is neither a bundle nor a calibration: {first_problem(error)}") from error
+    problems = calibration_problems(calibration)
+    if problems:
+        raise _problem(path, problems[0])
+    return (calibration,)
+
+
+def _problem(path: Path, detail: str) -> BundleError:
+    return BundleError([SpecProblem(pointer=str(path), detail=detail)])
+
+
+def write_calibration(calibrations: Sequence[Calibration], path: Path) -> None:
+    """Write the only calibration to a file. Raises BundleError for several."""
+    if len(calibrations) != 1:
+        keys = ", ".join(f"{one.key.node_class} {one.key.device_serial}" for one in calibrations)
+        raise _problem(path, f"takes one calibration; the bundles give {len(calibrations)}: {keys}")
+    path.write_text(calibrations[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def calibration_lines(calibration: Calibration) -> Sequence[str]:
+    """Return a calibration as lines of rich markup."""
+    key = calibration.key
+    return [
+        f"[bold]{escape(key.node_class)} {escape(key.device_serial)}[/], {key.recipe}: "
+        f"{calibration.blocks} A/A blocks, the last {wording.moment(calibration.measured_at)}",
+        f"  sd of d {wording.size_percent(calibration.sd_pct)}, "
+        f"at most {wording.size_percent(calibration.sd_upper_pct)} (95 %); "
+        f"mean {wording.percent(calibration.mean_pct)}",
+        f"  autocorrelation {calibration.autocorrelation:+.2f}, which widens tests of ten blocks "
+        f"{widening(strength(calibration.samples), 10):.2f} times; "
+        f"the later trial {wording.percent(calibration.position_effect_pct)}; "
+        f"drift {wording.percent(calibration.drift_pct_per_hour)} an hour; largest {calibration.largest_z:.1f} sd",
+        f"  calibration {calibration.digest}",
+    ]
+
+
+def noise_lines(answer: "CalibrationList", ablation_id: str) -> Iterator[str]:
+    """Yield the noise that an A/A ablation measured on each device, and the effects that ablations there can detect."""
+    rows = [row for row in answer.items if ablation_id in row.calibration.ablations]
+    if not rows:
+        yield f"It measured no noise: fewer than two of its blocks are valid. Why: ablate show {ablation_id}"
+    for row in rows:
+        yield from _noise_of_device(row)
+
+
+def _noise_of_device(row: "CalibrationPublic") -> Iterator[str]:
+    calibration = row.calibration
+    key, sd = calibration.key, wording.size_percent(calibration.sd_pct)
+    yield (
+        f"{key.node_class} {key.device_serial}: {wording.counted(calibration.blocks, 'A/A block')}; "
+        f"neighbouring trials of one arm differ with an sd of {sd} "
+        f"(at most {wording.size_percent(calibration.sd_upper_pct)})"
+    )
+    if row.problem is not None:
+        yield f"  no verdict about speed yet: {row.problem}; {row.mended_by}"
+        return
+    effects = ", ".join(f"{blocks} blocks detect {_effect(calibration, blocks)}" for blocks in _BLOCKS)
+    yield f"  ablations about speed can run now; with one variant {effects}"
+    if calibration.sd_pct >= _ADVICE_SD_PCT:
+        yield f"  {FEWER_BLOCKS}"
+
+
+def _effect(calibration: Calibration, blocks: int) -> str:
+    """Return the effect that so many blocks detect with 80 % power at the upper bound of the noise."""
+    sd = calibration.sd_upper_pct / 100 * widening(dependence_of([calibration]), blocks)
+    return wording.size_percent(percent(detectable_per_sd(blocks) * sd))

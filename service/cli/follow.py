@@ -1,0 +1,295 @@
+"""Submit a spec, follow its ablation and print how it ended.
+
+Progress is live on a terminal and line by line elsewhere. Leaving with Ctrl-C cancels nothing.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from experiments.block_numbers import block_name
+from experiments.outcomes import AblationState, BlockState, ExitCode, TrialState
+from experiments.reporting import wording
+from service.cli import tables
+from service.cli.output import err, out, print_json_line
+from service.client.api import Client
+from service.lifecycle import OVER, EventKind
+from service.schemas.ablations import AblationPublic, Event, TrialPublic
+from service.schemas.nodes import NodePublic
+from service.schemas.submissions import AblationAccepted, SpecBody
+
+if TYPE_CHECKING:
+    from experiments.analysis.verdicts import Verdict
+
+_POLL_S = 0.5
+_REFRESH_S = 2.0
+"""Time between requests for the queue position while no event arrives."""
+_LINE_S = 10.0
+"""Time between lines about a running trial where the output is not a terminal."""
+
+PrintEnd: TypeAlias = Callable[[Client, str], None]
+"""Prints the end of the ablation with this id, in place of its verdict."""
+
+KeyOption = Annotated[
+    str | None,
+    typer.Option(help="Submitting the same spec with the same key returns the same ablation. Default: a new ablation."),
+]
+
+
+def run_spec(
+    spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool, print_end: PrintEnd | None = None
+) -> "Verdict":
+    """Submit `spec`, follow its ablation, print its end (by default its verdict) and return the verdict."""
+    with Client() as client:
+        answer = client.ablations.submit(spec, idempotency_key=idempotency_key)
+        print_json_line(accepted=answer) if as_json else print_accepted(out(), answer)
+        return follow_to_end(client, answer.id, as_json=as_json, print_end=print_end)
+
+
+def print_accepted(console: Console, answer: AblationAccepted) -> None:
+    """Print the accepted ablation, the spec's warnings, and the commands that usually come next."""
+    console.print(f"[bold]{escape(answer.name)}[/] accepted as [bold]{answer.id}[/] ({answer.state})")
+    console.print(tables.warnings(answer.warnings))
+    console.print(f"  follow   ablate watch {answer.id}")
+    console.print(f"  answer   ablate verdict {answer.id} --explain")
+    console.print(f"  stop     ablate cancel {answer.id}")
+
+
+def follow_to_end(client: Client, ablation_id: str, *, as_json: bool, print_end: PrintEnd | None = None) -> "Verdict":
+    """Follow an ablation, print its end and return its verdict. Exits with 5 if the ablation failed or was cancelled.
+
+    Ctrl-C exits with 130.
+    """
+    try:
+        row = follow_as_json(client, ablation_id) if as_json else follow(client, ablation_id, out())
+    except KeyboardInterrupt:
+        err().print(f"detached; {ablation_id} goes on. Come back: ablate watch {ablation_id}")
+        raise typer.Exit(ExitCode.DETACHED) from None
+    verdict = None if row.state == AblationState.CANCELLED else client.ablations.verdict(ablation_id)
+    if as_json:
+        print_json_line(ablation=row, **({} if verdict is None else {"verdict": verdict}))
+    elif print_end is not None and row.state == AblationState.COMPLETED:
+        print_end(client, ablation_id)
+    else:
+        _print_verdict(row, verdict)
+    if verdict is None or row.state != AblationState.COMPLETED:
+        raise typer.Exit(ExitCode.ERROR)
+    return verdict
+
+
+def _print_verdict(row: AblationPublic, verdict: "Verdict | None") -> None:
+    if verdict is None:
+        out().print(f"{row.id} was cancelled. Its measurements are kept: ablate show {row.id}")
+        return
+    if row.state == AblationState.FAILED:
+        reason = row.answer or f"{wording.counted(row.blocks.failed, 'block')} could not run"
+        out().print(f"{row.id} [red]failed[/]: {escape(reason)}; ablate show {row.id}")
+    from service.cli import verdict_tables  # slow to import, and only needed at the end
+
+    out().print(verdict_tables.verdict(verdict))
+
+
+def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic:
+    """Print the progress of an ablation until it is over, and return its last state. Lets KeyboardInterrupt pass."""
+    row, trials = client.ablations.get(ablation_id), client.ablations.trials(ablation_id)
+    followed = FollowedAblation.of(row, trials, client.nodes())
+    if console.is_terminal:
+        view = _LiveView(followed)
+        with Live(view, console=console, refresh_per_second=4):
+            for _ in _updates(client, followed):
+                view.update(followed)
+    else:
+        _follow_in_lines(client, followed, console)
+    return followed.ablation
+
+
+def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
+    """Print every event as a line of JSON, and return the ablation's last state."""
+    for event in client.ablations.watch(ablation_id):
+        print_json_line(event=event)
+    return client.ablations.get(ablation_id)
+
+
+@dataclass
+class FollowedAblation:
+    """The state of a followed ablation, kept up to date by its events."""
+
+    ablation: AblationPublic
+    trials: dict[str, TrialPublic]
+    names: dict[str, str]
+    """Display names of blocks by id: "block 2/6"."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Names of nodes by id."""
+    current: TrialPublic | None = None
+    steps: str = ""
+    holders: dict[str, str] = field(default_factory=dict)
+    """Ids of the nodes that run blocks, or ran them last, by block id."""
+    lines: list[str] = field(default_factory=list)
+    """Changes of state since the last update, for output in lines."""
+
+    @classmethod
+    def of(
+        cls, ablation: AblationPublic, trials: Iterable[TrialPublic], nodes: Iterable[NodePublic] = ()
+    ) -> "FollowedAblation":
+        """Return the state that the service's rows describe."""
+        by_id = {trial.id: trial for trial in trials}
+        names = {trial.block_id: block_name(trial.block_index, ablation.blocks.planned) for trial in by_id.values()}
+        return cls(ablation=ablation, trials=by_id, names=names, nodes={node.id: node.name for node in nodes})
+
+    def apply(self, event: Event) -> None:
+        """Update the state with one event."""
+        trial = self.trials.get(event.subject or "")
+        if event.kind == EventKind.TRIAL_PROGRESS and trial is not None:
+            self.current, self.steps = trial, steps_text(event)
+        elif event.kind == EventKind.TRIAL_STATE and trial is not None and event.went_to == TrialState.RUNNING:
+            self.current, self.steps = trial, ""
+        elif event.kind in (EventKind.BLOCK_STATE, EventKind.ABLATION_STATE):
+            self._change_state(event)
+
+    def _change_state(self, event: Event) -> None:
+        block = event.subject or ""
+        if event.kind == EventKind.BLOCK_STATE and event.went_to == BlockState.RUNNING and event.actor:
+            self.holders[block] = event.actor
+        if self._ends_current(event):
+            self.current, self.steps = None, ""
+        name = self.names.get(block, self.ablation.name)
+        self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
+
+    def _ends_current(self, event: Event) -> bool:
+        """Return whether the running trial's block stops: it is over, or back in the queue."""
+        own = self.current is not None and event.subject == self.current.block_id
+        return own and event.kind == EventKind.BLOCK_STATE and event.went_to != BlockState.RUNNING
+
+    def _on_node(self, block: str) -> str:
+        """Return the node of a block, for example " on gpu-7"; empty before a node has it."""
+        name = self.nodes.get(self.holders.get(block, ""))
+        return f" on {name}" if name else ""
+
+    @property
+    def over(self) -> bool:
+        """Whether the ablation is in a final state."""
+        return self.ablation.state in OVER
+
+    @property
+    def trial_text(self) -> str:
+        """The running arm and its progress, or the thing that the ablation waits for."""
+        if self.ablation.waiting_for:
+            return f"waits for {self.ablation.waiting_for}{self._time_left}"
+        if self.current is None or self.over:
+            return ""
+        block = self.current.block_id
+        place = f"{self.names[block]}{self._on_node(block)}, {self.current.arm}"
+        return f"{place}: {self.steps or 'starting'}{self._time_left}"
+
+    @property
+    def _time_left(self) -> str:
+        text = tables.time_left(self.ablation)
+        return text and f"; {text}"
+
+
+def steps_text(event: Event) -> str:
+    """Return the steps, tokens per second and loss of a progress event."""
+    values = event.data or {}
+    parts = [f"step {values.get('steps_done') or 0}/{values.get('steps_total') or '?'}"]
+    if values.get("tokens_per_s") is not None:
+        parts.append(f"{wording.number(values['tokens_per_s'])} tokens/s")
+    if values.get("loss") is not None:
+        parts.append(f"loss {wording.fixed(values['loss'], 3)}")
+    return ", ".join(parts)
+
+
+def history_line(event: Event, name: str) -> str:
+    """Return one line about the new state of `name`, with the UTC time of day."""
+    reason = f" ({event.reason})" if event.reason else ""
+    return f"{event.at[11:19]}  {name}: {event.went_to}{reason}"
+
+
+def _follow_in_lines(client: Client, followed: FollowedAblation, console: Console) -> None:
+    printed, printed_at = "", 0.0
+    for _ in _updates(client, followed):
+        for line in followed.lines:
+            console.print(escape(line))
+        followed.lines.clear()
+        text = followed.trial_text
+        if text and text != printed and time.monotonic() - printed_at >= _LINE_S:
+            console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
+            printed, printed_at = text, time.monotonic()
+
+
+def _updates(client: Client, followed: FollowedAblation) -> Iterator[None]:
+    """Keep `followed` up to date. Yields after every change, and at least every half second."""
+    events: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
+    threading.Thread(target=_read_events, args=(client, followed.ablation.id, events), daemon=True).start()
+    refreshed_at, ended = time.monotonic(), False
+    while not ended:
+        changed = False
+        for item in _available(events):
+            if isinstance(item, Exception):
+                raise item
+            followed.apply(item)
+            changed = changed or item.kind != EventKind.TRIAL_PROGRESS
+            ended = ended or item.kind == EventKind.END
+        if changed or time.monotonic() - refreshed_at > _REFRESH_S:
+            followed.ablation = client.ablations.get(followed.ablation.id)
+            if not followed.nodes.keys() >= set(followed.holders.values()):  # a node registered meanwhile
+                followed.nodes = {node.id: node.name for node in client.nodes()}
+            refreshed_at = time.monotonic()
+        yield
+
+
+def _available(events: "queue.SimpleQueue[Event | Exception]") -> Iterator[Event | Exception]:
+    try:
+        yield events.get(timeout=_POLL_S)
+        while True:
+            yield events.get_nowait()
+    except queue.Empty:
+        return
+
+
+def _read_events(client: Client, ablation_id: str, events: "queue.SimpleQueue[Event | Exception]") -> None:
+    try:
+        for event in client.ablations.watch(ablation_id):
+            events.put(event)
+    except Exception as error:  # the thread's boundary: the consumer raises it
+        events.put(error)
+
+
+class _LiveView:
+    """Two lines: a bar of the blocks, and below it the running trial or the thing that the ablation waits for."""
+
+    def __init__(self, followed: FollowedAblation) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("blocks"),
+            TimeElapsedColumn(),
+        )
+        self._task: TaskID = self._progress.add_task("", total=None)
+        self._below = Text()
+        self.update(followed)
+
+    def __rich__(self) -> RenderableType:
+        return Group(self._progress, self._below)
+
+    def update(self, followed: FollowedAblation) -> None:
+        """Show the current state of the ablation."""
+        row = followed.ablation
+        self._progress.update(
+            self._task,
+            description=f"{escape(row.name)} {row.state}",
+            total=row.blocks.planned,
+            completed=row.blocks.done + row.blocks.failed,
+        )
+        self._below = Text(f"  {followed.trial_text}" if followed.trial_text else "", style="dim")

@@ -1,0 +1,69 @@
+"""Work without a service: write a plan file, read a bundle, judge it, make its report.
+
+Commands import this module inside functions, because it imports the judge.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from experiments.analysis.sizing import with_number
+from experiments.analysis.verdicts import Verdict
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.errors import BundleError, SpecProblem
+from experiments.records.bundle import Bundle
+from experiments.records.bundle_files import read_bundle_files
+from experiments.records.bundle_reader import open_bundle
+from experiments.records.calibration import Calibration
+from experiments.records.plan_file import make_plan_file, plan_file_text
+from experiments.reporting.view import bundle_view, judge_bundle
+from service.cli.output import out, print_json
+from service.schemas.submissions import SpecBody
+
+
+def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
+    """Return a bundle's files by name, and its contents.
+
+    Raises BundleError, in which the bundle's path precedes every file name.
+    """
+    try:
+        files = read_bundle_files(path)
+        return files, open_bundle(files)
+    except BundleError as error:
+        problems = [SpecProblem(pointer=f"{path}: {p.pointer}", detail=p.detail, hint=p.hint) for p in error.problems]
+        raise BundleError(problems) from error
+
+
+def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), as_json: bool) -> None:
+    """Write the plan file of a spec and print how to run it.
+
+    A spec with `blocks: auto` gets its number of blocks from `calibrations`.
+    """
+    content, content_type = with_number(body.content, body.content_type, calibrations)
+    plan = make_plan(parse_spec(content, content_type))
+    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type)
+    path.write_text(plan_file_text(file), encoding="utf-8")
+    if as_json:
+        print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})
+        return
+    console = out()
+    arms = ", ".join(arm.name for arm in plan.arms)
+    console.print(f"{escape(str(path))}: {len(plan.blocks)} blocks of {escape(arms)} for node class {plan.node_class}")
+    console.print(f"  plan     {file.digest}")
+    console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version)")
+    console.print("  or       python -m workers.offline ...    (in a checkout, without installing)")
+
+
+def judge(path: Path, calibrations: Sequence[Calibration] = ()) -> Verdict:
+    """Return the verdict of the bundle at `path`, judged with the noise in `calibrations`."""
+    return judge_bundle(read_bundle(path)[1], calibrations)
+
+
+def report(path: Path, calibrations: Sequence[Calibration] = ()) -> tuple[str, str]:
+    """Return (ablation id, report page) of the bundle at `path`."""
+    from experiments.reporting.pages.report import render  # imports matplotlib
+
+    view = bundle_view(read_bundle(path)[1], calibrations)
+    return view.ablation_id, render(view)

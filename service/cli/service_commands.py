@@ -1,0 +1,13 @@
+"""Commands that talk to a service, one module each in `service.cli.commands`, imported only when asked for."""
+
+import typer
+
+from experiments.runtime.command_groups import commands_in
+from service.cli import commands
+
+app = typer.Typer(cls=commands_in(commands))
+
+
+@app.callback()
+def client() -> None:
+    """Talk to a service."""

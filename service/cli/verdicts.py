@@ -1,0 +1,67 @@
+"""Verdict and report of an ablation or a bundle, and the exit code of a verdict."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.errors import SpecError, SpecProblem
+from experiments.outcomes import EXIT_CODES, Decision, ExitCode
+from experiments.records.bundle_files import is_bundle
+from service.cli.arguments import ablation_id
+from service.client.api import Client
+
+if TYPE_CHECKING:
+    from experiments.analysis.verdicts import VariantVerdict, Verdict
+
+RequireOption = Annotated[Decision | None, typer.Option(help="Exit with 0 only if every variant has this decision.")]
+CalibrationOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--calibration", metavar="FILE", help="For a bundle: an A/A bundle, or a file from `ablate calibration --out`."
+    ),
+]
+
+
+def exit_code(variants: "Sequence[VariantVerdict]", require: Decision | None) -> ExitCode:
+    """Return the exit code of `ablate verdict` for these variants."""
+    decisions = [variant.decision for variant in variants]
+    if require is not None:
+        others = [EXIT_CODES[decision] for decision in decisions if decision is not require]
+        return (max(others) or ExitCode.UNMET) if others else ExitCode.DONE
+    if Decision.ADOPT in decisions:
+        return ExitCode.DONE
+    return max((EXIT_CODES[decision] for decision in decisions), default=ExitCode.ERROR)
+
+
+def verdict_of(subject: str, calibrations: Sequence[Path] | None = None) -> "Verdict":
+    """Return the verdict of an ablation of the service, or of a bundle, which is judged here with `calibrations`."""
+    if is_bundle(Path(subject)):
+        from service.cli import offline
+        from service.cli.calibrations import read_calibrations
+
+        return offline.judge(Path(subject), read_calibrations(calibrations))
+    reject_calibrations(calibrations)
+    with Client() as client:
+        return client.ablations.verdict(ablation_id(client, subject))
+
+
+def report_of(subject: str, calibrations: Sequence[Path] | None = None) -> tuple[str, str]:
+    """Return (ablation id, report page) of an ablation of the service, or of a bundle, whose page is made here."""
+    if is_bundle(Path(subject)):
+        from service.cli import offline
+        from service.cli.calibrations import read_calibrations
+
+        return offline.report(Path(subject), read_calibrations(calibrations))
+    reject_calibrations(calibrations)
+    with Client() as client:
+        name = ablation_id(client, subject)
+        return name, client.ablations.report(name)
+
+
+def reject_calibrations(calibrations: Sequence[Path] | None) -> None:
+    """Raise SpecError if there are calibrations: the service uses its own."""
+    if calibrations:
+        detail = "--calibration is for bundles and for plan --out; the service uses the A/A blocks that it has"
+        raise SpecError([SpecProblem(pointer="--calibration", detail=detail, hint="import the A/A bundle")])
