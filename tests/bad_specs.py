@@ -137,7 +137,7 @@ BAD_TEXTS: list[tuple[str, bytes, str, str, str]] = [
     ("broken JSON", b'{"a": }', JSON, "#", "line 1, column 7"),
     ("broken YAML", b"a: [1\nb: 2", YAML, "#", "line"),
     ("broken TOML", b"a = ", TOML, "#", "not TOML"),
-    ("duplicate JSON key", b'{"a": 1, "a": 2}', JSON, "#", "key 'a' is given more than once"),
+    ("duplicate JSON key", b'{"a": 1, "a": 2}', JSON, "#", "key 'a' appears more than once"),
     ("duplicate YAML key", b"variants:\n  x: 1\n  x: 2\n", YAML, "#/variants/x", "more than once"),
     ("duplicate TOML key", b"a = 1\na = 2\n", TOML, "#", "not TOML"),
     ("JSON NaN", b'{"a": NaN}', JSON, "#", "NaN"),

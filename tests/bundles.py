@@ -19,7 +19,7 @@ from experiments.records.bundle import (
     make_manifest,
     trial_folder,
 )
-from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.messages import DeviceInfo, NodeRegistration
 from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text
 from experiments.records.receipts import Receipt

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.design.arms import Arm
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec

@@ -4,16 +4,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.records.messages import ClaimedBlock
 from model.counts import step_flops
 from tests.factories import make_steps, observed_facts
+from workers.blocks.receipt import TrialRecord
 from workers.devices.probe_types import changes
 from workers.identity.node import Node
 from workers.paths import WorkPaths, write_whole
 from workers.processes.result import TrialResult
 from workers.processes.runner import Ending
-from workers.receipt import TrialRecord
 
 
 def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) -> TrialRecord:

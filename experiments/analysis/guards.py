@@ -9,11 +9,11 @@ from typing import Any
 
 from experiments.block_numbers import block_name
 from experiments.design.gates import GATES
-from experiments.design.guard_limits import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
 from experiments.design.plan import Plan
+from experiments.design.rule import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
-from experiments.records.receipt_slices import slice_problems
+from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt
 from experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
 from kernels.scan_switches import ScanFact

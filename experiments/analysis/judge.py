@@ -27,11 +27,10 @@ from experiments.analysis.sample_checks import spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.block_numbers import block_list, block_name
-from experiments.design.comparability import other_model, other_work
 from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of, level_shares
-from experiments.design.rule import rule_digest, rule_of
+from experiments.design.rule import other_model, other_work, rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Blocks
 from experiments.documents import seal
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord

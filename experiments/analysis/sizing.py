@@ -23,8 +23,7 @@ from experiments.design.power import (
 from experiments.design.problems import pointer
 from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
 from experiments.errors import SpecError, SpecProblem
-from experiments.records.calibration import Calibration, workload_digest
-from experiments.records.sizing import Sizing
+from experiments.records.calibration import Calibration, Sizing, workload_digest
 
 
 def with_number(body: bytes, content_type: str, known: Sequence[Calibration]) -> tuple[bytes, str]:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from experiments.design.fields import config_to_json, replace_fields
+from experiments.design.config_fields import config_to_json, replace_fields
 from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gates import GATES
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
-from experiments.design.slices import slice_problems
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.documents import Frozen
@@ -20,6 +19,37 @@ from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from kernels.scan_switches import CHUNK_SIZES
 from model.config import BLOCK_KINDS, StepsConfig, TrainConfig, check_mesh
 from model.errors import ConfigError
+
+MAX_TRIALS = 8
+"""Arms of an ablation with slices: all trials of a block are in the machine's memory at the same time."""
+
+def slice_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
+    """Find why the trials of `spec` cannot run in slices, if that is asked for."""
+    steps, arms = spec.workload.steps, 1 + len(spec.variants)
+    if not steps.slice:
+        return
+    where = pointer("workload", "steps", "slice")
+    if not node_class.slices:
+        able = listed(name for name, entry in NODE_CLASSES.items() if entry.slices)
+        detail = f"the trials of a block cannot run in slices on node class '{node_class}': {_why_not(node_class)}"
+        yield SpecProblem(pointer=where, detail=detail, hint=f"node classes that can: {able}; or leave slice out")
+    if spec.placement.devices > 1:
+        detail = f"slices are for trials on one device; {spec.placement.devices} were asked for"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or use one device")
+    if arms > MAX_TRIALS:
+        detail = f"{arms} arms would be in memory together; with slices allowed: {MAX_TRIALS}, the baseline among them"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or ask about fewer variants")
+    if steps.timed % (2 * steps.slice):
+        detail = f"{steps.timed} timed steps are no even number of slices of {steps.slice}"
+        fitting = [size for size in range(1, steps.timed // 2 + 1) if steps.timed % (2 * size) == 0]
+        hint = f"slices that fit: {listed(map(str, fitting))}" if fitting else "use an even number of timed steps"
+        yield SpecProblem(pointer=where, detail=detail, hint=hint)
+
+
+def _why_not(node_class: NodeClass) -> str:
+    if node_class.compiles_only:
+        return "nothing is executed there"
+    return "a trial has the device to itself there, and any other process on it makes the trial invalid"
 
 
 class Arm(Frozen):

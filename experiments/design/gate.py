@@ -6,9 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
-
-from experiments.design.fields import read_field, replace_fields
+from experiments.design.config_fields import read_field, replace_fields
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from model.config import TrainConfig
 
@@ -127,29 +125,6 @@ class Gate:
             if all(gates.get(name) == value for name, value in setting.items()):
                 return " and ".join(f"{name} = {show(value)}" for name, value in setting.items())
         return None
-
-
-class GatePublic(BaseModel):
-    """One gate as `GET /v1/gates` and the documentation show it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    question: str
-    values: tuple[GateValue, ...]
-    recipes: dict[str, GateValue]
-    """What an arm has that does not name the gate, by recipe."""
-    claim: Claim
-    field: str
-    requires: dict[str, GateValue]
-    """What a value needs of other gates that is neither the default nor `free`."""
-    free: tuple[GateValue, ...]
-    unused_with: tuple[dict[str, GateValue], ...]
-    node_classes: dict[str, tuple[str, ...]]
-    """For each value (as written in a spec): the node classes that can run it today."""
-    attested_by: str
-    proof: str
-    blind_to: str
 
 
 def show(value: object) -> str:

@@ -7,8 +7,7 @@ gate's value lives in one typed field of TrainConfig; model code reads that fiel
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from experiments.design.gate import Claim, Facts, Gate, GatePublic, GateValue, show
-from experiments.design.recipes import RECIPES
+from experiments.design.gate import Claim, Facts, Gate, GateValue
 from kernels.backends import Lane
 from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
@@ -340,25 +339,3 @@ _ENTRIES = (
 
 GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 """Every gate by name."""
-
-
-def catalogue() -> list[GatePublic]:
-    """Return every gate with its value in each recipe, and the node classes that can run each of its values today."""
-    return [
-        GatePublic(
-            name=gate.name,
-            question=gate.question,
-            values=gate.values,
-            recipes={recipe.name: gate.read(recipe.config) for recipe in RECIPES.values()},
-            claim=gate.claim,
-            field=gate.path,
-            requires=dict(gate.requires),
-            free=gate.free,
-            unused_with=tuple(dict(setting) for setting in gate.unused_with),
-            node_classes={show(value): gate.node_classes(value) for value in gate.values},
-            attested_by=gate.attested_by,
-            proof=gate.proof,
-            blind_to=gate.blind_to,
-        )
-        for gate in GATES.values()
-    ]

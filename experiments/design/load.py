@@ -1,74 +1,89 @@
-"""Load a spec from bytes: JSON, YAML or TOML, with the limits that a public endpoint needs.
+"""Load a spec from bytes: JSON, YAML or TOML, within the limits that a public endpoint needs.
 
-All three give the same plain values: mappings with text keys, lists, text, numbers, booleans. What one format can
-say and another cannot (anchors, tags, dates, NaN, duplicate keys) is refused.
+All three give the same plain values: mappings with text keys, lists, text, numbers, booleans. Constructs that only one
+format has (anchors, tags, dates, NaN, duplicate keys) are rejected. YAML is read from parser events. Its plain scalars
+follow the YAML 1.2 core schema: `on`, `no`, dates and 1:30 are text, and 1e-3 is a number.
 """
 
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
-from experiments.design import yaml_subset
 from experiments.design.problems import from_validation, listed, pointer, shown
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError, SpecProblem
 
 MAX_SPEC_BYTES = 262_144
 MAX_DEPTH = 16
+_MAX_DIGITS = 400
+
+_Path = tuple[str | int, ...]
+
+_INT = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
 
 
 def parse_spec(body: bytes, content_type: str) -> AblationSpec:
     """Return the spec in `body`; `content_type` may carry parameters such as a charset.
 
-    Raises SpecError with every problem found, each with a pointer to the line that the user wrote.
+    Raises SpecError with all problems, each with a pointer to the user's line.
     """
     values = load_values(body, content_type)
     try:
         return AblationSpec.model_validate(values)
     except ValidationError as error:
-        raise SpecError(from_validation(error, _known_keys)) from error
+        raise SpecError(from_validation(error, _allowed_keys)) from error
 
 
 def load_values(body: bytes, content_type: str) -> dict[str, Any]:
-    """Return the plain mapping in `body`; raises SpecError when it is too big, too deep, ambiguous or not a mapping."""
+    """Return the mapping in `body` as plain values.
+
+    Raises SpecError when it is too big, too deep, ambiguous or not a mapping.
+    """
     kind = content_type.partition(";")[0].strip().lower()
     loader = _LOADERS.get(kind)
     if loader is None:
-        raise _refused(f"content type {shown(kind)} is not supported; allowed: {listed(_LOADERS)}")
+        raise _refusal(f"content type {shown(kind)} is not supported; allowed: {listed(_LOADERS)}")
     text = _decode(body)
     try:
         values = loader(text)
     except RecursionError:
         raise _too_deep() from None
     if not isinstance(values, dict):
-        raise _refused(f"a spec is a mapping of keys, got {shown(values)}")
+        raise _refusal(f"a spec is a mapping of keys, got {shown(values)}")
     _check_depth(values)
     return values
 
 
-def _refused(detail: str, *path: str | int, hint: str | None = None) -> SpecError:
-    return SpecError([SpecProblem(pointer=pointer(*path), detail=detail, hint=hint)])
+def _refusal(detail: str, hint: str | None = None, *, at: _Path = ()) -> SpecError:
+    return SpecError([SpecProblem(pointer=pointer(*at), detail=detail, hint=hint)])
 
 
 def _too_deep() -> SpecError:
-    return _refused(f"the spec is nested too deeply; allowed: {MAX_DEPTH} levels")
+    return _refusal(f"the spec is nested too deeply; allowed: {MAX_DEPTH} levels")
 
 
 def _decode(body: bytes) -> str:
     if len(body) > MAX_SPEC_BYTES:
-        raise _refused(f"the spec has {len(body)} bytes; allowed: {MAX_SPEC_BYTES}")
+        raise _refusal(f"the spec has {len(body)} bytes; allowed: {MAX_SPEC_BYTES}")
     if body.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise _refused("the spec is encoded as UTF-16; allowed: UTF-8", hint="save the file as UTF-8")
+        raise _refusal("the spec is encoded as UTF-16; allowed: UTF-8", "save the file as UTF-8")
     if body.startswith(b"\xef\xbb\xbf"):
-        raise _refused("the spec begins with a byte order mark", hint="save the file as UTF-8 without BOM")
+        raise _refusal("the spec begins with a byte order mark", "save the file as UTF-8 without BOM")
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refused(f"the spec is not UTF-8: byte {error.start} cannot be decoded") from error
+        raise _refusal(f"the spec is not UTF-8: byte {error.start} cannot be decoded") from error
 
 
 def _check_depth(values: Any) -> None:
@@ -90,37 +105,118 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise _refused(f"key {shown(twice)} is given more than once", hint="keep one of them")
+        raise _duplicate(next(key for key in keys if keys.count(key) > 1))
     return values
 
 
+def _duplicate(key: str, at: _Path = ()) -> SpecError:
+    return _refusal(f"key {shown(key)} appears more than once", "keep one of them", at=at)
+
+
 def _not_finite(word: str) -> None:
-    raise _refused(f"{word} is not a JSON number; allowed: finite numbers")
+    raise _refusal(f"{word} is not a JSON number; allowed: finite numbers")
 
 
 def _load_json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_not_finite)
     except json.JSONDecodeError as error:
-        raise _refused(f"the spec is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+        raise _refusal(f"the spec is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
-        raise _refused("the spec holds an integer with too many digits") from error
+        raise _refusal("the spec holds an integer with too many digits") from error
 
 
 def _load_toml(text: str) -> Any:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise _refused(f"the spec is not TOML: {error}") from error
+        raise _refusal(f"the spec is not TOML: {error}") from error
     except ValueError as error:
-        raise _refused("the spec holds an integer with too many digits") from error
+        raise _refusal("the spec holds an integer with too many digits") from error
 
 
 def _load_yaml(text: str) -> Any:
-    return yaml_subset.load(text, max_depth=MAX_DEPTH)
+    bad = re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text)
+    if bad:
+        raise _refusal(f"control character U+{ord(bad.group()):04X} at position {bad.start()} is not allowed")
+    try:
+        return _document(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "unreadable"
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise _refusal(f"the spec is not YAML: {problem}{where}") from error
+
+
+def _document(events: Iterator[Any]) -> Any:
+    next(events)
+    if isinstance(next(events), yaml.StreamEndEvent):
+        raise _refusal("the spec is empty", "begin with 'ablation: <name>'")
+    value = _value(events, next(events), (), MAX_DEPTH)
+    next(events)
+    if not isinstance(next(events), yaml.StreamEndEvent):
+        raise _refusal("the file holds more than one YAML document; allowed: one", "remove the '---' lines")
+    return value
+
+
+def _value(events: Iterator[Any], event: Any, path: _Path, depth: int) -> Any:
+    if isinstance(event, yaml.AliasEvent):
+        raise _refusal(f"YAML alias *{event.anchor} is not allowed", "write the value out", at=path)
+    if event.anchor is not None:
+        raise _refusal(f"YAML anchor &{event.anchor} is not allowed", "write the value out", at=path)
+    if event.tag is not None:
+        raise _refusal(f"YAML tag {shown(event.tag)} is not allowed", "write the plain value", at=path)
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event, path)
+    if depth == 0:
+        raise _refusal("the spec is nested too deeply", at=path[:1])
+    if isinstance(event, yaml.SequenceStartEvent):
+        return _sequence(events, path, depth - 1)
+    return _mapping(events, path, depth - 1)
+
+
+def _sequence(events: Iterator[Any], path: _Path, depth: int) -> list[Any]:
+    items: list[Any] = []
+    while not isinstance(event := next(events), yaml.SequenceEndEvent):
+        items.append(_value(events, event, (*path, len(items)), depth))
+    return items
+
+
+def _mapping(events: Iterator[Any], path: _Path, depth: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        key = _key(events, event, path)
+        if key in values:
+            raise _duplicate(key, at=(*path, key))
+        values[key] = _value(events, next(events), (*path, key), depth)
+    return values
+
+
+def _key(events: Iterator[Any], event: Any, path: _Path) -> str:
+    if not isinstance(event, yaml.ScalarEvent):
+        raise _refusal("a key must be text, got a list, a mapping or an alias", at=path)
+    key = _value(events, event, path, 0)
+    if not isinstance(key, str):
+        hint = f'write it in quotes: "{event.value}"'
+        raise _refusal(f"key {shown(key)} is not text", hint, at=(*path, event.value))
+    if key == "<<" and event.implicit[0]:
+        raise _refusal("the YAML merge key '<<' is not allowed", "write the values out", at=path)
+    return key
+
+
+def _scalar(event: Any, path: _Path) -> Any:
+    text = event.value
+    if not event.implicit[0]:
+        return text  # quoted
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > _MAX_DIGITS and _FLOAT.fullmatch(text):
+        raise _refusal(f"a number of {len(text)} characters is not allowed", at=path)
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
 
 
 _LOADERS: Mapping[str, Callable[[str], Any]] = {
@@ -135,7 +231,7 @@ CONTENT_TYPES: tuple[str, ...] = tuple(_LOADERS)
 """Content types in which a spec may be submitted."""
 
 
-def _known_keys(path: Sequence[str | int]) -> tuple[str, ...]:
+def _allowed_keys(path: Sequence[str | int]) -> tuple[str, ...]:
     model: type[BaseModel] = AblationSpec
     parts = iter(path)
     for part in parts:

@@ -1,25 +1,28 @@
 """The plan: the arms and blocks of a spec, with seeds and running orders, and what they can detect."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from experiments.design.arms import Arm, resolve
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config, read_field
+from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PEAK_METRICS, PRIMARY_METRICS
 from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
+from experiments.design.recipes import OVERRIDES, RECIPES
 from experiments.design.rule import rule_digest
-from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationSpec
+from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationSpec, Workload
+from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import CONTROL, VARIANT
 from kernels.backends import NODE_CLASSES, NodeClass
-from model.generated_code import generates_code
+from model.config import generates_code
 
 Item = TypeVar("Item")
 
@@ -163,6 +166,16 @@ def orders(arms: Sequence[str], *, blocks: int, seed: int) -> list[tuple[str, ..
     return [tuple(arms[index] for index in next(rows)) for _ in range(blocks)]
 
 
+def running_order(trials: Sequence[Item], slices: int) -> Iterator[tuple[int, Item]]:
+    """Yield (number of the slice, trial) in the order of running: through the block's order, then back, and so on.
+
+    A drift that is linear in time adds the same to every trial after any even number of slices.
+    """
+    for number in range(slices):
+        for trial in trials if number % 2 == 0 else reversed(trials):
+            yield number, trial
+
+
 def _endless(number: int, rng: random.Random) -> Iterator[list[int]]:
     while True:
         labels = _shuffled(range(number), rng)
@@ -266,3 +279,37 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             given = f"{blocks} blocks over {seeds} seeds"
             hint = f"use at least {2 * seeds} blocks, or at most {blocks // 2} seeds"
             yield SpecProblem(pointer=where, detail=detail + given, hint=hint)
+
+
+def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
+    """Return the digest of what every variant asks, by its name. A variant that repeats the baseline asks nothing."""
+    asked = {
+        "recipe": spec.workload.recipe,
+        "overrides": _overrides(spec.workload),
+        "baseline": _gates(plan.baseline),
+        "metric": spec.verdict.primary.metric,
+        "node_class": plan.node_class,
+        "devices": plan.devices,
+    }
+    return {
+        arm.name: digest({**asked, "variant": _gates(arm)})
+        for arm in plan.arms[1:]
+        if arm.digest != plan.baseline.digest
+    }
+
+
+def question_digest(asked: Iterable[str]) -> str | None:
+    """Return the digest of what an ablation asks: what its variants ask, in no order. None for nothing."""
+    found = sorted(set(asked))
+    return digest(found) if found else None
+
+
+def _gates(arm: Arm) -> dict[str, Any]:
+    """Return the gates that are not at their default: a gate that is added later changes no question."""
+    return {name: value for name, value in arm.gates.items() if value != GATES[name].default}
+
+
+def _overrides(workload: Workload) -> Mapping[str, Any]:
+    """Return the overrides that change the recipe."""
+    recipe = RECIPES[workload.recipe].config
+    return {key: value for key, value in workload.overrides.items() if value != read_field(recipe, OVERRIDES[key].path)}

@@ -1,14 +1,80 @@
 """The pre-registered rule: everything that decides how samples become a verdict, hashed before the first sample."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from experiments.design.gate import Claim
+from experiments.design.config_fields import read_config
+from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
-from experiments.design.guard_limits import guard_limits
 from experiments.design.metrics import METRICS
 from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
+from model.counts import step_flops
+from model.measurements import Metric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one training step does."""
+
+    tokens: int
+    flops: int
+    """Model FLOPs, forward and backward."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Work":
+        """Return the work of the configuration of an arm, which has no seed."""
+        typed = read_config({"seed": 0, **config}, may_be_older=True)
+        return cls(tokens=typed.tokens_per_step, flops=step_flops(typed))
+
+
+def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """Return in what the work of the configuration `own` differs from that of `base`, in words.
+
+    None where all is alike that `metric` counts, so that like is compared with like.
+    """
+    mine, theirs = Work.of(own), Work.of(base)
+    if metric.alike == "step" and mine.tokens != theirs.tokens:
+        return f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}"
+    if metric.alike != "nothing" and mine.flops * theirs.tokens != theirs.flops * mine.tokens:
+        per_token = (f"{work.flops / work.tokens:,.0f}" for work in (mine, theirs))
+        return "a token takes {} model FLOPs, the baseline's {}".format(*per_token)
+    return None
+
+
+def other_model(own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """Return in which gates that change the numerical model the gates `own` differ from `base`, in words."""
+    changed = [
+        f"{name} {show(value)} instead of {show(base[name])}"
+        for name, value in own.items()
+        if value != base[name] and GATES[name].claim is Claim.CHANGES_MODEL
+    ]
+    return ", ".join(changed) or None
+
+
+MAX_SLOWED_SHARE = 0.01
+"""Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
+MAX_CLOCK_GAP = 0.01
+"""Relative difference of the median device clock between arms, unless the difference is there in cycles too."""
+MAX_PAUSE_S = 60.0
+"""Between the end of a trial and the start of the next one in its block."""
+MAX_BACKWARD_S = 1.0
+"""By how much a trial may seem to start before the one before it ended: the machine's clock may be set."""
+
+
+def guard_limits(max_foreign_load: float) -> dict[str, float | int]:
+    """Return every limit as it stands in the rule; `max_foreign_load` is a share of the cores' time."""
+    return {
+        "max_slowed_share": MAX_SLOWED_SHARE,
+        "max_clock_gap": MAX_CLOCK_GAP,
+        "max_pause_s": MAX_PAUSE_S,
+        "max_foreign_load": max_foreign_load,
+        "compilations_in_window": 0,
+        "reruns_of_a_block": 2,
+    }
+
 
 ESTIMATOR: dict[str, Any] = {
     "window": "timed steps; step 0 and warm-up are kept and marked",

@@ -18,14 +18,13 @@ from experiments.design.metrics import (
     PRIMARY_METRICS,
     REQUIRED_METRICS,
 )
-from experiments.design.placement import Placement
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
-from experiments.design.spec_schema import nested, primary_schema, requirement_schema, without_null
 from experiments.design.spec_values import (
     NAME_PATTERN,
     NO_MARGIN,
+    PERCENT_PATTERN,
     TEXT_PATTERN,
     BaselineGates,
     Labels,
@@ -45,6 +44,101 @@ from experiments.design.spec_values import (
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.outcomes import BASELINE
+from kernels.backends import NODE_CLASSES
+from model.config import MESH_SIZES
+
+
+def without_null(schema: dict[str, Any], *names: str) -> None:
+    """Publish optional keys as present or absent, never null."""
+    for name in names:
+        given = schema["properties"][name]
+        (kept,) = [option for option in given.pop("anyOf") if option != {"type": "null"}]
+        given.pop("default", None)
+        given.update(kept)
+
+
+def primary_schema(schema: dict[str, Any]) -> None:
+    """Publish which margin goes with which metric."""
+    paired = {
+        "properties": {"metric": {"enum": [*PAIRED_METRICS]}, "margin": {"type": "string", "pattern": PERCENT_PATTERN}}
+    }
+    directed = [name for name in EXACT_METRICS if METRICS[name].better]
+    exact = {"required": ["metric"], "properties": {"metric": {"enum": directed}}}
+    loss = {
+        "required": ["metric"],
+        "properties": {
+            "metric": {"enum": [*LOSS_METRICS]},
+            "margin": {"const": NO_MARGIN},
+            "adopt_if": {"type": "null"},
+        },
+    }
+    schema["oneOf"] = [paired, exact, loss]
+
+
+def requirement_schema(schema: dict[str, Any]) -> None:
+    """Publish that exactly one bound is given, and which rule goes with which metric."""
+    without_null(schema, "max_delta", "max_value", "rule")
+    loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
+    schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
+
+
+def nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
+    """Return the schema of a mapping whose value at `path` has `schema`, where it is there."""
+    for name in reversed(path):
+        schema = {"properties": {name: schema}}
+    return schema
+
+
+def _placement_schema(schema: dict[str, Any]) -> None:
+    """Publish which numbers of devices go with which node class."""
+    schema["anyOf"] = [
+        {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.devices)}}}
+        for entry in NODE_CLASSES.values()
+    ]
+
+
+class Placement(Frozen):
+    """Where the trials run."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, json_schema_extra=_placement_schema)
+
+    node_class: Annotated[
+        str,
+        Field(
+            description="The kind of machine.",
+            json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
+        ),
+    ]
+    devices: Annotated[
+        int,
+        Field(
+            description="Devices that share one training step (lane xla): each takes as many of its rows.",
+            json_schema_extra={"enum": list(MESH_SIZES)},
+        ),
+    ] = 1
+    max_foreign_load: Percent = Field(
+        default=25.0,
+        description="Share of the cores' time that other processes may take during a trial that runs on the host, "
+        "where times decide; beyond it the block runs again.",
+        json_schema_extra={"default": "25%"},
+    )
+
+    @field_validator("node_class")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
+
+    @field_validator("devices")
+    @classmethod
+    def _there(cls, value: int, info: ValidationInfo) -> int:
+        """Refuse a number of devices that the node class cannot give one step; an unknown class is a problem itself."""
+        node_class = NODE_CLASSES.get(info.data.get("node_class", ""))
+        allowed = MESH_SIZES if node_class is None else node_class.devices
+        if value not in allowed:
+            where = "" if node_class is None else f" on node class '{node_class}'"
+            raise refuse(f"{value} devices for one trial are not available{where}; allowed: {listed(allowed)}")
+        return value
+
 
 MIN_BLOCKS = 6
 """With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -19,16 +20,109 @@ from experiments.records.bundle import (
     BundledTrial,
     Manifest,
     NodeRecord,
+    attempt_statement,
     block_folder,
     trial_folder,
 )
-from experiments.records.bundle_consistency import consistency_problems
-from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
-from experiments.records.bundle_signatures import SignedRecord, signature_problems, unsigned_files
+from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.receipt_check import verify
+from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt
+from experiments.records.signing import Signature, manifest_statement, signature_problem
+
+
+def consistency_problems(
+    blocks: Mapping[str, BundledBlock], broken: Sequence[BrokenAttempt], nodes: Mapping[str, NodeRecord]
+) -> list[SpecProblem]:
+    """Return what contradicts something else, by the file that says it."""
+    found = list(_number_problems([block.attempt for block in blocks.values()], broken))
+    for path, block in blocks.items():
+        details = [
+            *_node_problems(block, nodes[block.attempt.node_id]),
+            *slice_problems([trial.receipt for trial in block.trials]),
+        ]
+        found += [SpecProblem(pointer=path, detail=detail) for detail in details]
+    return found
+
+
+def _node_problems(block: BundledBlock, node: NodeRecord) -> Iterator[str]:
+    """Compare what receipts say about their machine with the machine."""
+    registered = node.registration
+    devices = {(device.name, device.serial) for device in registered.devices}
+    expected = {
+        "digests": {"code": registered.code_digest},
+        "environment": {"node_class": registered.node_class, "versions": dict(registered.versions)},
+    }
+    for trial in block.trials:
+        receipt = trial.receipt
+        for where, detail in mismatches(_plain(receipt), expected):
+            yield f"arm '{receipt.arm}': {where} {detail}, which node {node.node_id} says"
+        device = (receipt.environment.device_name, receipt.environment.device_serial)
+        if device not in devices:
+            yield f"arm '{receipt.arm}' ran on {device}; node {node.node_id} has {sorted(devices, key=str)}"
+
+
+def _plain(receipt: Receipt) -> dict[str, Any]:
+    return receipt.model_dump(mode="json", include={"digests", "environment"})
+
+
+def _number_problems(done: Sequence[Attempt], broken: Sequence[BrokenAttempt]) -> Iterator[SpecProblem]:
+    """Find attempts that are missing: a block's attempts are counted from 1, and the last one finished it."""
+    for index in sorted({attempt.index for attempt in [*done, *broken]}):
+        told = sorted(record.attempt_no for record in broken if record.index == index)
+        numbers = told + [attempt.attempt_no for attempt in done if attempt.index == index]
+        if numbers != list(range(1, len(numbers) + 1)):
+            detail = f"{block_name(index)} has attempts {numbers}; expected each from 1 on once, the finished one last"
+            yield SpecProblem(pointer=f"{block_folder(index)}/{BLOCK}", detail=detail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedRecord:
+    """What a node signs of a bundle besides the manifest."""
+
+    path: str
+    attempt: Attempt
+    receipts: tuple[str, ...] = ()
+    """Digests, in running order."""
+
+
+def signature_problems(
+    manifest: Manifest, records: Sequence[SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
+) -> list[SpecProblem]:
+    """Return whose signature does not fit, or is not the one of the node that ran the block."""
+    whole = manifest_statement(manifest.digest)
+    found = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _unfit(manifest.signature, whole)]
+    for record in records:
+        statement = attempt_statement(file, record.attempt, record.receipts)
+        node = nodes[record.attempt.node_id]
+        found += [SpecProblem(pointer=record.path, detail=detail) for detail in _of_record(record, node, statement)]
+    return found
+
+
+def _of_record(record: SignedRecord, node: NodeRecord, statement: bytes) -> Iterator[str]:
+    """Find what is wrong; an attempt that was killed may be told by the node that goes on with the bundle."""
+    signature, key = record.attempt.signature, node.registration.public_key
+    signed_by = None if signature is None else signature.key
+    told_later = isinstance(record.attempt, BrokenAttempt) and signature is not None
+    if signed_by != key and not told_later:
+        yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
+    else:
+        yield from _unfit(signature, statement)
+
+
+def _unfit(signature: Signature | None, statement: bytes) -> Iterator[str]:
+    problem = None if signature is None else signature_problem(signature, statement)
+    if problem is not None:
+        yield f"its signature {problem}"
+
+
+def unsigned_files(manifest: Manifest, records: Sequence[SignedRecord]) -> tuple[str, ...]:
+    """Return the files that should be signed and are not."""
+    whole = () if manifest.signature is not None else (MANIFEST,)
+    return (*whole, *(record.path for record in records if record.attempt.signature is None))
+
 
 _Model = TypeVar("_Model", bound=Frozen)
 

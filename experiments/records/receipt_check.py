@@ -1,9 +1,7 @@
-"""Check a receipt without asking anybody: everything in it that follows from something else in it is computed again.
+"""A receipt on its way to people: with its block's signature, so that who stands behind it can be checked anywhere.
 
-What is checked against what: the digest against the content; phases, counts, tokens and FLOPs against the
-configuration; the configuration against the gates and both against the arm's digest; every gate's reading against the
-facts; the summary against the raw steps; durations against the clock; the guards of a trial (`trial_guards`). A receipt
-that was rewritten with care can still be consistent: that it is the node's own shows by the node's signature.
+A node signs blocks, not receipts (docs/trust.md): the statement holds the digests of all receipts of the block, so
+one receipt, these digests and the signature are enough.
 """
 
 import json
@@ -13,15 +11,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from experiments.design.arms import arm_digest
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.design.gates import GATES
 from experiments.design.problems import shown
-from experiments.documents import first_problem, seal_problem
+from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
-from experiments.records.receipt_clock import clock_problems, start_problems
+from experiments.records.receipt_clocks import clock_problems, start_problems
 from experiments.records.receipts import SCHEMA_VERSION, Receipt, read_gates, summarise
+from experiments.records.signing import Signature, block_statement, signature_problem
 from experiments.records.trial_guards import trial_problems
 from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig, TrainConfig
@@ -160,3 +159,55 @@ def _summary_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
             yield f"summary.{key} is {given[key]}; the steps give {again[key]}"
     if (summary.loss_val is None) != (config.steps.val_rows == 0):
         yield f"summary.loss_val is {summary.loss_val}; {config.steps.val_rows} validation rows were asked for"
+
+
+class BlockSignature(Frozen):
+    """Who signed the block of a receipt, and what besides the receipt the statement takes."""
+
+    node: str
+    """Name of the node that ran the block."""
+    receipts: tuple[str, ...]
+    """Digests of the block's receipts, in running order."""
+    by: Signature
+    """Over the statement that a node makes about a block."""
+
+
+class SignedReceipt(Receipt):
+    """A receipt with its block's signature, which its digest does not cover."""
+
+    signature: BlockSignature | None = None
+    """None where nobody signed."""
+
+
+def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the receipt in `values` as it was sealed, and its block's signature as JSON; None where there is none."""
+    return {name: value for name, value in values.items() if name != "signature"}, values.get("signature")
+
+
+def verify_signed(values: Mapping[str, Any]) -> tuple[list[str], BlockSignature | None]:
+    """Return what is wrong with a receipt read from JSON and with its signature, and the signature where it fits.
+
+    Raises SigningUnavailable where there is a signature, and no library to check it.
+    """
+    receipt, given = split(values)
+    problems = verify(receipt)
+    if given is None or problems:
+        return problems, None
+    try:
+        signature = BlockSignature.model_validate(given)
+    except ValidationError as error:
+        return [f"its signature is none: {first_problem(error)}"], None
+    problem = _unfit(Receipt.model_validate(receipt), signature)
+    return ([], signature) if problem is None else ([problem], None)
+
+
+def _unfit(receipt: Receipt, signature: BlockSignature) -> str | None:
+    """Return in what way a block's signature does not cover `receipt`."""
+    ids, place = receipt.ids, receipt.ids.position
+    if place >= len(signature.receipts) or signature.receipts[place] != receipt.digest:
+        return f"its signature is over other receipts: {receipt.digest} is not the one at place {place + 1}"
+    statement = block_statement(
+        {"ablation": ids.ablation, "block": ids.block, "attempt": ids.attempt}, signature.receipts
+    )
+    problem = signature_problem(signature.by, statement)
+    return None if problem is None else f"its signature {problem}"

@@ -7,7 +7,7 @@ more. What differs between trials is asked by `experiments.analysis.guards`.
 import math
 from collections.abc import Callable, Iterator
 
-from experiments.design.guard_limits import MAX_SLOWED_SHARE
+from experiments.design.rule import MAX_SLOWED_SHARE
 from experiments.outcomes import Outcome
 from experiments.records.receipts import DeviceEvents, Environment, Receipt
 from kernels.backends import NODE_CLASSES

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.analysis.history_series import HistorySeries
-    from experiments.design.gate import GatePublic
+    from experiments.analysis.noise.history_series import HistorySeries
+    from experiments.design.listings import GatePublic
     from service.client.ablations import Ablations, StillRunning, Trials
 
     pass
@@ -215,7 +215,7 @@ class Client:
 
     def gates(self) -> "list[GatePublic]":
         """Return what can be asked for."""
-        from experiments.design.gate import GatePublic
+        from experiments.design.listings import GatePublic
 
         return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
 
@@ -223,7 +223,7 @@ class Client:
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
     ) -> "list[HistorySeries]":
         """Return the baselines of a recipe over time, a series for every configuration and device."""
-        from experiments.analysis.history_series import HistorySeries
+        from experiments.analysis.noise.history_series import HistorySeries
 
         asked = {"metric": metric, **({"node_class": node_class} if node_class else {})}
         rows = self._connection.call("GET", f"/v1/history/{recipe}", params=asked).json()

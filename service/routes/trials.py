@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from experiments.records.signed_receipt import SignedReceipt
+from experiments.records.receipt_check import SignedReceipt
 from service.errors import NotYet
 from service.http.deps import Reader, ServicesDep, TrialId
 from service.http.event_streams import LogPosition, streams_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from experiments.design.gate import show
-from experiments.design.recipe_values import RecipePublic, recipe_values
+from experiments.design.listings import RecipePublic, public_recipes
 from service.cli.commands.recipes import layers, meant_for
 
 _HEAD = """\
@@ -25,7 +25,7 @@ itself; an override of `micro_batch` counts where no arm names that gate. What e
 
 def recipes_page() -> str:
     """Return the page."""
-    rows = recipe_values()
+    rows = public_recipes()
     names = [f"`{row.name}`" for row in rows]
     what = ((f"`{row.name}`", str(row.version), meant_for(row), row.summary) for row in rows)
     return "".join(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from experiments.design.fields import config_to_json
+from experiments.design.config_fields import config_to_json
 from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
 from experiments.design.plan import is_resident
 from experiments.design.recipes import OVERRIDES, RECIPES, Override, Recipe

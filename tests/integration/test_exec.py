@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.records.bundle import Bundle
-from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_paths import RECEIPT
+from experiments.records.bundle_files import RECEIPT, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import PlanFile, plan_file_text
 from experiments.reporting.mlflow.sink import Sink

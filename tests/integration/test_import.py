@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select
 
 from experiments.outcomes import FailureClass
-from experiments.records.bundle_paths import PLAN, RECEIPT
+from experiments.records.bundle_files import PLAN, RECEIPT
 from experiments.records.plan_file import PlanFile, plan_file_text
 from service.http.patient_json import AT_ONCE_BYTES, parse
 from service.lifecycle import OutboxKind

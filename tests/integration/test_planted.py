@@ -14,7 +14,7 @@ import pytest
 
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import Decision, VerdictWord

@@ -15,7 +15,7 @@ import pytest
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
 from experiments.records.messages import ClaimedBlock
-from experiments.records.receipt_slices import slice_problems
+from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt
 from model.config import StepsConfig
 from tests.integration.test_exec import ROOT

@@ -11,7 +11,7 @@ import pytest
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.design.fields import config_to_json
+from experiments.design.config_fields import config_to_json
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from kernels import xla_compiler, xla_graph

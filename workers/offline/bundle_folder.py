@@ -23,8 +23,7 @@ from experiments.records.bundle import (
     make_manifest,
     trial_folder,
 )
-from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK
+from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK, read_bundle_files
 from experiments.records.bundle_reader import altered_files, open_bundle, read_manifest
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file

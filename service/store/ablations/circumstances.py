@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, or_, select
 
-from experiments.design.questions import question_digest
+from experiments.design.plan import question_digest
 from experiments.outcomes import AblationState, BlockState
 from experiments.records.circumstances import Circumstances, EarlierAblation, Family
 from service.lifecycle import OVER

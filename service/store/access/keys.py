@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from experiments.outcomes import BlockState
 from experiments.records.circumstances import BlockSigner
 from experiments.records.messages import NodeRegistration
-from experiments.records.signed_receipt import BlockSignature
+from experiments.records.receipt_check import BlockSignature
 from experiments.records.signing import Signature
 from service.errors import KeyRefused, NotFound
 from service.store.columns import db_now

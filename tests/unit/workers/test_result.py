@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from model.config import DataConfig, TrainConfig
 from model.errors import ConfigError
 from workers.processes.result import TrialResult, read_result, read_steps

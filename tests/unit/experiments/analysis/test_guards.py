@@ -13,7 +13,7 @@ from experiments.analysis.guards import (
     receipt_problems,
 )
 from experiments.analysis.judge import judge
-from experiments.design.guard_limits import MAX_PAUSE_S, MAX_SLOWED_SHARE
+from experiments.design.rule import MAX_PAUSE_S, MAX_SLOWED_SHARE
 from experiments.outcomes import VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipts import DeviceEvents, Receipt

@@ -1,11 +1,13 @@
 """What the benches ask for can be asked for: a rule that refuses it fails here, not on the quiet machine."""
 
+import json
+
 import pytest
 
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.records.plan_file import read_plan_file
-from tests.bench import api, planted, scale
+from tests.bench import planted, scale
 from tests.factories import make_spec
 
 
@@ -15,7 +17,7 @@ def test_scale_asks_for_100_000_trials() -> None:
 
 
 def test_submissions_are_of_a_spec_that_plans() -> None:
-    assert make_plan(parse_spec(api.BODY, "application/json")).blocks
+    assert make_plan(parse_spec(json.dumps(scale.SUBMITTED).encode(), "application/json")).blocks
 
 
 @pytest.mark.parametrize(("blocks", "busy"), [(20, False), (37, False), (37, True)])

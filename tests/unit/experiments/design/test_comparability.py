@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 
 from experiments.design.arms import resolve
-from experiments.design.comparability import other_model, other_work
-from experiments.design.fields import config_to_json, replace_fields
+from experiments.design.config_fields import config_to_json, replace_fields
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.recipes import HYBRID_TINY
+from experiments.design.rule import other_model, other_work
 from model.config import TrainConfig
 from model.errors import ConfigError
 from tests.factories import make_spec

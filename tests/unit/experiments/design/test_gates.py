@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 
 from experiments.design.arms import _typed
-from experiments.design.fields import config_to_json
+from experiments.design.config_fields import config_to_json
 from experiments.design.gate import Claim, Gate, GateValue, show
-from experiments.design.gates import GATES, catalogue
+from experiments.design.gates import GATES
+from experiments.design.listings import public_gates
 from experiments.design.recipes import RECIPES
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan_switches import ScanFact, ScanSwitches
@@ -127,7 +128,7 @@ def test_compile_attestation_needs_a_compiled_graph() -> None:
 
 
 def test_catalogue_lists_where_each_value_runs() -> None:
-    public = {gate.name: gate for gate in catalogue()}
+    public = {gate.name: gate for gate in public_gates()}
     assert set(public) == set(GATES)
     with_cuda = tuple(name for name, entry in NODE_CLASSES.items() if Lane.CUDA in entry.lanes)
     assert public["tma"].node_classes == {"false": with_cuda, "true": with_cuda}

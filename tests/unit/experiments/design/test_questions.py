@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.design.questions import question_digest, questions
+from experiments.design.plan import question_digest, questions
 from experiments.design.recipes import RECIPES
 from tests.factories import make_plan, make_spec
 

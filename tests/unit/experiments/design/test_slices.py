@@ -7,15 +7,13 @@ import pytest
 
 from experiments.analysis.noise.calibrate import estimator_digest
 from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
-from experiments.design.arms import resolve
+from experiments.design.arms import MAX_TRIALS, resolve
 from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
-from experiments.design.questions import questions
+from experiments.design.plan import make_plan, questions, running_order
 from experiments.design.rule import rule_digest, rule_of
-from experiments.design.slices import MAX_TRIALS, running_order
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
-from experiments.reporting.pages.rule_words import rule_in_words
+from experiments.reporting.pages.circumstance_tables import rule_in_words
 from kernels.backends import NODE_CLASSES
 from tests.factories import make_spec
 

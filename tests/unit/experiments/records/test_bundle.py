@@ -7,8 +7,16 @@ import pytest
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass, VerdictWord
 from experiments.records.bundle import join_bundles, used_up_by
-from experiments.records.bundle_files import read_bundle_files, write_tar
-from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, is_bundle
+from experiments.records.bundle_files import (
+    BLOCK,
+    LOG,
+    MANIFEST,
+    PLAN,
+    RECEIPT,
+    is_bundle,
+    read_bundle_files,
+    write_tar,
+)
 from experiments.records.bundle_reader import open_bundle
 from experiments.reporting.pages.report import render
 from experiments.reporting.view import bundle_view, judge_bundle

@@ -14,8 +14,7 @@ import pytest
 
 from experiments.errors import BundleError
 from experiments.records.bundle import Bundle
-from experiments.records.bundle_archive import MAX_BUNDLE_BYTES, MAX_BUNDLE_FILES
-from experiments.records.bundle_files import read_bundle_files, write_tar
+from experiments.records.bundle_files import MAX_BUNDLE_BYTES, MAX_BUNDLE_FILES, read_bundle_files, write_tar
 from experiments.records.bundle_reader import open_bundle
 from tests.bundles import make_bundle, make_file
 

@@ -5,8 +5,7 @@ import pytest
 
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass
-from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_paths import BLOCK, MANIFEST
+from experiments.records.bundle_files import BLOCK, MANIFEST, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.signing import Signer
 from experiments.reporting.view import judge_bundle

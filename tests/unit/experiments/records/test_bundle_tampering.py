@@ -14,7 +14,7 @@ from experiments.documents import seal as seal_document
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.bundle import Attempt, BrokenAttempt
-from experiments.records.bundle_paths import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import plan_file_text
 from experiments.records.receipts import Receipt, summarise

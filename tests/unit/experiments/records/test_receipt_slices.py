@@ -14,7 +14,7 @@ from experiments.documents import seal
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipt_check import verify
-from experiments.records.receipt_slices import slice_problems
+from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt, summarise
 from model.measurements import Step
 from tests.factories import make_plan, make_spec

@@ -7,8 +7,7 @@ import pytest
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import Attempt, Bundle
-from experiments.records.bundle_files import read_bundle_files
-from experiments.records.bundle_paths import MANIFEST, RECEIPT
+from experiments.records.bundle_files import MANIFEST, RECEIPT, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, names, sealed, write_folder
 from tests.factories import make_receipt

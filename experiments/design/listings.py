@@ -4,12 +4,35 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from experiments.design.fields import read_field
-from experiments.design.gate import GateValue
+from experiments.design.config_fields import read_field
+from experiments.design.gate import Claim, GateValue, show
 from experiments.design.gates import GATES
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from model.config import BLOCK_KINDS
-from model.parameters import num_parameters
+from model.counts import num_parameters
+
+
+class GatePublic(BaseModel):
+    """One gate as `GET /v1/gates` and the documentation show it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    question: str
+    values: tuple[GateValue, ...]
+    recipes: dict[str, GateValue]
+    """What an arm has that does not name the gate, by recipe."""
+    claim: Claim
+    field: str
+    requires: dict[str, GateValue]
+    """What a value needs of other gates that is neither the default nor `free`."""
+    free: tuple[GateValue, ...]
+    unused_with: tuple[dict[str, GateValue], ...]
+    node_classes: dict[str, tuple[str, ...]]
+    """For each value (as written in a spec): the node classes that can run it today."""
+    attested_by: str
+    proof: str
+    blind_to: str
 
 
 class RecipeSizes(BaseModel):
@@ -43,7 +66,29 @@ class RecipePublic(BaseModel):
     """What a spec may change, as it is without that."""
 
 
-def recipe_values() -> list[RecipePublic]:
+def public_gates() -> list[GatePublic]:
+    """Return every gate with its value in each recipe, and the node classes that can run each of its values today."""
+    return [
+        GatePublic(
+            name=gate.name,
+            question=gate.question,
+            values=gate.values,
+            recipes={recipe.name: gate.read(recipe.config) for recipe in RECIPES.values()},
+            claim=gate.claim,
+            field=gate.path,
+            requires=dict(gate.requires),
+            free=gate.free,
+            unused_with=tuple(dict(setting) for setting in gate.unused_with),
+            node_classes={show(value): gate.node_classes(value) for value in gate.values},
+            attested_by=gate.attested_by,
+            proof=gate.proof,
+            blind_to=gate.blind_to,
+        )
+        for gate in GATES.values()
+    ]
+
+
+def public_recipes() -> list[RecipePublic]:
     """Return every recipe with its values."""
     return [_public(recipe) for recipe in RECIPES.values()]
 

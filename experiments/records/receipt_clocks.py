@@ -1,18 +1,21 @@
-"""The clocks of a receipt: whether its durations fit into one another.
+"""The slices of a block: whether its trials ran by turns as planned, never two at once, by one clock of the machine.
 
-Every step carries its seconds and the moments of its begin and end, by one clock. So seconds cannot be edited alone,
-steps cannot overlap, and between two timed steps there is only what the loop itself does: a line of log, a look at the
-device's clock. How long that takes is the machine's affair: on busy cores any of these pauses may be long. An edit that
-makes the window shorter and leaves the ends of its steps makes all of them long, the shortest too. Between slices the
-other trials of the block run: what fills those pauses, their receipts say (receipt_slices).
+Every receipt says when its training began by a clock that all processes of the machine share, and every step when it
+began and ended since then. So the steps of all trials of a block lie on one line, and a slice that was moved, swapped
+or shortened leaves a hole or an overlap on it.
 """
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from statistics import median
 
+from experiments.design.config_fields import read_config
+from experiments.design.plan import running_order
+from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt
 from model.config import StepsConfig
 from model.measurements import Step
@@ -121,3 +124,94 @@ def _total_problems(receipt: Receipt) -> Iterator[str]:
     ):
         if part > whole + ROUNDING_S:
             yield f"{name} come to {part:.6g} s; {whole_name} is {whole:.6g}"
+
+
+MAX_HANDOVER_S = 10e-3
+MAX_HANDOVER_SHARE = 0.02
+"""Between two slices that follow each other at most this and this share of the median step pass: the first quartile,
+which was 1 to 4 ms on two cores under a load of 7 to 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    """A piece of a block's time in which one trainer ran, in seconds of the machine's clock."""
+
+    arm: str
+    what: str
+    began_s: float
+    ended_s: float
+
+    def __str__(self) -> str:
+        return f"{self.what} of arm '{self.arm}'"
+
+
+def slice_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
+    """Find what the clocks of measured trials of one block, of all or some of its arms, say against its slices."""
+    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
+    measured.sort(key=lambda receipt: receipt.ids.position)
+    told = {receipt.arm: read_config(receipt.config, may_be_older=True).steps for receipt in measured}
+    steps = next(iter(told.values()), StepsConfig())
+    if not any(one.slice for one in told.values()):
+        return
+    if any(one != steps for one in told.values()):
+        yield "the trials of the block have other steps or slices than each other"
+    elif any(receipt.training_began_s is None for receipt in measured):
+        yield "a trial of the block does not say when its training began"
+    else:
+        yield from _line_problems(measured, steps)
+
+
+def _line_problems(receipts: Sequence[Receipt], steps: StepsConfig) -> Iterator[str]:
+    """Compare the line of all spans with the planned one; the first problem names the place."""
+    slices = {receipt.arm: _slices(receipt, steps) for receipt in receipts}
+    order = running_order([receipt.arm for receipt in receipts], len(steps.slices))
+    planned = [_start_up(receipt, steps) for receipt in receipts] + [slices[arm][number] for number, arm in order]
+    ran = sorted(planned, key=lambda span: span.began_s)
+    out_of_turn = next(((due, came) for due, came in zip(planned, ran, strict=True) if due is not came), None)
+    if out_of_turn is not None:
+        due, came = out_of_turn
+        yield f"{came} ran where {due} was due"
+        return
+    for earlier, later in pairwise(ran):
+        if later.began_s < earlier.ended_s - ROUNDING_S:
+            yield f"{later} began {earlier.ended_s - later.began_s:.3g} s before {earlier} had ended"
+            return
+    yield from _ending_problems(receipts, ran[-1])
+    yield from _handover_problems(receipts, ran[len(receipts) :])
+
+
+def _start_up(receipt: Receipt, steps: StepsConfig) -> _Span:
+    last = receipt.steps[steps.warmup]
+    return _span(receipt, "start and warm-up", 0.0, last.ended_s)
+
+
+def _slices(receipt: Receipt, steps: StepsConfig) -> list[_Span]:
+    parts = slices_of(receipt, steps)
+    return [
+        _span(receipt, f"slice {number} of {len(parts)}", _began(part[0]), part[-1].ended_s)
+        for number, part in enumerate(parts, start=1)
+    ]
+
+
+def _span(receipt: Receipt, what: str, began_s: float, ended_s: float) -> _Span:
+    start = receipt.training_began_s or 0.0
+    return _Span(arm=receipt.arm, what=what, began_s=start + began_s, ended_s=start + ended_s)
+
+
+def _ending_problems(receipts: Sequence[Receipt], last: _Span) -> Iterator[str]:
+    """Find a trial that was over before the last slice of the block was: each waits for all before its end."""
+    for receipt in receipts:
+        over = (receipt.training_began_s or 0.0) + receipt.training_s + (receipt.waited_s or 0.0)
+        if over < last.ended_s - ROUNDING_S:
+            yield f"arm '{receipt.arm}' was over {last.ended_s - over:.3g} s before {last} had ended"
+
+
+def _handover_problems(receipts: Sequence[Receipt], slices: Sequence[_Span]) -> Iterator[str]:
+    """Find pauses between slices: steps that were made shorter leave them. Asked of arms that follow each other."""
+    if len(receipts) < 2 or [receipt.ids.position for receipt in receipts] != list(range(len(receipts))):
+        return
+    found = sorted(later.began_s - earlier.ended_s for earlier, later in pairwise(slices))
+    step_s = median(step.seconds for receipt in receipts for step in receipt.steps if step.phase == "timed")
+    pause = found[len(found) // 4]
+    if pause > MAX_HANDOVER_S + MAX_HANDOVER_SHARE * step_s:
+        yield f"between slices {pause:.3g} s pass (first quartile) beside steps of {step_s:.3g} s: nobody ran then"
