@@ -1,4 +1,4 @@
-"""What a design is expected to cost, from earlier trials of its arms, and whether one that was sized can pay it."""
+"""The expected cost of a design, from earlier trials of its arms, and the check against its budget."""
 
 from collections.abc import Mapping
 
@@ -14,20 +14,19 @@ from service.store.nodes.calibrations import read_sizing
 
 
 def expected_device_minutes(connection: Connection, plan: Plan) -> float | None:
-    """Return what `device_minutes` makes of what is known now."""
+    """Return the device minutes that `plan` should take; None if an arm has no earlier trial on its node class."""
     return device_minutes(plan, mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class))
 
 
 def device_minutes(plan: Plan, seconds: Mapping[str, float]) -> float | None:
-    """Return the device minutes that `plan` takes if its arms' trials take these seconds; None without those of all."""
-    known = [seconds[arm.digest] for arm in plan.arms if arm.digest in seconds]
-    if len(known) < len(plan.arms):
+    """Return the device minutes of `plan` from the seconds of a trial by arm digest; None if an arm has none."""
+    if any(arm.digest not in seconds for arm in plan.arms):
         return None
-    return sum(known) * len(plan.blocks) * plan.busy_devices / 60
+    return sum(seconds[arm.digest] for arm in plan.arms) * len(plan.blocks) * plan.busy_devices / 60
 
 
 def warnings_of(spec: AblationSpec, minutes: float | None) -> list[str]:
-    """Return what whoever plans or submits `spec` is told, although it may run: that `minutes` are over its budget."""
+    """Return a warning if the expected device `minutes` are over the budget; the ablation may run all the same."""
     allowed = spec.limits.device_minutes
     if minutes is None or minutes <= allowed:
         return []
@@ -39,7 +38,7 @@ def warnings_of(spec: AblationSpec, minutes: float | None) -> list[str]:
 
 
 def check_budget(connection: Connection, spec: AblationSpec, plan: Plan) -> None:
-    """Refuse a number of blocks that was asked for by the noise and takes more than is allowed. Raises SpecError."""
+    """Raise SpecError if the noise decided the number of blocks and they take more than the budget."""
     problems = budget_problems(spec, read_sizing(connection, spec, plan), expected_device_minutes(connection, plan))
     if problems:
         raise SpecError(problems)

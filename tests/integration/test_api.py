@@ -260,10 +260,7 @@ def test_verdict_report_and_receipt_before_they_exist_are_409(api: Api) -> None:
 def test_waiting_for_says_what_a_queued_ablation_waits_for(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         first, second = api.submit(), api.submit()
-        assert (
-            "none has registered: it waits until somebody starts one"
-            in api.get(first["links"]["self"]).json()["waiting_for"]
-        )
+        assert "none has registered yet" in api.get(first["links"]["self"]).json()["waiting_for"]
         api.register()
         assert "1 live, 1 block ahead" in api.get(second["links"]["self"]).json()["waiting_for"]
 

@@ -265,5 +265,5 @@ def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api
     assert (here["expected_device_minutes"] > 0, there["expected_device_minutes"]) == (True, None)
     why = {row["node_class"]: row["reason"] for row in there["node_classes"]}
     assert why["h200"] == (
-        "it waits for a live node of class 'h200'; none has registered: it waits until somebody starts one"
+        "it waits for a live node of class 'h200'; none has registered yet"
     )

@@ -1,131 +1,97 @@
-"""The time left that is announced, through drawn histories of an ablation, against what is really left."""
+"""The estimate of an ablation's time left, against blocks times their mean time over nodes, by hand."""
 
-import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
-from tests.api_stack import Api, running_api
-from tests.drawn_blocks import Clock, DrawnBlock, Pace, draw_pace
+from service.store.columns import db_now
+from service.store.tables import ablations, attempts
+from tests.api_stack import Api, receipts_of, running_api
 
-BLOCKS, ARMS = 6, 3
-"""Of the factories' spec."""
-EPS_S = 0.01
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    made = Clock()
-    with made.told_by_sqlite():
-        yield made
+BLOCKS, BLOCK_S = 6, 90.0
+"""Of the factories' spec, and what each finished block took here."""
+LATE_S = 5.0
+"""The clock runs on during the test."""
 
 
 @pytest.fixture
-def api(clock: Clock, tmp_path: Path) -> Iterator[Api]:
+def api(tmp_path: Path) -> Iterator[Api]:
     with running_api("sqlite", tmp_path) as running:
         yield running
 
 
-class History:
-    """An ablation of which one node runs blocks."""
-
-    def __init__(self, api: Api, clock: Clock, folder: Path, chance: random.Random) -> None:
-        self.api, self.clock, self.folder, self.chance = api, clock, folder, chance
-        self.node = api.register()
-        self.path = api.submit()["links"]["self"]
-        self.settled: list[float] = []
-        """Seconds of the blocks that are done."""
-
-    def left_s(self) -> float | None:
-        """Return what the service announces."""
-        found: float | None = self.api.get(self.path).json()["time_left_s"]
-        return found
-
-    def block(self, pace: Pace) -> DrawnBlock:
-        """Claim the next block."""
-        block = self.api.claim(self.node)
-        assert block is not None
-        beat_s = pace.trial_s * ARMS / self.chance.uniform(10, 30)
-        return DrawnBlock(
-            api=self.api, clock=self.clock, block=block, pace=pace, heartbeat_s=beat_s, folder=self.folder
-        )
-
-    def finish(self, pace: Pace) -> None:
-        """Run a block to its end."""
-        began, block = self.clock.now, self.block(pace)
-        for _ in block.run():
-            pass
-        block.report(self.node)
-        self.settled.append(self.clock.now - began)
-
-    def break_one(self) -> None:
-        """Let an attempt break after a while that has nothing to do with how long blocks take."""
-        block = self.block(draw_pace(self.chance, sliced=False))
-        self.clock.now += self.chance.uniform(1, 500)
-        answer = self.api.attempt(block.block, "report", failure_class="preempted", message="wanted elsewhere")
-        assert answer.status_code == 200, answer.text
-        self.api.register()  # it was heard of
+def left_s(api: Api, made: dict[str, Any]) -> Any:
+    return api.get(made["links"]["self"]).json()["time_left_s"]
 
 
-@pytest.fixture(params=range(3))
-def history(api: Api, clock: Clock, tmp_path: Path, request: pytest.FixtureRequest) -> History:
-    return History(api, clock, tmp_path / "work", random.Random(request.param))  # noqa: S311
+def claimed(api: Api, node: str, *, elapsed_s: float) -> dict[str, Any]:
+    """Claim a block and let it have run for so long."""
+    block = api.claim(node)
+    assert block is not None
+    with api.store.write() as connection:
+        own = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(own.values(started_at=db_now() - elapsed_s))
+    return block
 
 
-@pytest.mark.parametrize("sliced", [False, True])
-def test_at_a_constant_pace_it_is_right_at_every_moment_and_never_grows(history: History, *, sliced: bool) -> None:
-    pace = draw_pace(history.chance, sliced=sliced)
-    assert history.left_s() is None, "nothing was measured yet"
-    history.finish(pace)
-    block_s = pace.trial_s * ARMS
-    assert history.settled == [pytest.approx(block_s)]
-    for done in (1, 2):
-        queued = (BLOCKS - done - 1) * block_s
-        for _ in range(history.chance.randint(0, 2)):
-            history.break_one()
-            assert history.left_s() == pytest.approx(queued + block_s), "broken attempts are no pace"
-        block, last = history.block(pace), queued + block_s + EPS_S
-        for really_s in block.run():
-            said = history.left_s() or 0.0
-            after_s = pace.after_s * (ARMS if sliced else 1)
-            assert really_s - after_s - EPS_S <= said - queued <= really_s + block.heartbeat_s + EPS_S
-            assert said <= last + EPS_S, "it grew"
-            last = said
-        block.report(history.node)
+def finish(api: Api, node: str) -> None:
+    block = claimed(api, node, elapsed_s=BLOCK_S)
+    assert api.attempt(block, "report", receipts=receipts_of(block, node)).status_code == 200
 
 
-def test_at_a_changing_pace_it_goes_by_what_settled_and_by_the_steps_of_now(history: History) -> None:
-    """The oracle: what has not started takes as long as the mean settled trial, the rest as many steps as are left."""
-    chance = history.chance
-    for done in range(3):
-        if history.settled:
-            trial_s = sum(history.settled) / len(history.settled) / ARMS
-            pace = replace(draw_pace(chance, sliced=False), step_s=chance.uniform(0.2, 6.0))
-            block = history.block(pace)
-            for _ in block.run():
-                said = history.left_s() or 0.0
-                told = block.told
-                others_s = trial_s * (told.unstarted + ARMS * (BLOCKS - done - 1))
-                least = told.steps_left * pace.step_s
-                most = least + (trial_s if told.runs == "start" else 0.0)
-                assert others_s + least - EPS_S <= said <= others_s + most + EPS_S
-            history.api.attempt(block.block, "report", failure_class="preempted", message="only looked at")
-        history.finish(draw_pace(chance, sliced=False))
+def near(seconds: float) -> Any:
+    return pytest.approx(seconds, abs=LATE_S)
 
 
-def test_without_settled_blocks_trials_that_are_over_tell_the_pace(history: History) -> None:
-    pace = replace(draw_pace(history.chance, sliced=False), after_s=0.0)
-    block = history.block(pace)
-    seen: list[tuple[float, Any]] = []
-    for really_s in block.run():
-        seen.append((really_s + (BLOCKS - 1) * ARMS * pace.trial_s, history.left_s()))
-    first = [said for really, said in seen if really > ((BLOCKS * ARMS) - 1) * pace.trial_s]
-    assert set(first) <= {None}, "no trial is over"
-    lag = 1 + block.heartbeat_s / pace.trial_s
-    later = [(really, said) for really, said in seen if said is not None]
-    assert len(later) > len(seen) / 3
-    for really, said in later:
-        assert really / lag - pace.step_s - block.heartbeat_s <= said <= really * lag + block.heartbeat_s
+def test_blocks_times_their_mean_time_are_shared_by_the_nodes_that_may_run_them(api: Api) -> None:
+    one, two = api.register("one"), api.register("two")
+    made = api.submit()
+    assert left_s(api, made) is None, "no block time is known"
+    finish(api, one)
+    assert left_s(api, made) == near(5 * BLOCK_S / 2)
+    claimed(api, one, elapsed_s=60)
+    claimed(api, two, elapsed_s=60)
+    assert left_s(api, made) == near((2 * 30 + 3 * BLOCK_S) / 2)
+    assert api.client.post("/v1/nodes/two:drain", headers=api.admin).is_success
+    assert left_s(api, made) == near(2 * 30 + 3 * BLOCK_S)
+    assert api.client.post("/v1/nodes/one:drain", headers=api.admin).is_success
+    assert left_s(api, made) is None, "no node may run the rest"
+
+
+def test_a_last_block_counts_down_whatever_the_number_of_nodes_and_ends_with_no_estimate(api: Api) -> None:
+    node, _ = api.register("one"), api.register("two")
+    made = api.submit()
+    for _ in range(BLOCKS - 1):
+        finish(api, node)
+    assert left_s(api, made) == near(BLOCK_S)
+    block = claimed(api, node, elapsed_s=40)
+    assert left_s(api, made) == near(BLOCK_S - 40)
+    with api.store.write() as connection:
+        late = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(late.values(started_at=db_now() - 2 * BLOCK_S))
+    assert left_s(api, made) is None
+
+
+def test_only_blocks_that_the_device_minutes_pay_for_count(api: Api) -> None:
+    node = api.register()
+    made = api.submit()
+    finish(api, node)
+    with api.store.write() as connection:
+        allowed = select(ablations.c.device_minutes * 60).scalar_subquery()
+        connection.execute(update(ablations).values(device_s=allowed - 100))
+    assert left_s(api, made) == near(100)
+
+
+def test_blocks_of_others_come_between_and_a_newcomer_has_the_pace_of_its_node_class(api: Api) -> None:
+    node = api.register()
+    first, second = api.submit(), api.submit()
+    for _ in range(2):
+        finish(api, node)  # equal priorities alternate: one block of each
+    assert left_s(api, first) == near(9 * BLOCK_S)
+    assert left_s(api, second) == near(10 * BLOCK_S)
+    urgent = api.submit(limits={"priority": 99}, variants={"psiv-on": {"gates": {"psiv_cache": True}}})
+    assert left_s(api, urgent) == near(BLOCKS * BLOCK_S * 2 / 3), "two arms in the place of three"
+    assert left_s(api, first) == near((9 + BLOCKS) * BLOCK_S)

@@ -123,7 +123,7 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     assert "about 8 min left" in told, "5 blocks at 95 s, the first of which has just begun"
     assert "Waits for a free node of class 'cpu' (1 live, 4 blocks ahead in the queue, about 8 min" in told
     assert told.count(" ahead") == 1, "no number twice"
-    assert "Waits for a live node of class 'h200'; none has registered: it waits until somebody starts one." in told
+    assert "Waits for a live node of class 'h200'; none has registered yet." in told
     nodes = plain(page.locator("#nodes").inner_text())
     assert "drained" in nodes
     assert "device 0 still holds 1.2 GiB" in nodes
