@@ -22,8 +22,8 @@ CODES_START, CODES_END = "<!-- exit codes: written by make docs -->", "<!-- end 
 def settings_page() -> str:
     """Return docs/settings.md: every environment variable, by settings class."""
     parts = [
-        "# Settings\n\nThis page lists every environment variable that Ablate reads. Every one has a default that runs the "
-        "embedded stack. `make docs` generates the page from `service/settings.py`, `service/client/settings.py` and "
+        "# Settings\n\nThis page lists every environment variable that Ablate reads. Every one has a default that "
+        "runs the embedded stack. `make docs` generates the page from `service/settings.py`, `service/client/settings.py` and "
         "`workers/settings.py`.\n"
     ]
     for path, name, who in (
@@ -41,8 +41,8 @@ def settings_page() -> str:
 def errors_page() -> str:
     """Return docs/errors.md: every error class with its meaning."""
     parts = [
-        "# Errors\n\nThis page lists every error class with its meaning, which is also the default message. `make docs` "
-        "generates it from the `errors.py` of the packages.\n"
+        "# Errors\n\nThis page lists every error class with its meaning, which is also the default message. `make "
+        "docs` generates it from the `errors.py` of the packages.\n"
     ]
     for path in error_modules():
         rows = [f"| `{name}` | {remark} |" for name, remark in _classes(path)]
