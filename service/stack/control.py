@@ -1,4 +1,4 @@
-"""Start, stop and look at the embedded stack of a home, from outside its supervisor."""
+"""Start, stop and inspect the embedded stack of a home, from outside its supervisor."""
 
 import json
 import signal
@@ -18,35 +18,35 @@ from service.stack.supervisor import Report
 
 _STOP_PATIENCE_S = 45.0
 _START_PATIENCE_S = 300.0
-_STRAY_GRACE_S = 5.0
+_ORPHAN_GRACE_S = 5.0
 _PROBE_PATIENCE_S = 1.0
-"""Who only asks whether a supervisor lives holds the lock, shared, for an instant."""
+"""`is_locked` in another process shares the lock for an instant."""
 
 
 def running(files: StackFiles) -> StackState | None:
-    """Return the state of the stack that runs in this home, None when none does."""
-    state = read_state(files) if is_locked(files) else None  # locked by a clean-up, it is that of a dead stack
+    """Return the state of the stack that runs in this home, or None."""
+    state = read_state(files) if is_locked(files) else None  # a clean-up also locks, and the state is a dead stack's
     return state if state is not None and is_alive(state.supervisor_pid) else None
 
 
 def start(files: StackFiles, report: Report) -> StackState:
-    """Start the stack in the background, or join one that is there or starting; return when it is ready.
+    """Start the stack in the background, or join a running or starting one, and return when it is ready.
 
-    Raises StackError when it did not come up; nothing is left running then.
+    Raises StackError if it does not start. Then no process is left.
     """
     check_installed()
     clean_stale(files, report)
     if is_locked(files):
-        report("note", "a stack runs or is starting here already")
+        report("note", "a stack already runs or starts here")
     else:
         _spawn(files, report)
     return _wait_ready(files)
 
 
 def clean_stale(files: StackFiles, report: Report) -> int:
-    """End what a killed supervisor left and remove its files; return how many processes had to be killed.
+    """End processes that a dead supervisor left, remove its files, and return how many processes needed SIGKILL.
 
-    Does nothing while a supervisor lives: the home's lock is held meanwhile, so that no other start comes between.
+    Does nothing while a supervisor runs. It locks the home, so no other start interferes.
     """
     if not files.state.exists() or is_locked(files):
         return 0
@@ -55,27 +55,27 @@ def clean_stale(files: StackFiles, report: Report) -> int:
             state = read_state(files)
             if state is None:
                 return 0
-            left = len(part_processes.members(state.stack_id))
-            killed = part_processes.kill_members(state.stack_id, grace_s=_STRAY_GRACE_S)
+            count = len(part_processes.stack_mark(state.stack_id).members())
+            killed = part_processes.kill_members(state.stack_id, grace_s=_ORPHAN_GRACE_S)
             files.remove_runtime()
     except StackBusy:
         return 0
-    report("note", f"cleaned up after a stack of {state.started_at} whose supervisor had died ({left} processes left)")
+    report("note", f"ended {count} processes of the stack of {state.started_at}, whose supervisor had died")
     return killed
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopResult:
-    """What `stop` found and did."""
+    """The result of `stop`."""
 
     was_running: bool
     killed: int
-    """Processes that did not end on SIGTERM, strays of a dead supervisor included."""
+    """Processes that needed SIGKILL, including those of a dead supervisor."""
     seconds: float
 
 
 def stop(files: StackFiles, report: Report) -> StopResult:
-    """End the stack of this home and prove that none of its processes is left."""
+    """Stop the stack of this home and check that none of its processes is left."""
     began = time.monotonic()
     state = running(files)
     if state is None:
@@ -84,13 +84,13 @@ def stop(files: StackFiles, report: Report) -> StopResult:
     if not _supervisor_ends(files, state, patience_s=_STOP_PATIENCE_S):
         report("note", f"the supervisor did not end within {_STOP_PATIENCE_S:.0f} s; killing it")
         send([state.supervisor_pid], signal.SIGKILL)
-        _supervisor_ends(files, state, patience_s=_STRAY_GRACE_S)
+        _supervisor_ends(files, state, patience_s=_ORPHAN_GRACE_S)
     killed = part_processes.kill_members(state.stack_id) + clean_stale(files, report)
     return StopResult(was_running=True, killed=killed, seconds=time.monotonic() - began)
 
 
 def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:
-    """Wait for the lock and for the process: the kernel frees the lock a moment before the process is gone."""
+    """Wait until the lock is free and the process gone: the kernel frees the lock a moment earlier."""
     return wait_until(lambda: not is_locked(files) and not is_alive(state.supervisor_pid), patience_s=patience_s)
 
 
@@ -107,7 +107,7 @@ def _spawn(files: StackFiles, report: Report) -> None:
         )
     try:
         _follow(daemon, files, report)
-    except BaseException:  # Ctrl-C while starting: nothing may stay behind
+    except BaseException:  # Ctrl-C during the start: no process may be left
         daemon.terminate()
         daemon.wait()
         raise
@@ -132,6 +132,6 @@ def _wait_ready(files: StackFiles) -> StackState:
         if state is not None and state.phase == "ready":
             return state
         if state is None and not is_locked(files):
-            raise StackError(f"the stack that was starting here ended; see {files.log('supervisor')}")
+            raise StackError(f"the starting stack ended; see {files.log('supervisor')}")
         time.sleep(0.1)
-    raise StackError(f"the stack did not get ready within {_START_PATIENCE_S:.0f} s; see {files.log('supervisor')}")
+    raise StackError(f"the stack was not ready within {_START_PATIENCE_S:.0f} s; see {files.log('supervisor')}")

@@ -1,4 +1,4 @@
-"""Where an embedded stack keeps what: the only place that knows a home's file names."""
+"""The file names below an embedded stack's home. No other module spells them."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from service.client.settings import get_client_settings
 from service.errors import StackError
 
 MAX_SOCKET_BYTES = 100
-"""The kernel allows 107 bytes for the path of a Unix socket; a few are left for temporary names."""
+"""The kernel allows 107 bytes for the path of a Unix socket. The rest is for temporary names."""
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+-]+")
 _NOT_IN_A_URL = frozenset("?#%")
@@ -19,7 +19,7 @@ _NOT_IN_A_URL = frozenset("?#%")
 
 @dataclass(frozen=True, kw_only=True)
 class StackFiles:
-    """File names below one home."""
+    """The files of one home."""
 
     home: Path
 
@@ -27,7 +27,7 @@ class StackFiles:
         bad = sorted(_NOT_IN_A_URL.intersection(str(self.home)))
         if bad:
             raise StackError(
-                f"ABLATE_HOME is {str(self.home)!r}; a folder with {bad[0]!r} in it cannot stand in a database URL"
+                f"ABLATE_HOME is {str(self.home)!r}; a database URL cannot contain a folder with {bad[0]!r} in its name"
             )
 
     @property
@@ -37,12 +37,12 @@ class StackFiles:
 
     @property
     def lock(self) -> Path:
-        """Held by the supervisor from its first to its last moment."""
+        """The supervisor locks it from its start to its end."""
         return self.home / "run" / "stack.lock"
 
     @property
     def broker_socket(self) -> Path:
-        """Socket of the broker; in a short folder below the system's temporary one when the home's path is too long."""
+        """The broker's socket; below the system's temporary folder if the home's path is too long for a socket."""
         natural = self.home / "run" / "valkey.sock"
         text = str(natural)
         if len(os.fsencode(text)) <= MAX_SOCKET_BYTES and _PLAIN_PATH.fullmatch(text):
@@ -52,17 +52,17 @@ class StackFiles:
 
     @property
     def broker_url(self) -> str:
-        """The broker's address as Celery spells it."""
+        """The broker's URL for Celery."""
         return f"redis+socket://{self.broker_socket}"
 
     @property
     def broker_config(self) -> Path:
-        """Configuration of the broker, written at every start; it may hold the password."""
+        """Configuration of the broker, written at every start. It may contain the password."""
         return self.home / "run" / "valkey.conf"
 
     @property
     def broker_password(self) -> Path:
-        """What other machines need to be woken, once the stack is open to them."""
+        """Password of the broker for workers on other machines."""
         return self.home / "tokens" / "broker"
 
     @property
@@ -80,14 +80,14 @@ class StackFiles:
         return self.home / "logs" / f"{part}.log"
 
     def save_report(self, ablation_id: str, page: str, path: Path | None = None) -> Path:
-        """Write a report page to `path` or below the home; return the absolute path."""
+        """Write a report page to `path` (default: below the home) and return the absolute path."""
         target = (path or self.home / "reports" / f"{ablation_id}.html").absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")
         return target
 
     def make_folders(self) -> None:
-        """Create every folder that the stack writes to; the socket's is private to this user."""
+        """Create every folder that the stack writes to. Only this user can open the socket's folder."""
         for folder in (self.lock.parent, self.broker_data, self.mlflow / "artifacts", self.home / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         private = self.broker_socket.parent
@@ -96,7 +96,7 @@ class StackFiles:
             raise StackError(f"{private} belongs to another user; remove it or choose a shorter ABLATE_HOME")
 
     def remove_runtime(self) -> None:
-        """Remove what must not outlive the processes: the state file and the socket."""
+        """Remove the state file and the socket, which must not outlive the processes."""
         self.state.unlink(missing_ok=True)
         self.broker_socket.unlink(missing_ok=True)
         if self.broker_socket.parent != self.lock.parent and self.broker_socket.parent.is_dir():
@@ -104,5 +104,5 @@ class StackFiles:
 
 
 def home_files() -> StackFiles:
-    """Return the file names of the home that the environment names."""
+    """Return the files of the home in ABLATE_HOME."""
     return StackFiles(home=get_client_settings().home)

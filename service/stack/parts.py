@@ -1,4 +1,4 @@
-"""The five parts of the embedded stack: which ports they get, how each is started, how we know that it answers."""
+"""The five parts of the embedded stack: ports, commands, and checks that a part answers."""
 
 import errno
 import importlib.util
@@ -42,34 +42,34 @@ class StackPart:
     command: tuple[str, ...]
     environment: dict[str, str]
     answers: Callable[[], bool]
-    """Whether the part does its work; called until it does."""
+    """Returns whether the part works. Called until it does."""
     port: int | None = None
-    """The port that the part listens on; None for one that listens on none."""
+    """The port that the part listens on, if any."""
     patience_s: float = 120.0
-    """It may take so long until it answers for the first time."""
+    """Time that the part has for its first answer, in seconds."""
     depends: bool = False
-    """Whether its answer depends on other parts: its silence is no reason to start it again then."""
+    """Whether the answer depends on other parts. Then silence does not restart this part."""
     stop_signal: signal.Signals = signal.SIGTERM
-    """What makes it end at once."""
-    knows: tuple[str, ...] = ()
-    """Variables with secrets that it inherits; no other part does."""
+    """The signal that ends the part at once."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables with secrets that only this part inherits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Addresses:
-    """Where the parts of one stack meet."""
+    """The addresses of one stack's parts."""
 
     files: StackFiles
     api_port: int
     mlflow_port: int
     host: str = LOOPBACK
-    """Where API and broker listen; MLflow has no passwords and stays on loopback."""
+    """Host of API and broker. MLflow has no passwords and stays on loopback."""
     broker_port: int | None = None
-    """Port of the broker for other machines; None for its socket alone."""
+    """Port of the broker for other machines. None: only its socket."""
 
     @property
     def api_url(self) -> str:
-        """Base URL of the API, as this machine reaches it."""
+        """Base URL of the API on this machine."""
         return f"http://{self._own_address}:{self.api_port}"
 
     @property
@@ -83,7 +83,7 @@ class Addresses:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Settings that API, background process and worker share."""
+        """Environment of API, background process and worker."""
         return {
             "ABLATE_HOME": str(self.files.home),
             "ABLATE_HOST": self.host,
@@ -103,22 +103,22 @@ class Addresses:
 
 
 def free_port(preferred: int, *, taken: frozenset[int] = frozenset(), host: str = LOOPBACK) -> int:
-    """Return `preferred`, or the next port of `host` above it that nobody listens on."""
+    """Return the first free port of `host` from `preferred` on. Raises StackError if there is none."""
     last = min(preferred + _TRIES, 65_536)
     for port in range(preferred, last):
         if port not in taken and _is_free(host, port):
             return port
-    raise StackError(f"no free port from {preferred} to {last - 1} on {host}; set ABLATE_PORT to another start")
+    raise StackError(f"no free port from {preferred} to {last - 1} on {host}; set ABLATE_PORT to another port")
 
 
 def listeners(port: int) -> set[int]:
-    """Return the processes of this user that listen on `port`, on whatever address."""
-    found = psutil.net_connections(kind="tcp4")
-    return {one.pid for one in found if _listens(one, port) and one.pid is not None}
-
-
-def _listens(one: Any, port: int) -> bool:
-    return bool(one.status == psutil.CONN_LISTEN and one.laddr.port == port)
+    """Return the processes of this user that listen on `port`, on any address."""
+    connections: list[Any] = psutil.net_connections(kind="tcp4")
+    return {
+        connection.pid
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None
+    }
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -128,13 +128,13 @@ def _is_free(host: str, port: int) -> bool:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-                raise StackError(f"ABLATE_HOST is {host!r}, which is no IPv4 address of this machine") from error
+                raise StackError(f"ABLATE_HOST is {host!r}, which is not an IPv4 address of this machine") from error
             return False
     return True
 
 
 def check_installed() -> None:
-    """Refuse with the missing packages' names, before anything is started."""
+    """Raise StackError if this is not Linux, or with the names of missing packages."""
     if sys.platform != "linux":
         raise StackError(f"the embedded stack runs on Linux only (it needs /proc and prctl); this is {sys.platform}")
     missing = [f"{package} ({use})" for package, use in _NEEDS.items() if importlib.util.find_spec(package) is None]
@@ -144,37 +144,37 @@ def check_installed() -> None:
         )
 
 
-def all_parts(where: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[StackPart, ...]:
-    """Return the parts in the order in which they start."""
+def all_parts(addresses: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[StackPart, ...]:
+    """Return the parts in their start order."""
 
-    def ours(name: str, module: str, answers: Callable[[], bool], **more: Any) -> StackPart:
-        return StackPart(name=name, command=_module(module), environment=where.environment, answers=answers, **more)
+    def own_part(name: str, module: str, answers: Callable[[], bool], **more: Any) -> StackPart:
+        return StackPart(name=name, command=_module(module), environment=addresses.environment, answers=answers, **more)
 
-    protected = where.broker_port is not None
+    protected = addresses.broker_port is not None
     return (
         StackPart(
             name=VALKEY,
-            command=broker.command(where.files),
+            command=broker.command(addresses.files),
             environment={},
-            answers=lambda: broker.answers(where.files, protected=protected),
-            port=where.broker_port,
+            answers=lambda: broker.answers(addresses.files, protected=protected),
+            port=addresses.broker_port,
         ),
         StackPart(
             name=MLFLOW,
-            command=_mlflow(where),
+            command=_mlflow(addresses),
             environment=_MLFLOW_QUIET,
-            answers=lambda: is_ok(where.mlflow_url, "/health"),
-            port=where.mlflow_port,
+            answers=lambda: is_ok(addresses.mlflow_url, "/health"),
+            port=addresses.mlflow_port,
         ),
-        ours(API, "service.app", lambda: is_ok(where.api_url, "/healthz"), port=where.api_port),
-        ours(
+        own_part(API, "service.app", lambda: is_ok(addresses.api_url, "/healthz"), port=addresses.api_port),
+        own_part(
             BACKGROUND,
             "service.background.main",
-            lambda: _is_on_duty(where.api_url),
+            lambda: _is_on_duty(addresses.api_url),
             depends=True,
-            knows=(WEBHOOK_KEY,),
+            secrets=(WEBHOOK_KEY,),
         ),
-        ours(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT),
+        own_part(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT),
     )
 
 
@@ -189,20 +189,20 @@ def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name)
 
 
-def _mlflow(where: Addresses) -> tuple[str, ...]:
+def _mlflow(addresses: Addresses) -> tuple[str, ...]:
     return (
         *_module("mlflow"),
         "server",
         *("--host", LOOPBACK),
-        *("--port", str(where.mlflow_port)),
-        *("--backend-store-uri", f"sqlite:///{where.files.mlflow / 'mlflow.db'}"),
-        *("--artifacts-destination", str(where.files.mlflow / "artifacts")),
+        *("--port", str(addresses.mlflow_port)),
+        *("--backend-store-uri", f"sqlite:///{addresses.files.mlflow / 'mlflow.db'}"),
+        *("--artifacts-destination", str(addresses.files.mlflow / "artifacts")),
         *("--workers", "1"),
     )
 
 
 def is_ok(base: str, path: str) -> bool:
-    """Tell whether a GET is answered with 200 within some seconds."""
+    """Return whether a GET is answered with 200 within five seconds."""
     try:
         return httpx.get(base + path, timeout=_ANSWER_S, trust_env=False).status_code == httpx.codes.OK
     except httpx.TransportError:
@@ -210,7 +210,7 @@ def is_ok(base: str, path: str) -> bool:
 
 
 def _is_on_duty(api_url: str) -> bool:
-    """Tell whether the API knows of a background process that does everything."""
+    """Return whether the API reports a background process that does all its tasks."""
     try:
         answer = httpx.get(api_url + "/readyz", timeout=_ANSWER_S, trust_env=False)
     except httpx.TransportError:

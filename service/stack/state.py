@@ -1,4 +1,4 @@
-"""stack.json and the lock beside it: who runs the stack of a home, and where it can be reached."""
+"""stack.json and its lock: the state and the addresses of a home's stack."""
 
 import fcntl
 import os
@@ -16,16 +16,16 @@ from service.stack.layout import StackFiles
 
 
 class PartPhase(StrEnum):
-    """How a part of the stack is."""
+    """The phase of a part."""
 
     STARTING = "starting"
-    """Its process runs and did not answer yet."""
+    """Its process runs but has not answered yet."""
     READY = "ready"
-    """It answered since its process started."""
+    """Its current process has answered."""
     RESTARTING = "restarting"
-    """It ended by itself and starts again after a pause."""
+    """It failed and restarts after a pause."""
     GIVEN_UP = "given_up"
-    """It ended too often in a row and stays down."""
+    """It failed too often in a row and stays down."""
 
 
 class PartState(BaseModel):
@@ -35,11 +35,11 @@ class PartState(BaseModel):
 
     phase: PartPhase
     restarts: int = 0
-    """How often it was started again."""
+    """Number of restarts."""
 
 
 class StackFinding(BaseModel):
-    """Something that happened to a part by itself."""
+    """A failure of a part."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,50 +47,50 @@ class StackFinding(BaseModel):
     at: str
     what: str
     then: str
-    """What follows."""
+    """The consequence."""
 
 
 class StackState(BaseModel):
-    """What stack.json says."""
+    """The contents of stack.json."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     stack_id: str
-    """Every process of the stack carries it in its environment."""
+    """Every process of the stack has it in its environment."""
     phase: Literal["starting", "ready", "stopping"]
     api_url: str
     mlflow_url: str
     ablations_url: str
-    """Where MLflow lists the ablations, for people."""
+    """MLflow's list of ablations, as a link for a browser."""
     broker_url: str
     broker_port: int | None = None
-    """Where other machines reach the broker, with the password in tokens/broker; None when they cannot."""
+    """Port of the broker for other machines, with the password in tokens/broker. None: not reachable from there."""
     supervisor_pid: int
     pids: dict[str, int] = {}
-    """The present process of every part; the last one of a part that is down."""
+    """The current process of every part, or the last one of a part that is down."""
     parts: dict[str, PartState] = {}
     findings: tuple[StackFinding, ...] = ()
-    """The latest, oldest first; the supervisor's log has all of them."""
+    """The latest failures, oldest first. The supervisor's log has all of them."""
     started_at: str
 
     @property
     def is_whole(self) -> bool:
-        """Whether every part does its work."""
+        """Whether every part is ready."""
         return all(part.phase == PartPhase.READY for part in self.parts.values())
 
 
 def read_state(files: StackFiles) -> StackState | None:
-    """Return the recorded state, None when there is none; a file that cannot be read is an error."""
+    """Return the recorded state, or None without a file. Raises StackError for a damaged file."""
     try:
         return StackState.model_validate_json(files.state.read_text())
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise StackError(f"{files.state} is damaged; remove it when no stack runs there") from error
+        raise StackError(f"{files.state} is damaged; remove it if no stack runs there") from error
 
 
 def write_state(files: StackFiles, state: StackState) -> None:
-    """Replace stack.json in one step, so that a reader never sees half of it."""
+    """Replace stack.json atomically."""
     fresh = files.state.with_suffix(".json.new")
     fresh.write_text(state.model_dump_json(indent=2) + "\n")
     fresh.replace(files.state)
@@ -98,9 +98,9 @@ def write_state(files: StackFiles, state: StackState) -> None:
 
 @contextmanager
 def exclusive(files: StackFiles, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the home's lock; raises StackBusy when another process holds it for longer than `patience_s`.
+    """Hold the home's lock. Raises StackBusy if another process keeps it for more than `patience_s` seconds.
 
-    The kernel drops the lock when its holder dies, however it dies. `is_locked` shares it for an instant.
+    The kernel releases the lock when its holder dies. `is_locked` shares it for an instant.
     """
     files.lock.parent.mkdir(parents=True, exist_ok=True)
     with _lock(files, fcntl.LOCK_EX, patience_s=patience_s):
@@ -108,11 +108,11 @@ def exclusive(files: StackFiles, *, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def is_locked(files: StackFiles) -> bool:
-    """Whether a supervisor lives in this home."""
+    """Return whether a supervisor runs in this home."""
     if not files.lock.exists():
         return False
     try:
-        with _lock(files, fcntl.LOCK_SH):  # shared: two who ask at once do not take each other for a supervisor
+        with _lock(files, fcntl.LOCK_SH):  # shared: two callers at once do not see each other
             return False
     except StackBusy:
         return True

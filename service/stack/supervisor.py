@@ -1,9 +1,10 @@
-"""The stack's supervisor: starts the parts in order, keeps them running, holds the home's lock, ends them all.
+"""The stack's supervisor: starts the parts in order, keeps them running, and ends them all.
 
-`python -m service.stack.supervisor` is it in the background; it tells its starter how the start goes.
+It holds the home's lock. `python -m service.stack.supervisor` runs it in the background and reports the start to the
+parent process.
 
-A part that fails during the start ends the whole stack. One that ends later is recorded as a finding in stack.json and
-in the supervisor's log, and is started again, with growing pauses and a limit: `ablate status` shows both.
+A part that fails during the start ends the whole stack. A later failure becomes a finding in stack.json and in the
+supervisor's log, and the part restarts, with growing pauses and a limit. `ablate status` shows both.
 """
 
 import json
@@ -31,78 +32,40 @@ from service.stack.part_processes import PartRun
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
 from service.stack.state import StackFinding, StackState, exclusive, write_state
 
-_API = "/api/2.0/mlflow/experiments"
-_ANSWER_S = 30.0
-_TRIES = 2
-"""A background process may make it at the same moment."""
-
-
-def make_experiment(url: str, name: str) -> str | None:
-    """Return the id of the experiment `name` of the server at `url`, made where there is none; None if it was deleted.
-
-    One that is there gets the views that it lacks, and today's in place of older ones that nobody has changed.
-
-    Raises:
-        httpx.HTTPError: MLflow does not answer, or refuses.
-
-    """
-    with httpx.Client(base_url=url.rstrip("/") + _API, timeout=_ANSWER_S, trust_env=False) as server:
-        for _ in range(_TRIES):
-            found = server.get("/get-by-name", params={"experiment_name": name})
-            if found.status_code != httpx.codes.NOT_FOUND:
-                return _brought_up_to_date(server, found.raise_for_status().json()["experiment"])
-            tags = [{"key": key, "value": value} for key, value in experiment_tags().items()]
-            made = server.post("/create", json={"name": name, "tags": tags})
-            if made.is_success:
-                return str(made.json()["experiment_id"])
-        made.raise_for_status()
-    return None
-
-
-def _brought_up_to_date(server: httpx.Client, experiment: dict[str, Any]) -> str | None:
-    if experiment["lifecycle_stage"] != "active":
-        return None
-    there = {tag["key"]: tag["value"] for tag in experiment.get("tags", [])}
-    for key, value in tags_to_set(there).items():
-        wanted = {"experiment_id": experiment["experiment_id"], "key": key, "value": value}
-        server.post("/set-experiment-tag", json=wanted).raise_for_status()
-    return str(experiment["experiment_id"])
-
-
 Report = Callable[[str, str], None]
-"""Receives (kind, text) while the stack starts; kinds: note, part, ready."""
+"""Receives (kind, text) while the stack starts. Kinds: note, part, ready."""
 
 _log = logging.getLogger(__name__)
 
 _LOG_TAIL_LINES = 15
-_LOOK_EVERY_S = 0.25
-_FINDINGS_KEPT = 50
+_POLL_S = 0.25
+_MAX_FINDINGS = 50
 _LOCK_PATIENCE_S = 20.0
 """Another command may be cleaning up after a dead supervisor."""
 _WORKER_PATIENCE_S = 15.0
-"""A worker gives its block back and ends its trainer first."""
+"""A worker first gives its block back and ends its trainer."""
 _PARTS_PATIENCE_S = 8.0
 
 
 class StopRequested(Exception):
-    """The supervisor was asked to end."""
+    """A signal asked the supervisor to stop."""
 
 
 def supervise(files: StackFiles, report: Report) -> None:
-    """Run the stack of `files` until SIGTERM or SIGINT; returns when no process of it is left.
+    """Run the stack of `files` until SIGTERM or SIGINT. Returns when none of its processes is left.
 
-    Raises StackBusy when another supervisor holds the home, PartFailed when a part did not start.
+    Raises StackBusy if another supervisor has the home, PartFailed if a part does not start.
     """
-    os.umask(0o077)  # database, logs and sockets are this user's alone, whichever part makes them
+    os.umask(0o077)  # only this user can read the database, logs and sockets that the parts create
     with exclusive(files, patience_s=_LOCK_PATIENCE_S):
         files.make_folders()
         supervisor = _Supervisor(files, report)
-        _end_on_signals()
+        _stop_on_signals()
         try:
             supervisor.start()
             supervisor.watch()
         except StopRequested:
-            _log.info("asked to end")
+            _log.info("a signal asked for the end")
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
@@ -115,26 +78,26 @@ class _Supervisor:
         self._report = report
         self._runs: dict[str, PartRun] = {}
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
-        self._where = _choose_ports(files, report)
+        self._addresses = _choose_ports(files, report)
         self._findings: list[StackFinding] = []
         self._unrecorded = False
         self._state = StackState(
             stack_id=uuid.uuid4().hex,
             phase="starting",
-            api_url=self._where.api_url,
-            mlflow_url=self._where.mlflow_url,
-            ablations_url=mlflow_links.of_ablations(self._mlflow_for_people, None),
+            api_url=self._addresses.api_url,
+            mlflow_url=self._addresses.mlflow_url,
+            ablations_url=mlflow_links.of_ablations(self._mlflow_browser_url, None),
             broker_url=files.broker_url,
-            broker_port=self._where.broker_port,
+            broker_port=self._addresses.broker_port,
             supervisor_pid=os.getpid(),
             started_at=self._started_at.isoformat(timespec="seconds"),
         )
         self._record()
 
     def start(self) -> None:
-        """Start all parts; MLflow, the slowest, gets ready beside the others."""
-        broker.configure(self._files, host=self._where.host, port=self._where.broker_port)
-        parts = all_parts(self._where, node_is_ready=self._node_is_ready)
+        """Start all parts. MLflow, the slowest, starts beside the others."""
+        broker.configure(self._files, host=self._addresses.host, port=self._addresses.broker_port)
+        parts = all_parts(self._addresses, node_is_ready=self._node_is_ready)
         for part in parts:
             self._launch(part)
             if part.name not in (MLFLOW, BACKGROUND):
@@ -146,40 +109,40 @@ class _Supervisor:
         self._report("ready", f"{time.monotonic() - self._started:.1f}")
 
     @property
-    def _mlflow_for_people(self) -> str:
-        return get_settings().mlflow_public_url or self._where.mlflow_url
+    def _mlflow_browser_url(self) -> str:
+        return get_settings().mlflow_public_url or self._addresses.mlflow_url
 
     def _ablations_url(self) -> str:
-        """Return where MLflow lists the ablations; where it cannot tell now, its list of experiments."""
+        """Return the link to MLflow's list of ablations, or to its experiments if MLflow does not answer now."""
         try:
-            experiment_id = make_experiment(self._where.mlflow_url, get_settings().mlflow_experiment)
+            experiment_id = prepare_experiment(self._addresses.mlflow_url, get_settings().mlflow_experiment)
         except httpx.HTTPError as error:
-            self._report("note", f"MLflow does not tell where ablations are listed: {error}")
+            self._report("note", f"MLflow does not show its list of ablations: {error}")
             experiment_id = None
-        return mlflow_links.of_ablations(self._mlflow_for_people, experiment_id)
+        return mlflow_links.of_ablations(self._mlflow_browser_url, experiment_id)
 
     def watch(self) -> None:
-        """Keep the parts running, for ever."""
+        """Keep the parts running, forever."""
         while True:
             for run in self._runs.values():
-                run.look()
-            if self._as_it_is() != self._state or self._unrecorded:
+                run.update()
+            if self._current_state() != self._state or self._unrecorded:
                 self._record()
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """End the worker first, then the rest, then whatever carries the mark; leave no runtime file."""
+        """End the worker, then the other parts, then every process with the mark, and remove the runtime files."""
         self._record(phase="stopping")
         worker = [run.process for name, run in self._runs.items() if name == WORKER]
         part_processes.end(worker, patience_s=_WORKER_PATIENCE_S, number=signal.SIGINT)
         part_processes.end([run.process for run in reversed(self._runs.values())], patience_s=_PARTS_PATIENCE_S)
         killed = part_processes.kill_members(self._state.stack_id)
-        _log.info("ended; %d processes had to be killed", killed)
+        _log.info("ended; %d processes needed SIGKILL", killed)
         self._files.remove_runtime()
 
     def _launch(self, part: StackPart) -> None:
         pause_s = get_settings().restart_pause_s
-        run = PartRun(part, self._files, stack_id=self._state.stack_id, pause_s=pause_s, tell=self._found)
+        run = PartRun(part, self._files, stack_id=self._state.stack_id, pause_s=pause_s, add_finding=self._add_finding)
         run.start()
         self._runs[part.name] = run
         self._record()
@@ -194,33 +157,33 @@ class _Supervisor:
                 raise PartFailed(part.name, f"did not answer within {part.patience_s:.0f} s", self._log_tail(part.name))
             time.sleep(0.1)
         if not run.owns_port():
-            what = f"cannot have port {part.port}: another process took it after it was found free; start again"
+            what = f"cannot use port {part.port}: another process took it after the check; start again"
             raise PartFailed(part.name, what, self._log_tail(part.name))
         run.confirm()
         self._report("part", f"{part.name} {time.monotonic() - self._started:.1f}")
 
     def _node_is_ready(self) -> bool:
-        """Tell whether the worker registered or spoke after its process started."""
-        if not is_ok(self._where.api_url, "/healthz"):  # it waits less long for an API that is stopped than a client
+        """Return whether the worker has contacted the API since its process started."""
+        if not is_ok(self._addresses.api_url, "/healthz"):  # a client would wait longer for a stopped API
             return False
         token = (self._files.home / "tokens" / "admin").read_text().strip()
-        began = self._runs[WORKER].started_at
-        with Client(self._where.api_url, token) as client:
+        worker_began = self._runs[WORKER].started_at
+        with Client(self._addresses.api_url, token) as client:
             try:
-                return any(datetime.fromisoformat(node.seen_at) >= began for node in client.nodes())
+                return any(datetime.fromisoformat(node.seen_at) >= worker_began for node in client.nodes())
             except ClientError:
                 return False
 
-    def _found(self, part: str, what: str, then: str) -> None:
+    def _add_finding(self, part: str, what: str, then: str) -> None:
         _log.error("%s %s; %s", part, what, then)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._findings = [*self._findings, StackFinding(part=part, at=at, what=what, then=then)][-_FINDINGS_KEPT:]
+        self._findings = [*self._findings, StackFinding(part=part, at=at, what=what, then=then)][-_MAX_FINDINGS:]
 
     def _log_tail(self, name: str) -> str:
         lines = self._files.log(name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
-    def _as_it_is(self) -> StackState:
+    def _current_state(self) -> StackState:
         return self._state.model_copy(
             update={
                 "pids": {name: run.pid for name, run in self._runs.items()},
@@ -230,8 +193,8 @@ class _Supervisor:
         )
 
     def _record(self, **changes: object) -> None:
-        """Write stack.json; where that fails (a full disk), it is tried again, and the stack goes on."""
-        self._state = self._as_it_is().model_copy(update=changes)
+        """Write stack.json. If that fails (a full disk), the stack goes on and retries."""
+        self._state = self._current_state().model_copy(update=changes)
         try:
             write_state(self._files, self._state)
         except OSError as error:
@@ -242,23 +205,62 @@ class _Supervisor:
             self._unrecorded = False
 
 
+_MLFLOW_API = "/api/2.0/mlflow/experiments"
+_MLFLOW_ANSWER_S = 30.0
+_MLFLOW_TRIES = 2
+"""A background process may create the experiment at the same moment."""
+
+
+def prepare_experiment(url: str, name: str) -> str | None:
+    """Return the id of MLflow's experiment `name`, or None if it was deleted.
+
+    Creates a missing experiment with its saved views. An existing one gets missing views, and new versions of unchanged
+    ones. This uses HTTP, because the supervisor does not import mlflow.
+
+    Raises:
+        httpx.HTTPError: MLflow does not answer, or refuses.
+
+    """
+    with httpx.Client(base_url=url.rstrip("/") + _MLFLOW_API, timeout=_MLFLOW_ANSWER_S, trust_env=False) as server:
+        for _ in range(_MLFLOW_TRIES):
+            answer = server.get("/get-by-name", params={"experiment_name": name})
+            if answer.status_code != httpx.codes.NOT_FOUND:
+                return _update_views(server, answer.raise_for_status().json()["experiment"])
+            tags = [{"key": key, "value": value} for key, value in experiment_tags().items()]
+            created = server.post("/create", json={"name": name, "tags": tags})
+            if created.is_success:
+                return str(created.json()["experiment_id"])
+        created.raise_for_status()
+    return None
+
+
+def _update_views(server: httpx.Client, experiment: dict[str, Any]) -> str | None:
+    if experiment["lifecycle_stage"] != "active":
+        return None
+    current = {tag["key"]: tag["value"] for tag in experiment.get("tags", [])}
+    for key, value in tags_to_set(current).items():
+        tag = {"experiment_id": experiment["experiment_id"], "key": key, "value": value}
+        server.post("/set-experiment-tag", json=tag).raise_for_status()
+    return str(experiment["experiment_id"])
+
+
 def _choose_ports(files: StackFiles, report: Report) -> Addresses:
     settings = get_settings()
-    wanted, host = settings.port, settings.host
-    api = free_port(wanted, host=host)
-    mlflow = free_port(wanted + 1, taken=frozenset({api}))
-    chosen = [("API", wanted, api), ("MLflow", wanted + 1, mlflow)]
+    first, host = settings.port, settings.host
+    api = free_port(first, host=host)
+    mlflow = free_port(first + 1, taken=frozenset({api}))
+    chosen = [("API", first, api), ("MLflow", first + 1, mlflow)]
     broker_port = None
     if not settings.is_loopback:
-        broker_port = free_port(wanted + 2, taken=frozenset({api, mlflow}), host=host)
-        chosen.append(("broker", wanted + 2, broker_port))
-    for name, asked, got in chosen:
-        if got != asked:
-            report("note", f"port {asked} is taken; {name} uses {got}")
+        broker_port = free_port(first + 2, taken=frozenset({api, mlflow}), host=host)
+        chosen.append(("broker", first + 2, broker_port))
+    for name, preferred, port in chosen:
+        if port != preferred:
+            report("note", f"port {preferred} is in use; {name} uses {port}")
     return Addresses(files=files, api_port=api, mlflow_port=mlflow, host=host, broker_port=broker_port)
 
 
-def _end_on_signals() -> None:
+def _stop_on_signals() -> None:
     def stop(_number: int, _frame: object) -> None:
         raise StopRequested
 
@@ -271,23 +273,23 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        supervise(StackFiles(home=get_client_settings().home), _tell_starter)
+        supervise(StackFiles(home=get_client_settings().home), _report_to_parent)
     except StackBusy as error:
-        _tell_starter("busy", str(error))
+        _report_to_parent("busy", str(error))
         return 1
-    except Exception as error:  # the task boundary: whoever started us hears it, and the log keeps the traceback
+    except Exception as error:  # the process boundary: the parent gets the message, the log gets the traceback
         _log.exception("the stack did not start")
-        _tell_starter("failed", str(error))
+        _report_to_parent("failed", str(error))
         return 1
     return 0
 
 
-def _tell_starter(kind: str, text: str) -> None:
-    """Write progress as JSON lines until the stack is ready or has failed; then nothing more is written."""
+def _report_to_parent(kind: str, text: str) -> None:
+    """Write progress as JSON lines to the parent process, until the stack is ready."""
     try:
         sys.stdout.write(json.dumps({"kind": kind, "text": text}) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the starter went away; the stack goes on
+    except BrokenPipeError:  # the parent process ended; the stack goes on
         kind = "ready"
     if kind == "ready":
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -67,7 +67,7 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "there is no file"), (b"text", "is no backup of ours"), (b"", "is no backup of ours")],
+    [(None, "there is no file"), (b"text", "is not an Ablate backup"), (b"", "is not an Ablate backup")],
 )
 def test_what_is_no_backup_changes_nothing(tmp_path: Path, content: bytes | None, said: str) -> None:
     home, file = Home(tmp_path / "home"), tmp_path / "file"

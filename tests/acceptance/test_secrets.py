@@ -79,7 +79,9 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
         assert len(attempts) >= 6
         planted |= {f"fencing token of {attempt}": token for attempt, token in attempts.items()}
         said += [stored, *_answers(stack["api_url"], planted["admin"]), *_commands(home)]
-        command_lines = [" ".join(psutil.Process(pid).cmdline()) for pid in part_processes.members(stack["stack_id"])]
+        command_lines = [
+            " ".join(psutil.Process(pid).cmdline()) for pid in part_processes.stack_mark(stack["stack_id"]).members()
+        ]
     finally:
         home.run("down")
     assert receiver.told, "the webhook was sent"

@@ -72,7 +72,7 @@ def test_up_joins_a_running_stack_down_leaves_nothing_and_up_works_again(home: H
     assert json.loads(home.run("nodes", "--json").stdout)[0]["health"] == "live"
     done = home.run("down", "--json")
     assert json.loads(done.stdout)["was_running"] is True
-    assert part_processes.members(first["stack_id"]) == []
+    assert part_processes.stack_mark(first["stack_id"]).members() == []
     assert not home.files.state.exists()
     assert not home.files.broker_socket.exists()
     assert home.run("status").returncode == 6
@@ -84,7 +84,7 @@ def test_a_killed_supervisor_leaves_no_processes_and_the_next_up_cleans_up(tmp_p
     try:
         first = home.up()
         os.kill(first["supervisor_pid"], signal.SIGKILL)
-        assert wait_until(lambda: not part_processes.members(first["stack_id"]), patience_s=30)
+        assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=30)
         again = home.run("up")
         assert again.returncode == 0
         assert "supervisor had died" in again.stderr
@@ -110,13 +110,13 @@ def test_parts_that_are_killed_start_again_and_the_status_says_so(tmp_path: Path
         assert not any(is_alive(pid) for pid in mlflow_child), "the orphan would have gone on answering"
         shown = home.run("status").stdout
         assert "1 time" in shown
-        assert "starts again after 0.5 s" in shown
+        assert "restarts after 0.5 s" in shown
         spec = tmp_path / "smallest.yaml"
         spec.write_text(EXACT)
         assert home.run("run", str(spec)).returncode == 0
     finally:
         home.run("down")
-    assert part_processes.members(first["stack_id"]) == []
+    assert part_processes.stack_mark(first["stack_id"]).members() == []
 
 
 def test_a_part_that_cannot_stay_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_part_that_cannot_stay_is_given_up_and_the_rest_goes_on(tmp_path: Path
         assert wait_until(lambda: phase_of(home, "valkey") == "given_up", patience_s=120)
         said = home.run("status")
         assert said.returncode == 6
-        assert "given up after 8 ends in a row" in said.stdout.replace("\n", " ")
+        assert "given up after 8 failures in a row" in said.stdout.replace("\n", " ")
         spec = tmp_path / "smallest.yaml"
         spec.write_text(EXACT)
         assert home.run("run", str(spec)).returncode == 0, "workers poll where nobody wakes them"

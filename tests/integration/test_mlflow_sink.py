@@ -22,7 +22,7 @@ from experiments.reporting.pages import report
 from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
 from service.http import mlflow_links
-from service.stack.supervisor import make_experiment
+from service.stack.supervisor import prepare_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
@@ -292,7 +292,7 @@ def test_a_view_of_an_older_seed_is_brought_up_to_date_unless_a_person_changed_i
             view = dataclasses.replace(one_block(f"abl_{name}"), state=AblationState.QUEUED, verdict=None)
             Sink(server, experiment=name).project(view, None)
         else:
-            assert make_experiment(server, name) == made
+            assert prepare_experiment(server, name) == made
         found = client.get_experiment(made).tags
         assert found[ours] == wanted[ours]
         assert (found[theirs], found[f"{mlflow_views.PREFIX}own"]) == (tags[theirs], "{}")
@@ -300,12 +300,12 @@ def test_a_view_of_an_older_seed_is_brought_up_to_date_unless_a_person_changed_i
 
 def test_the_experiment_is_made_with_its_views_before_there_is_an_ablation(server: str, client: Any) -> None:
     with ThreadPoolExecutor(4) as many:
-        (made,) = set(many.map(lambda _: make_experiment(server, "early"), range(4)))
+        (made,) = set(many.map(lambda _: prepare_experiment(server, "early"), range(4)))
     tags = client.get_experiment(made).tags
     assert mlflow_views.experiment_tags().items() <= tags.items()
     assert Sink(server, experiment="early").project(one_block("abl_early"), "").experiment_id == made
     client.delete_experiment(made)
-    assert make_experiment(server, "early") is None
+    assert prepare_experiment(server, "early") is None
 
 
 @pytest.mark.browser

@@ -15,7 +15,7 @@ import pytest
 from experiments.runtime.processes import is_alive, wait_until
 from service.stack import part_processes
 from service.stack.layout import StackFiles
-from service.stack.part_processes import PartRun, how_it_ended
+from service.stack.part_processes import PartRun, describe_exit
 from service.stack.parts import LOOPBACK, StackPart, free_port
 from service.stack.state import PartPhase
 
@@ -53,15 +53,15 @@ class Stack:
     def run(self, code: str, *words: str, answers: Callable[[], bool] = lambda: True, **more: Any) -> PartRun:
         command = (sys.executable, "-c", code, *words)
         part = StackPart(name="part", command=command, environment={}, answers=answers, **more)
-        tell = lambda *told: self.findings.append(told)  # noqa: E731
-        run = PartRun(part, self.files, stack_id=self.stack_id, pause_s=self.pause_s, tell=tell)
+        add = lambda *finding: self.findings.append(finding)  # noqa: E731
+        run = PartRun(part, self.files, stack_id=self.stack_id, pause_s=self.pause_s, add_finding=add)
         run.start()
         self.runs.append(run)
         return run
 
     def look(self, run: PartRun, until: Callable[[], bool], *, patience_s: float = 60) -> None:
         def looked() -> bool:
-            run.look()
+            run.update()
             return until()
 
         assert wait_until(looked, patience_s=patience_s), (run.phase, self.findings)
@@ -99,7 +99,7 @@ def test_a_part_that_was_killed_is_found_and_starts_again(stack: Stack, number: 
     first = run.pid
     os.kill(first, number)
     stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
-    assert stack.findings == [("part", f"was ended by {number.name}", "starts again after 0.5 s")]
+    assert stack.findings == [("part", f"was ended by {number.name}", "restarts after 0.5 s")]
     stack.look(run, lambda: run.phase == PartPhase.READY)
     assert run.pid != first
     assert is_alive(run.pid)
@@ -108,24 +108,24 @@ def test_a_part_that_was_killed_is_found_and_starts_again(stack: Stack, number: 
 
 def test_pauses_grow_and_a_part_that_never_stays_is_given_up(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.pause_s = 0.02
-    monkeypatch.setattr(part_processes, "LAST_PAUSE_S", 0.1)
+    monkeypatch.setattr(part_processes, "MAX_PAUSE_S", 0.1)
     run = stack.run("raise SystemExit(7)", answers=lambda: False)
     stack.look(run, lambda: run.phase == PartPhase.GIVEN_UP)
     assert [then for _, _, then in stack.findings[:5]] == [
-        "starts again after 0.02 s",
-        "starts again after 0.04 s",
-        "starts again after 0.08 s",
-        "starts again after 0.1 s",
-        "starts again after 0.1 s",
+        "restarts after 0.02 s",
+        "restarts after 0.04 s",
+        "restarts after 0.08 s",
+        "restarts after 0.1 s",
+        "restarts after 0.1 s",
     ]
-    assert len(stack.findings) == part_processes.MOST_ENDS
-    assert stack.findings[-1][1] == "ended by itself with exit code 7"
-    assert "given up after 8 ends in a row" in stack.findings[-1][2]
-    assert run.state.restarts == part_processes.MOST_ENDS - 1
+    assert len(stack.findings) == part_processes.MAX_FAILURES
+    assert stack.findings[-1][1] == "ended with exit code 7"
+    assert "given up after 8 failures in a row" in stack.findings[-1][2]
+    assert run.state.restarts == part_processes.MAX_FAILURES - 1
     for _ in range(20):
-        run.look()
+        run.update()
     assert run.phase == PartPhase.GIVEN_UP
-    assert part_processes.members(stack.stack_id) == []
+    assert part_processes.stack_mark(stack.stack_id).members() == []
 
 
 def test_a_part_that_was_well_for_a_while_begins_anew_with_short_pauses(
@@ -133,33 +133,33 @@ def test_a_part_that_was_well_for_a_while_begins_anew_with_short_pauses(
 ) -> None:
     monkeypatch.setattr(part_processes, "STEADY_S", 0.3)
     run = stack.run(SLEEPER)
-    for _ in range(3 * part_processes.MOST_ENDS):
+    for _ in range(3 * part_processes.MAX_FAILURES):
         stack.look(run, lambda: run.phase == PartPhase.READY)
         began = time.monotonic()
         stack.look(run, lambda began=began: time.monotonic() - began > 0.4)
         os.kill(run.pid, signal.SIGKILL)
         stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
-    assert {then for _, _, then in stack.findings} == {"starts again after 0.01 s"}
+    assert {then for _, _, then in stack.findings} == {"restarts after 0.01 s"}
 
 
 def test_an_orphan_that_goes_on_answering_is_ended_before_the_part_starts_again(stack: Stack, hasty: None) -> None:
     port = free_port(18_900)
     run = stack.run(PARENT_OF_A_SERVER, str(port), SERVER, answers=connects(port), port=port)
     stack.look(run, lambda: run.phase == PartPhase.READY)
-    (orphan,) = set(part_processes.members(stack.stack_id)) - {run.pid}
+    (orphan,) = set(part_processes.stack_mark(stack.stack_id).members()) - {run.pid}
     os.kill(run.pid, signal.SIGKILL)
     stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
-    assert stack.findings[0][1] == "was ended by SIGKILL and left 1 behind, which end now"
+    assert stack.findings[0][1] == "was ended by SIGKILL and left 1 running, which end now"
     stack.look(run, lambda: run.phase == PartPhase.READY)
     assert not is_alive(orphan)
-    assert len(part_processes.members(stack.stack_id)) == 2
+    assert len(part_processes.stack_mark(stack.stack_id).members()) == 2
 
 
 def test_an_orphan_that_hears_nothing_is_killed(stack: Stack, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_processes, "GRACE_S", 0.2)
     run = stack.run(DEAF_ORPHAN)
     stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
-    (orphan,) = part_processes.members(stack.stack_id)
+    (orphan,) = part_processes.stack_mark(stack.stack_id).members()
     stack.look(run, lambda: run.state.restarts == 1)
     assert not is_alive(orphan)
 
@@ -185,7 +185,7 @@ def test_silence_restarts_only_a_part_whose_answer_is_its_own(stack: Stack, hast
     began = time.monotonic()
     stack.look(run, lambda: bool(stack.findings) or time.monotonic() - began > 1)
     assert [what for _, what, _ in stack.findings] == (
-        [] if depends else ["did not answer within 0 s and left 1 behind, which end now"]
+        [] if depends else ["did not answer within 0 s and left 1 running, which end now"]
     )
 
 
@@ -202,14 +202,14 @@ def test_a_part_that_cannot_be_started_now_is_tried_again(
     monkeypatch.setattr(part_processes, "start", no_process_number)
     os.kill(run.pid, signal.SIGKILL)
     stack.look(run, lambda: len(stack.findings) == 3)
-    assert "could not be started: [Errno 11]" in stack.findings[-1][1]
+    assert "could not start: [Errno 11]" in stack.findings[-1][1]
     monkeypatch.setattr(part_processes, "start", start)
     stack.look(run, lambda: run.phase == PartPhase.READY)
 
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "ended by itself with exit code 0"), (-9, "was ended by SIGKILL"), (-99, "was ended by signal 99")],
+    [(0, "ended with exit code 0"), (-9, "was ended by SIGKILL"), (-99, "was ended by signal 99")],
 )
 def test_endings_are_said_in_words(code: int, words: str) -> None:
-    assert how_it_ended(code) == words
+    assert describe_exit(code) == words

@@ -47,7 +47,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
     one = supervisor._Supervisor(files, lambda _kind, _text: None)
     yield one
     part_processes.end([run.process for run in one._runs.values()], patience_s=10)
-    assert part_processes.members(one._state.stack_id) == []
+    assert part_processes.stack_mark(one._state.stack_id).members() == []
 
 
 def part(command: tuple[str, ...], port: int) -> StackPart:
@@ -64,7 +64,7 @@ def part(command: tuple[str, ...], port: int) -> StackPart:
 def test_answer_of_another_process_does_not_make_a_part_ready(made: supervisor._Supervisor, foreign_port: int) -> None:
     slow = part(SLEEPER, foreign_port)
     made._launch(slow)
-    with pytest.raises(PartFailed, match=f"cannot have port {foreign_port}: another process took it"):
+    with pytest.raises(PartFailed, match=f"cannot use port {foreign_port}: another process took it"):
         made._wait(slow)
 
 
@@ -73,7 +73,7 @@ def test_answer_of_its_own_process_does(made: supervisor._Supervisor) -> None:
     own = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
     made._launch(own)
     made._wait(own)
-    assert listeners(port) == set(part_processes.members(made._state.stack_id))
+    assert listeners(port) == set(part_processes.stack_mark(made._state.stack_id).members())
 
 
 def test_nobody_listens_on_a_free_port() -> None:

@@ -29,12 +29,12 @@ SUPERVISOR = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from service.stack import processes
+from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
 command = (sys.executable, "-c", "import time; time.sleep(600)")
 part = StackPart(name="part", command=command, environment={}, answers=lambda: True)
-processes.start(part, stack_id=sys.argv[1], log=Path(sys.argv[2]))
+part_processes.start(part, stack_id=sys.argv[1], log=Path(sys.argv[2]))
 print("started", flush=True)
 time.sleep(600)
 """
@@ -54,10 +54,10 @@ def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> s
 
 def test_end_stops_a_willing_process_and_members_see_it_go(stack_id: str, tmp_path: Path) -> None:
     process = _start(SLEEPER, stack_id, tmp_path / "log")
-    assert part_processes.members(stack_id) == [process.pid]
+    assert part_processes.stack_mark(stack_id).members() == [process.pid]
     part_processes.end([process], patience_s=60)
     assert process.returncode == -signal.SIGTERM
-    assert part_processes.members(stack_id) == []
+    assert part_processes.stack_mark(stack_id).members() == []
 
 
 def test_kill_members_ends_a_process_that_ignores_the_request(stack_id: str, tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_kill_members_finds_a_grandchild_in_a_session_of_its_own(stack_id: str, 
     process = _start(LEAVER, stack_id, tmp_path / "log", says="left")
     process.kill()
     process.wait()
-    (stray,) = part_processes.members(stack_id)
+    (stray,) = part_processes.stack_mark(stack_id).members()
     assert os.getsid(stray) == stray
     assert part_processes.kill_members(stack_id) == 1
-    assert part_processes.members(stack_id) == []
+    assert part_processes.stack_mark(stack_id).members() == []
 
 
 def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Pat
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as supervisor:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == b"started\n"
-        assert len(part_processes.members(stack_id)) == 1
+        assert len(part_processes.stack_mark(stack_id).members()) == 1
         supervisor.kill()
-    assert wait_until(lambda: not part_processes.members(stack_id), patience_s=60)
+    assert wait_until(lambda: not part_processes.stack_mark(stack_id).members(), patience_s=60)
 
 
 def test_a_part_inherits_only_the_secrets_that_it_is_to_know(

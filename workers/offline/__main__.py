@@ -1,6 +1,6 @@
 """`python -m workers.offline PLAN --out BUNDLE`: run a plan file without a service; the program behind `ablate exec`.
 
-Trials are forked from a server that does not import a package's main module again, so this costs them nothing.
+The fork server does not import a package's main module again, so trials do not pay for these imports.
 """
 
 import sys
@@ -12,7 +12,7 @@ from workers.offline.cli import run
 
 
 def main() -> None:
-    """Run the command of this process's arguments and end the process."""
+    """Run the command with this process's arguments and exit."""
     program = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
