@@ -9,7 +9,7 @@ from experiments.records.messages import ClaimedBlock
 from model.counts import step_flops
 from tests.factories import make_steps, observed_facts
 from workers.blocks.receipt import TrialRecord
-from workers.devices.probe_types import changes
+from workers.blocks.surroundings import changes
 from workers.identity.node import Node
 from workers.paths import WorkPaths, write_whole
 from workers.processes.result import TrialResult

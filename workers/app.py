@@ -1,6 +1,6 @@
 """`python -m workers.app`: run a worker.
 
-Nothing heavy is imported at module level: a process forked for a trial imports its parent's main module again.
+This module imports nothing heavy: every trial is forked, and imports the main module of its parent again.
 """
 
 import sys
@@ -8,7 +8,7 @@ import sys
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    from workers.leases.serve import serve
+    from workers.serve import serve
 
     return serve()
 

@@ -1,4 +1,4 @@
-"""`ablate worker`: up, doctor, install, key."""
+"""`ablate worker`: the commands up, doctor, key and install."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ from rich.table import Table
 
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
-from workers.doctor import Finding, examine
+from workers.doctor import DoctorCheck, examine
 from workers.errors import WorkerError
 from workers.identity.node_key import KEY_FILE, node_signer
-from workers.install import Installation, check_account
+from workers.install import Installation, find_account
 from workers.settings import Settings, check_token, get_settings
 
 app = typer.Typer(name="worker", help="Run and examine a worker on this machine.", no_args_is_help=True)
@@ -34,7 +34,7 @@ def up() -> None:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Check what a worker needs; exit 6 when something needed is missing."""
+    """Check everything that a worker needs; exit 6 when something needed is missing."""
     checks = examine(get_settings())
     if as_json:
         sys.stdout.write(json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n")
@@ -46,7 +46,7 @@ def doctor(
 
 @app.command()
 def key() -> None:
-    """Print the public key that this machine signs its blocks with; make the key when there is none."""
+    """Print the public key of this machine's signatures; create the key if there is none."""
     try:
         signer = node_signer(get_settings().home_dir / KEY_FILE)
     except (WorkerError, SigningUnavailable) as error:
@@ -64,38 +64,38 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
     ] = None,
     user: Annotated[str, typer.Option(help="User that the worker runs as.")] = "ablate",
     name: Annotated[str, typer.Option(help="Name of the node. Default: the host name.")] = "",
-    node_class: Annotated[str, typer.Option(help="Node class. Default: what the worker finds.")] = "",
+    node_class: Annotated[str, typer.Option(help="Node class. Default: that of the found devices.")] = "",
     broker_url: Annotated[str, typer.Option(help="Address of Redis; without it the worker polls.")] = "",
-    gpu: Annotated[str, typer.Option(help="Of several GPUs the one that this worker uses: its index or UUID.")] = "",
+    gpu: Annotated[str, typer.Option(help="The one GPU that this worker uses, by index or UUID.")] = "",
     corpus_dirs: Annotated[str, typer.Option(help="Folders that specs may read, separated by colons.")] = "",
-    drain_s: Annotated[float, typer.Option(help="Seconds that a stop leaves to the running block.")] = 600.0,
-    root: Annotated[Path, typer.Option(help="Folder that stands for / in what is written.")] = Path("/"),
-    replace: Annotated[bool, typer.Option(help="Overwrite files that say something else.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Show what would be written, and write nothing.")] = False,
+    drain_s: Annotated[float, typer.Option(help="Seconds that the running block has to finish after a stop.")] = 600.0,
+    root: Annotated[Path, typer.Option(help="Folder that replaces / as the root of all written files.")] = Path("/"),
+    replace: Annotated[bool, typer.Option(help="Overwrite files that differ.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Show the files and write nothing.")] = False,
 ) -> None:
-    """Write a systemd unit and its environment file for a worker on this machine; start nothing."""
+    """Write a systemd unit and its environment file for a worker on this machine, without starting it."""
     console = Console(soft_wrap=True, highlight=False)
-    given: dict[str, Any] = {"node_name": name, "node_class": node_class, "broker_url": broker_url}
+    optional: dict[str, Any] = {"node_name": name, "node_class": node_class, "broker_url": broker_url}
     try:
         settings = Settings(
             url=url,
             home=home or Path(f"/var/lib/ablate-{gpu}" if gpu else "/var/lib/ablate"),
             corpus_dirs=corpus_dirs,
             drain_s=drain_s,
-            **{field: value for field, value in given.items() if value},
+            **{field: value for field, value in optional.items() if value},
         )
-        wanted = Installation(settings=settings, token=_read_token(token_file), user=user, root=root, gpu=gpu)
+        installation = Installation(settings=settings, token=_read_token(token_file), user=user, root=root, gpu=gpu)
         if dry_run:
-            _show(wanted, console)
+            _show(installation, console)
             return
-        check_account(user)
-        for sentence in wanted.write(replace=replace):
+        find_account(user)
+        for sentence in installation.write(replace=replace):
             console.print(sentence)
     except (WorkerError, ValueError, OSError) as error:
         Console(stderr=True).print(f"[red]not installed:[/red] {escape(str(error))}")
         raise typer.Exit(ExitCode.ERROR) from error
     console.print("now:")
-    for command in wanted.next_commands():
+    for command in installation.next_commands():
         console.print(f"  {command}")
 
 
@@ -105,14 +105,14 @@ def _read_token(path: Path) -> str:
     return token
 
 
-def _show(wanted: Installation, console: Console) -> None:
-    for file in wanted.files():
+def _show(installation: Installation, console: Console) -> None:
+    for file in installation.files():
         console.print(f"# {file.path}, mode {file.mode:04o}", style="bold")
         console.print(file.shown, markup=False)
         console.print()
 
 
-def _table(checks: list[Finding]) -> Table:
+def _table(checks: list[DoctorCheck]) -> Table:
     table = Table(title="worker doctor", title_justify="left")
     for column in ("check", "state", "detail"):
         table.add_column(column, overflow="fold")
@@ -121,7 +121,7 @@ def _table(checks: list[Finding]) -> Table:
     return table
 
 
-def _state(check: Finding) -> str:
+def _state(check: DoctorCheck) -> str:
     if check.passed:
         return "[green]ok[/green]"
     return "[red]missing[/red]" if check.needed else "[yellow]poorer[/yellow]"

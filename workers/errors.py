@@ -13,27 +13,27 @@ class SettingsError(WorkerError, ValueError):
 
 
 class DeviceMissing(WorkerError):
-    """The device that was asked for is not here, or cannot be used."""
+    """This machine lacks the requested device, or cannot use it."""
 
 
 class DeviceBusy(WorkerError):
-    """Another worker or trainer has the device; allowed is one of each."""
+    """Another worker or trainer uses the device; allowed is one of each."""
 
 
 class DeviceUnknown(WorkerError):
-    """The driver does not tell what the device holds."""
+    """The driver does not report the state of the device."""
 
 
 class PreloadError(WorkerError):
-    """The fork server could not import what trials need."""
+    """The fork server could not import the packages that trials need."""
 
 
 class ApiUnreachable(WorkerError):
-    """The service did not answer; asking again later may help."""
+    """The service did not answer; a later call may succeed."""
 
 
 class ApiRefused(WorkerError):
-    """The service answered that the request is wrong; asking again does not help."""
+    """The service rejected the request; a repetition cannot succeed."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(f"the service answered {status}: {detail}")
@@ -42,33 +42,33 @@ class ApiRefused(WorkerError):
 
 
 class StaleLease(WorkerError):
-    """Another attempt owns this block, or the ablation is over: whatever this attempt knows does not count."""
+    """Another attempt owns this block, or the ablation is over: the results of this attempt do not count."""
 
 
 class NodeKeyError(WorkerError):
-    """The private key of this node cannot be read, or is not kept safely."""
+    """The private key of this node cannot be read, or its file is not safe."""
 
 
 class InstallRefused(WorkerError):
-    """The worker cannot be installed as it was asked for."""
+    """The worker cannot be installed with these options."""
 
 
 class ExecRefused(WorkerError):
-    """This node does not run this plan, or not into this folder; nothing was run."""
+    """This node cannot run this plan, or cannot write to this folder; nothing has run."""
 
 
 class CompilerFailed(WorkerError):
-    """The TPU compiler gave no answer, or refused a step for another reason than memory."""
+    """The TPU compiler gave no answer, or rejected a step for a reason other than memory."""
 
 
 class CompilerKilled(CompilerFailed):
-    """The TPU compiler's process was killed from outside: most likely this machine has too little memory for it."""
+    """Another process killed the TPU compiler: most likely this machine has too little memory for it."""
 
 
 class BlockBroken(WorkerError):
-    """A trial tells nothing about its arm yet: the block is discarded and rerun whole.
+    """A trial yields no result for its arm yet: the block is discarded and rerun whole.
 
-    `arm` is the one whose trial ended it, None where it cannot be told.
+    `arm` is the arm of that trial, None where it is unknown.
     """
 
     def __init__(self, failure_class: FailureClass, message: str, *, arm: str | None = None) -> None:
@@ -79,7 +79,7 @@ class BlockBroken(WorkerError):
 
 
 class BlockStopped(WorkerError):
-    """The block was ended from outside, for `reason`."""
+    """The block was stopped from outside, for `reason`."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason)

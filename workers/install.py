@@ -1,6 +1,6 @@
 """`ablate worker install`: a systemd unit and its environment file, so that a worker starts with its machine.
 
-Nothing is started here: what was written is shown, and the commands that follow.
+It starts nothing: it shows the files and the commands that start the worker.
 """
 
 import os
@@ -19,7 +19,7 @@ UNITS = Path("/etc/systemd/system")
 ENVIRONMENTS = Path("/etc/ablate")
 _GPU = re.compile(r"[0-9]{1,3}|GPU-[0-9a-f-]{8,40}")
 _STOP_SLACK_S = 60
-"""What the end of a drained worker may take beyond its limit."""
+"""Time that the end of a drained worker may take beyond its limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,36 +32,34 @@ class PlannedFile:
 
     @property
     def shown(self) -> str:
-        """The text with every secret left out."""
+        """The text without secrets."""
         return "\n".join(_masked(line) for line in self.text.splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What was asked for."""
+    """A worker to install."""
 
     settings: Settings
     token: str
     user: str
     root: Path = Path("/")
-    """Folder that stands for `/` in what is written, for images that are built elsewhere."""
+    """Folder that replaces `/` as the root of all written files, for images that are built elsewhere."""
     gpu: str = ""
-    """Index or UUID of the one GPU that this worker uses, where there are several; unit and file are named after it."""
+    """Index or UUID of the one GPU that this worker uses on a machine with several; part of the files' names."""
 
     def __post_init__(self) -> None:
         if self.gpu and not _GPU.fullmatch(self.gpu):
-            raise InstallRefused(
-                f"--gpu is {self.gpu!r}; allowed: the index or the UUID of one GPU, as nvidia-smi -L says"
-            )
+            raise InstallRefused(f"--gpu is {self.gpu!r}; allowed: index or UUID of one GPU, see nvidia-smi -L")
 
     @property
     def unit(self) -> Path:
-        """Where the unit goes."""
+        """Path of the unit."""
         return UNITS / f"ablate-{self._name}.service"
 
     @property
     def environment(self) -> Path:
-        """Where its environment file goes."""
+        """Path of its environment file."""
         return ENVIRONMENTS / f"{self._name}.env"
 
     @property
@@ -69,7 +67,7 @@ class Installation:
         return f"worker-{self.gpu}" if self.gpu else "worker"
 
     def files(self) -> tuple[PlannedFile, ...]:
-        """Return what will be written."""
+        """Return the files to write."""
         unit = PlannedFile(path=self._below(self.unit), text=_unit(self), mode=0o644)
         return PlannedFile(path=self._below(self.environment), text=_environment(self), mode=0o600), unit
 
@@ -77,14 +75,14 @@ class Installation:
         return self.root / path.relative_to("/")
 
     def write(self, *, replace: bool) -> Iterator[str]:
-        """Write the files and make the state folder; yield a sentence for each thing that was done.
+        """Write the files and create the state folder; yield a sentence for each.
 
-        Raises InstallRefused when a file that says something else is there already, or nothing may be written.
+        Raises InstallRefused when a file exists with another content, or when this user may not write.
         """
         files = self.files()
-        taken = [str(f.path) for f in files if f.path.exists() and f.path.read_text(encoding="utf-8") != f.text]
-        if taken and not replace:
-            raise InstallRefused(f"{', '.join(taken)} says something else already; --replace overwrites it")
+        different = [str(f.path) for f in files if f.path.exists() and f.path.read_text(encoding="utf-8") != f.text]
+        if different and not replace:
+            raise InstallRefused(f"{', '.join(different)} exists with another content; --replace overwrites it")
         try:
             for file in files:
                 _write(file)
@@ -97,12 +95,12 @@ class Installation:
         home = self._below(self.settings.home_dir)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.geteuid() == 0:
-            account = _account(self.user)
+            account = find_account(self.user)
             os.chown(home, account.pw_uid, account.pw_gid)
-        return f"made {home}, owned by {self.user}"
+        return f"created {home}, owned by {self.user}"
 
     def next_commands(self) -> tuple[str, ...]:
-        """Return what a person does now."""
+        """Return the commands that start the worker."""
         return (
             "systemctl daemon-reload",
             f"systemctl enable --now {self.unit.stem}",
@@ -110,17 +108,13 @@ class Installation:
         )
 
 
-def check_account(user: str) -> None:
-    """Raise InstallRefused unless this machine knows `user`."""
-    _account(user)
-
-
-def _account(user: str) -> pwd.struct_passwd:
+def find_account(user: str) -> pwd.struct_passwd:
+    """Return the account of `user`. Raises InstallRefused when this machine has no such user."""
     try:
         return pwd.getpwnam(user)
     except KeyError as error:
         raise InstallRefused(
-            f"there is no user {user!r} here; make one: useradd --system --home-dir /var/lib/ablate {user}"
+            f"there is no user {user!r} here; create one: useradd --system --home-dir /var/lib/ablate {user}"
         ) from error
 
 
@@ -132,18 +126,18 @@ def _write(file: PlannedFile) -> None:
         out.write(file.text)
 
 
-def _environment(wanted: Installation) -> str:
-    settings = wanted.settings
+def _environment(installation: Installation) -> str:
+    settings = installation.settings
     values = {
         "ABLATE_URL": settings.url,
-        "ABLATE_WORKER_TOKEN": wanted.token,
+        "ABLATE_WORKER_TOKEN": installation.token,
         "ABLATE_NODE_NAME": settings.node_name,
         "ABLATE_NODE_CLASS": settings.node_class,
         "ABLATE_BROKER_URL": settings.broker_url,
         "ABLATE_HOME": str(settings.home_dir),
         "ABLATE_CORPUS_DIRS": settings.corpus_dirs,
         "ABLATE_DRAIN_S": f"{settings.drain_s:g}",
-        VISIBLE_GPUS: wanted.gpu,
+        VISIBLE_GPUS: installation.gpu,
     }
     return _lines({name: value for name, value in values.items() if value})
 
@@ -163,13 +157,13 @@ def _masked(line: str) -> str:
 
 
 def _unit_path(path: Path | str) -> str:
-    """Return a path as units write it: a percent sign begins a specifier."""
+    """Return a path for a unit, in which a percent sign begins a specifier."""
     return str(path).replace("%", "%%")
 
 
-def _unit(wanted: Installation) -> str:
-    home = _unit_path(wanted.settings.home_dir)
-    stop_s = int(wanted.settings.drain_s + wanted.settings.grace_s) + _STOP_SLACK_S
+def _unit(installation: Installation) -> str:
+    home = _unit_path(installation.settings.home_dir)
+    stop_s = int(installation.settings.drain_s + installation.settings.grace_s) + _STOP_SLACK_S
     return f"""\
 [Unit]
 Description=Ablate worker
@@ -178,8 +172,8 @@ Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-User={wanted.user}
-EnvironmentFile={_unit_path(wanted.environment)}
+User={installation.user}
+EnvironmentFile={_unit_path(installation.environment)}
 ExecStart={_unit_path(sys.executable)} -m workers.app
 WorkingDirectory={home}
 Restart=always

@@ -1,4 +1,4 @@
-"""The only place that knows a trial's file names."""
+"""The names of all files of a trial."""
 
 import shutil
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ class TrialPaths:
 
     @property
     def result(self) -> Path:
-        """What the trial says about itself; appears whole or not at all."""
+        """The trial's own result; appears whole or not at all."""
         return self.folder / "result.json"
 
     @property
     def prepared(self) -> Path:
-        """Result of the dataset's preparation, where this trial was the first to need it."""
+        """Result of the dataset's preparation, in the first trial that needed the dataset."""
         return self.folder / "prepared.json"
 
     @property
     def caches(self) -> Path:
-        """Caches of compilers, where the trial starts with empty ones."""
+        """Caches of compilers, for a trial that starts with empty ones."""
         return self.folder / "caches"
 
     @property
@@ -44,7 +44,7 @@ class TrialPaths:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkPaths:
-    """Everything that trials leave below the state folder."""
+    """Folders of attempts below the state folder."""
 
     home: Path
 
@@ -64,15 +64,14 @@ class WorkPaths:
         folder.mkdir(parents=True, exist_ok=True)
         return TrialPaths(folder=folder)
 
-    def clean(self, *, keep: int) -> int:
-        """Remove all but the `keep` youngest attempts; return how many went."""
+    def clean(self, *, keep: int) -> None:
+        """Remove all attempts except the `keep` newest."""
         if not self.root.is_dir():
-            return 0
+            return
         attempts = [path for path in self.root.iterdir() if path.is_dir()]
         attempts.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in attempts[keep:]:
             shutil.rmtree(path, ignore_errors=True)
-        return len(attempts[keep:])
 
 
 def write_whole(path: Path, text: str) -> None:

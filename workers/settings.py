@@ -1,4 +1,4 @@
-"""Settings of a worker, from the environment (prefix ABLATE_). The only module here that touches it."""
+"""Settings of a worker, from environment variables with the prefix ABLATE_."""
 
 import socket
 from functools import lru_cache
@@ -15,11 +15,11 @@ from workers.errors import SettingsError
 PLACEHOLDERS = frozenset(
     {"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"}
 )
-"""Values that people leave in example files; none of them is accepted as a token."""
+"""Values that people leave in example files; a worker rejects them as a token."""
 
 
 class Settings(BaseSettings):
-    """Everything a worker can be told from outside."""
+    """All settings of a worker."""
 
     model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=secrets_folder())
 
@@ -28,40 +28,40 @@ class Settings(BaseSettings):
     url: str = "http://127.0.0.1:8321"
     """Base address of the service."""
     worker_token: SecretStr | None = None
-    """Worker key; without it the file `tokens/worker` in the state folder is read."""
+    """Worker key; default: the content of `tokens/worker` in the state folder."""
     broker_url: str | None = None
     """Celery broker; default: the embedded broker's socket in the state folder."""
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
     """Name under which this machine registers."""
     node_class: str | None = None
-    """Node class to register under; default: what the probes find."""
+    """Node class to register under; default: the class of the devices that the probes find."""
     data_dir: Path | None = None
     """Prepared datasets; default `data` in the state folder."""
     poll_s: float = Field(default=5.0, gt=0, le=3600)
-    """Ask for work at least this often, wake-up or not."""
+    """Longest pause between two requests for work, with or without wake-ups."""
     grace_s: float = Field(default=5.0, ge=0, le=600)
-    """Between SIGTERM and SIGKILL when a trial is stopped."""
+    """Time between SIGTERM and SIGKILL when a trial is stopped."""
     drain_s: float = Field(default=600.0, ge=0, le=86_400)
-    """After SIGTERM a running block may go on for so long; then, or at a second signal, it is given back."""
+    """Time that a running block has to finish after SIGTERM. Then, or at a second signal, the worker releases it."""
     log_format: LogFormat = LogFormat.TEXT
-    """How log lines are written: text, or json for programs."""
+    """Format of log lines: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)
     """Attempt folders to keep on disk."""
     least_disk_gib: float = Field(default=1.0, ge=0)
     """A node with less free space in its state folder takes no block."""
     corpus_dirs: str = ""
-    """Folders that a spec's corpus may lie in, separated by colons; empty: only `torch-headers` is read."""
+    """Folders that may contain a spec's corpus, separated by colons. Empty allows only `torch-headers`."""
 
     @field_validator("node_class")
     @classmethod
-    def _known_class(cls, value: str | None) -> str | None:
+    def _check_class(cls, value: str | None) -> str | None:
         if value is not None and value not in NODE_CLASSES:
             raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
         return value
 
     @field_validator("corpus_dirs")
     @classmethod
-    def _absolute(cls, value: str) -> str:
+    def _check_absolute(cls, value: str) -> str:
         relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
         if relative:
             raise ValueError(f"ABLATE_CORPUS_DIRS names {relative[0]!r}; allowed: absolute folders")
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
 
     @field_validator("worker_token")
     @classmethod
-    def _no_placeholder(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             check_token(value.get_secret_value(), "ABLATE_WORKER_TOKEN")
         return value
@@ -91,27 +91,31 @@ class Settings(BaseSettings):
 
     @property
     def corpus_roots(self) -> tuple[Path, ...]:
-        """Folders that a corpus may lie in."""
+        """Folders that may contain a corpus."""
         return tuple(Path(part) for part in self.corpus_dirs.split(":") if part)
 
+    @property
+    def token_file(self) -> Path:
+        """File with the worker key, for a worker without ABLATE_WORKER_TOKEN."""
+        return self.home_dir / "tokens" / "worker"
+
     def read_token(self) -> str | None:
-        """Return the worker key, or None while the file that holds it does not exist yet."""
+        """Return the worker key, None while neither the variable nor the file exists."""
         if self.worker_token is not None:
             return self.worker_token.get_secret_value()
-        path = self.home_dir / "tokens" / "worker"
-        if not path.is_file():
+        if not self.token_file.is_file():
             return None
-        token = path.read_text().strip()
-        check_token(token, str(path))
+        token = self.token_file.read_text().strip()
+        check_token(token, str(self.token_file))
         return token
 
 
 def check_token(token: str, where: str) -> None:
-    """Raise SettingsError, which names `where` it came from, for a token that is empty or a placeholder."""
+    """Raise SettingsError, which names its origin `where`, for a token that is empty or a placeholder."""
     if not token:
-        raise SettingsError(f"{where} is empty; give the worker key that the service was started with")
+        raise SettingsError(f"{where} is empty; set it to the worker key that the service was started with")
     if token.lower() in PLACEHOLDERS:
-        raise SettingsError(f"{where} is still the placeholder {token!r}; give a real worker key")
+        raise SettingsError(f"{where} is still the placeholder {token!r}; set it to a real worker key")
 
 
 @lru_cache

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.worker_service import block, config_json, corpus
-from workers.blocks import BlockRunner, NodeContext
+from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.identity import node as nodes
 from workers.lease import Lease, boot_time_s
 from workers.paths import WorkPaths
@@ -39,12 +39,13 @@ def main() -> None:
         third = first.model_copy(update={"trial_id": "trl_fails", "config": broken})
         fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})
         claimed = claimed.model_copy(update={"trials": (first, second, third, fourth)})
-        lease = Lease(math.inf, asked_at=boot_time_s())
+        lease = Lease(math.inf, sent_at=boot_time_s())
         output = BlockOutput()
         refused, progress = [], []
         for sentence in BlockRunner(context).rehearse(claimed, lease, output):
             refused.append(sentence)
-            progress += [(known.trial_id, known.steps_done, known.steps_total) for known in output.progress()]
+            running = output.progress()
+            progress += [(running.trial_id, running.steps_done, running.steps_total)] if running else []
     sys.stdout.write(json.dumps({"refused": refused, "progress": progress}))
 
 

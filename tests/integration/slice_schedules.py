@@ -15,14 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from workers.blocks.slices import SlicedBlock, SlicedTrial
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian
 from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending, TrialRunner
-from workers.processes.slice_pipe import yield_to_others
-from workers.processes.slices import SlicedBlock, SlicedTrial
+from workers.processes.trial import yield_to_others
 from workers.processes.wake_event import WakeEvent
 
 HOWS = ("returns", "exits", "is killed", "hangs")
@@ -36,7 +36,7 @@ def trainer(order: TrialOrder) -> None:
     with order.paths.log.open("a", buffering=1) as log:
         for part in range(order.config["slices"] + 2):
             if part:
-                yield_to_others(order.others)
+                yield_to_others(order.slice_pipe)
             log.write(f"+ {time.monotonic()}\n")
             if part == order.config["dies_in"]:
                 _die(order.config["how"])
@@ -97,7 +97,7 @@ def ran(runner: TrialRunner, home: Path, slices: int, trials: list[dict[str, Any
         for number, told in enumerate(trials)
     ]
     began = time.monotonic()
-    SlicedBlock(runner, Lease(math.inf, asked_at=boot_time_s())).run(sliced, slices=slices)
+    SlicedBlock(runner, Lease(math.inf, sent_at=boot_time_s())).run(sliced, slices=slices)
     elapsed_s = time.monotonic() - began
     spans = sorted(span for number, path in enumerate(paths) for span in _spans(number, path.log.read_text()))
     overlaps = sum(later[0] < earlier[1] for earlier, later in pairwise(spans))
@@ -136,7 +136,7 @@ def main() -> None:
     home, draws = Path(sys.argv[1]), int(sys.argv[2])
     chance = random.Random(20261123)  # noqa: S311 - reproducible by design
     with Guardian() as guardian:
-        server = ForkServer(preload="workers.processes.slices", target=trainer)
+        server = ForkServer(preload="workers.blocks.slices", target=trainer)
         runner = TrialRunner(server, guardian, WakeEvent(), grace_s=5.0, preempted=lambda: False)
         wrong, seen = [], set()
         for number in range(draws):

@@ -42,7 +42,7 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     scope = str(tmp_path)
     with _holder(scope, "core 0", "core 1") as holder:
         try:
-            wanted = rf"core 1 of this machine is held by process {holder.pid} \(.*python.*\); stop that process, or"
+            wanted = rf"core 1 of this machine is in use by process {holder.pid} \(.*python.*\); stop that process, or"
             with pytest.raises(DeviceBusy, match=wanted):
                 _trainer(scope, "core 7", "core 1").take()
             os.kill(holder.pid, signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid(tmp_pat
             with worker(home, url, ABLATE_DEVICE_LOCKS=locks, ABLATE_NODE_NAME=name) as second:
                 assert second.wait(120) == ExitCode.ERROR
             said = " ".join((home / "worker.log").read_text().split())
-            assert re.search(rf"worker cannot run: core \d+ of this machine is held by process {first.pid} \(", said)
+            assert re.search(rf"worker cannot run: core \d+ of this machine is in use by process {first.pid} \(", said)
         assert first.poll() is None
         os.kill(first.pid, signal.SIGSTOP)
         with worker(tmp_path / "three", url, ABLATE_DEVICE_LOCKS=locks) as third:

@@ -20,7 +20,7 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from tests import mlflow_server
 from tests.api_stack import running_api
-from tests.bundles import make_file
+from tests.bundles import archive_of, make_file
 from tests.integration.worker_service import corpus, processes_of
 from tests.projectors import projector
 from tests.waiting import until
@@ -137,13 +137,13 @@ def test_other_plan_other_content_and_no_resume_are_refused(killed: Run, tmp_pat
     assert "belongs to another plan" in err
     code, _out, err = killed.execute("--no-resume")
     assert code == 5
-    assert "holds a bundle already" in err
+    assert "contains a bundle already" in err
     filled = Run(tmp_path, killed.file)
     filled.bundle.mkdir()
     (filled.bundle / "thesis.tex").touch()
     code, _out, err = filled.execute()
     assert code == 5
-    assert "holds something that is no bundle" in err
+    assert "contains files that are no bundle" in err
 
 
 def test_altered_receipt_is_refused_when_resuming(killed: Run) -> None:
@@ -222,11 +222,11 @@ def test_arms_that_are_late_again_have_it_as_their_result(tmp_path: Path) -> Non
 
 
 def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path) -> None:
-    files = {path: data.decode() for path, data in read_bundle_files(killed.bundle).items()}
     (tmp_path / "mlflow").mkdir()
     with mlflow_server.running(tmp_path / "mlflow") as url, running_api("sqlite", tmp_path, mlflow_url=url) as api:
-        body = {"bundles": [{"files": files}], "trust": sorted(killed.read().keys)}
-        answer = api.client.post("/v1/ablations:import", headers=api.admin, json=body)
+        headers, keys = {**api.admin, "Content-Type": "application/x-tar"}, {"trust": sorted(killed.read().keys)}
+        body = archive_of(read_bundle_files(killed.bundle))
+        answer = api.client.post("/v1/ablations:import", headers=headers, params=keys, content=body)
         assert answer.status_code == 200, answer.text
         own = f"/v1/ablations/{killed.file.ablation_id}"
         handlers = OutboxHandlers(api.store)
@@ -258,4 +258,4 @@ def test_rehearsal_refuses_a_gate_that_is_not_live_and_a_baseline_that_fails(tmp
     assert len(refused) == 2
     assert answer["progress"] == [["trl_rehearsal_1", 2, 2], ["trl_fails", 0, 2]]
     assert refused[0].startswith("arm 'arm-1': gate 'loss' was requested as 'chunked', observed 'dense'")
-    assert refused[1].startswith("the baseline does not train, so nothing could be compared with it: ")
+    assert refused[1].startswith("the baseline does not train, so there is nothing to compare with: ")

@@ -15,12 +15,10 @@ from tests.api_stack import SIGNER, Api, running_api
 from tests.bundles import make_file
 from tests.factories import GIB, make_spec
 from tests.trial_files import left_behind
-from workers.devices.device_state import DeviceState
-from workers.devices.inventory import find_devices
-from workers.devices.probe_types import Found
-from workers.devices.probes import PROBES, HostProbe
+from workers.devices.inventory import PROBES, HostProbe, find_devices
+from workers.devices.probe_types import DeviceState, ProbeResult
 from workers.identity.node import Node, find_node
-from workers.offline.checks import refusals
+from workers.offline.cli import refusals
 from workers.settings import Settings
 
 ENTRY = NodeClass(
@@ -36,8 +34,8 @@ ENTRY = NodeClass(
 class SimProbe(HostProbe):
     """Finds one device of the new kind."""
 
-    def find(self) -> Found:
-        return Found(devices=(DeviceInfo(index=3, name="Sim 9 SXM", memory_bytes=80 * GIB),), driver="9.1")
+    def find(self) -> ProbeResult:
+        return ProbeResult(devices=(DeviceInfo(index=3, name="Sim 9 SXM", memory_bytes=80 * GIB),), driver="9.1")
 
     def memory_used(self) -> Mapping[int, int]:
         return {3: GIB}

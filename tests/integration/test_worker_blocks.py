@@ -189,7 +189,7 @@ def test_killed_trainer_is_no_measurement(rig: Rig) -> None:
     os.kill(trainer, signal.SIGKILL)
     (report,) = until(lambda: rig.service.bodies(":report"))
     assert (report["failure_class"], report["arm"], report["receipts"]) == ("infra_node", "arm-0", [])
-    assert "killed from outside (SIGKILL)" in report["message"]
+    assert "another process killed the trial (SIGKILL)" in report["message"]
 
 
 def test_lost_fork_server_is_replaced(rig: Rig) -> None:

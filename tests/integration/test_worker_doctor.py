@@ -70,4 +70,4 @@ def test_doctor_class_without_its_device(monkeypatch: pytest.MonkeyPatch, tmp_pa
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
     assert code == 6
     assert (checks["device"]["passed"], checks["device"]["needed"]) == (False, True)
-    assert f"node class '{node_class}' was asked for, and no probe finds its device" in checks["device"]["detail"]
+    assert f"node class '{node_class}' is configured, but this machine has no such device" in checks["device"]["detail"]

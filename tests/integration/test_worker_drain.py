@@ -11,8 +11,8 @@ import pytest
 from model.config import StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
 from tests.waiting import until
-from workers.leases.serve import ENDED
-from workers.processes.wake_event import ASKED_TO_END
+from workers.processes.wake_event import ENDING
+from workers.serve import ENDED
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SOME = StepsConfig(warmup=1, timed=40, val_rows=0)
@@ -48,7 +48,7 @@ def test_sigterm_finishes_the_block_and_claims_no_other(tmp_path: Path, service:
     assert service.bodies(":release") == []
     assert len(service.blocks) == 1
     log = (tmp_path / "worker.log").read_text()
-    assert ASKED_TO_END in log
+    assert ENDING in log
     assert log.splitlines()[-1] == ENDED
     until(lambda: not processes_of(tmp_path))
 
@@ -60,7 +60,7 @@ def test_a_second_signal_or_the_limit_gives_the_block_back(tmp_path: Path, servi
         _begin(service, tmp_path, process, steps=_ENDLESS)
         process.send_signal(signal.SIGTERM)
         if how == "second signal":
-            until(lambda: ASKED_TO_END in (tmp_path / "worker.log").read_text())
+            until(lambda: ENDING in (tmp_path / "worker.log").read_text())
             process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
@@ -109,7 +109,7 @@ def test_a_kept_block_that_is_somebody_elses_by_now_is_dropped_and_work_goes_on(
         service.stale = False
         service.blocks.append(block([config], attempt="after"))
         until(lambda: any(path.endswith("att_after:report") for path, _body, _at in list(service.calls)))
-    assert "does not count any more" in (tmp_path / "worker.log").read_text()
+    assert "no longer counts" in (tmp_path / "worker.log").read_text()
 
 
 def test_a_damaged_file_in_the_spool_is_put_aside(tmp_path: Path, service: Service) -> None:

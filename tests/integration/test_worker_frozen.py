@@ -55,7 +55,7 @@ class Rig:
         return self._children("multiprocessing.forkserver")
 
     def guardians(self) -> list[int]:
-        return self._children("workers.processes.guardian_process")
+        return self._children("workers.processes.guardian")
 
     def _children(self, word: str) -> list[int]:
         return [pid for pid, command in processes_of(self.home).items() if word in command and not _is_forked(pid)]
@@ -117,7 +117,7 @@ def test_a_worker_that_is_not_frozen_ends_the_trial_before_its_guardian_does(rig
     rig.service.away = True
     until(lambda: is_gone(trainer))
     assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
-    assert "in its place" not in (rig.home / "worker.log").read_text()
+    assert "ended nothing when its lease" not in (rig.home / "worker.log").read_text()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -58,16 +58,16 @@ def _die(_order: lanes.LaneOrder) -> None:
 
 
 def test_known_lanes_until_something_changes_and_none_that_failed(node: Node, tmp_path: Path) -> None:
-    assert lanes.known_lanes(node, tmp_path) == set()
+    assert lanes.stored_lanes(node, tmp_path) == set()
     lanes.keep_lanes(node, {"reference": None, "peer": "no official kernels"}, tmp_path)
-    assert lanes.known_lanes(node, tmp_path) == {"reference"}
+    assert lanes.stored_lanes(node, tmp_path) == {"reference"}
     other = replace(node, versions={**node.versions, "torch": "0.0"})
-    assert lanes.known_lanes(other, tmp_path) == set()
+    assert lanes.stored_lanes(other, tmp_path) == set()
     lanes.keep_lanes(node, {"reference": "it ran, and is wrong in out"}, tmp_path)
-    assert lanes.known_lanes(node, tmp_path) == set()
+    assert lanes.stored_lanes(node, tmp_path) == set()
     for broken in ("{", "[]", '{"of": 1}', '{"of": 1, "lanes": 2}'):
         (tmp_path / lanes.FILE).write_text(broken)
-        assert lanes.known_lanes(node, tmp_path) == set()
+        assert lanes.stored_lanes(node, tmp_path) == set()
 
 
 def test_a_lane_that_is_known_to_work_does_not_run_again_for_one_that_is_not(
@@ -76,7 +76,7 @@ def test_a_lane_that_is_known_to_work_does_not_run_again_for_one_that_is_not(
     asked = []
     monkeypatch.setattr(lanes, "_ask", lambda _server, order: asked.append(order.lane) or "not here")
     both = _with_lanes(node, Lane.CUDA, Lane.PEER, Lane.REFERENCE)
-    found = lanes.run_lanes(both, ForkServer(), data_dir=tmp_path, known={"cuda", "reference"})
+    found = lanes.run_lanes(both, ForkServer(), data_dir=tmp_path, works={"cuda", "reference"})
     assert asked == [Lane.PEER]
     assert found == {"cuda": None, "peer": "not here", "reference": None}
 

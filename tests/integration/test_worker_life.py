@@ -58,6 +58,6 @@ def test_class_without_its_device_ends_with_a_sentence_and_registers_nothing(tmp
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_NODE_CLASS="tpu-v6e") as process:
         assert process.wait(120) == ExitCode.ERROR
         said = " ".join((tmp_path / "worker.log").read_text().split())
-        assert "worker cannot run: node class 'tpu-v6e' was asked for, and no probe finds its device here" in said
+        assert "worker cannot run: node class 'tpu-v6e' is configured, but this machine has no such device" in said
     assert service.calls == []
     service.close()

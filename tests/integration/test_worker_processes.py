@@ -62,7 +62,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_run_stopped_kills_the_whole_family(
     tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], clock: Clock, reason: StopReason
 ) -> None:
-    lease = Lease(300.0, asked_at=boot_time_s())
+    lease = Lease(300.0, sent_at=boot_time_s())
 
     def interfere() -> None:
         _family(tmp_path)
@@ -88,9 +88,9 @@ def test_run_that_must_stop_at_its_start_does(
     tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], late_s: float
 ) -> None:
     """The trial may not have a group of its own yet: none of these runs may last as long as its family would."""
-    lease = Lease(300.0, asked_at=boot_time_s())
+    lease = Lease(300.0, sent_at=boot_time_s())
     runner[0].run(order(tmp_path / "warm", leaves=True), lease, timeout_s=60.0)  # the fork server runs from here on
-    lease = Lease(late_s, asked_at=boot_time_s())
+    lease = Lease(late_s, sent_at=boot_time_s())
     ending = runner[0].run(order(tmp_path / "early"), lease, timeout_s=600.0)
     assert (ending.stopped, ending.exit_code) == (StopReason.FENCED, -signal.SIGKILL)
     assert ending.survivors == ()
@@ -99,7 +99,7 @@ def test_run_that_must_stop_at_its_start_does(
 
 
 def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tuple[TrialRunner, WakeEvent]) -> None:
-    ending = runner[0].run(order(tmp_path, leaves=True), Lease(300.0, asked_at=boot_time_s()), timeout_s=60.0)
+    ending = runner[0].run(order(tmp_path, leaves=True), Lease(300.0, sent_at=boot_time_s()), timeout_s=60.0)
     assert (ending.stopped, ending.exit_code) == (None, 0)
     assert [pid for pid in _family(tmp_path) if _is_alive(pid)] == []
 

@@ -75,7 +75,7 @@ def test_without_a_broker_one_line_says_that_it_polls(tmp_path: Path, service: S
             for time in (1, 2):
                 server = ValkeyServer(unix_socket_path=str(address), data_dir=short)
                 server.start(timeout=60)
-                until(lambda time=time: log.read_text().count("the broker answers: it wakes this worker") == time)
+                until(lambda time=time: log.read_text().count("the broker answers again and wakes this worker") == time)
                 until(lambda time=time: log.read_text().count("Connected to redis") == time)
                 server.stop()
                 until(lambda time=time: log.read_text().count("no broker (") == time + 1)
@@ -111,6 +111,6 @@ def test_a_corpus_outside_of_the_allowed_folders_is_refused_by_name(tmp_path: Pa
     assert len(outcomes.pop("fine")["steps"]) == 5
     for name, receipt in outcomes.items():
         assert (receipt["outcome"], receipt["failure_class"]) == ("failed", "user_error"), name
-        assert "outside of what this node's operator allows" in receipt["message"]
+        assert "outside of the folders that this node's operator allows" in receipt["message"]
         assert f"a folder below {tmp_path}/allowed, or a folder below /nowhere" in receipt["message"]
         assert receipt["steps"] == []

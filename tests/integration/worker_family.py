@@ -66,7 +66,7 @@ def main() -> None:
     wake_event = WakeEvent()
     with ToldGuardian(folder / "told") as guardian:
         runner = TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False)
-        runner.run(order(folder), Lease(300.0, asked_at=10**12), timeout_s=300.0)
+        runner.run(order(folder), Lease(300.0, sent_at=10**12), timeout_s=300.0)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
-from kernels import xla_device, xla_mesh
+from kernels import xla_device
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.errors import KernelUnsupported
 from kernels.scan_switches import ScanSwitches
@@ -88,16 +88,16 @@ def traced(config: TrainConfig, home: Path, *, compiled: bool) -> dict[str, Any]
 @contextmanager
 def lie() -> Iterator[None]:
     """Lay everything out whole, whatever is asked."""
-    plain = xla_mesh.divide
+    plain = xla_device.divide
 
     def whole(tensor: torch.Tensor, axis: int | None) -> None:
         plain(tensor, None if tensor.dtype == torch.float32 else axis)
 
-    xla_mesh.divide = whole
+    xla_device.divide = whole
     try:
         yield
     finally:
-        xla_mesh.divide = plain
+        xla_device.divide = plain
 
 
 def answer(asked: dict[str, Any], home: Path, devices: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernels.backends import NODE_CLASSES
-from workers.devices.release import ReleaseProof
+from workers.devices.node_health import ReleaseProof
 from workers.devices.tpu_probes import TpuProbe
 
 PROBE = TpuProbe()

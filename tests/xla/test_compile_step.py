@@ -11,7 +11,8 @@ import pytest
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.design.config_fields import config_to_json
+from dataclasses import asdict
+
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from kernels import xla_compiler, xla_graph
@@ -50,7 +51,7 @@ def compiled(folder: Path, config: TrainConfig, name: str = "trl_1") -> TrialRes
     """Run the whole trial in this process, but for what the worker does around it."""
     order = TrialOrder(
         trial_id=name,
-        config=config_to_json(config),
+        config=asdict(config),
         paths=WorkPaths(home=folder).trial("att_1", name),
         data_dir=folder,
         device_type=COMPILE.device_type,

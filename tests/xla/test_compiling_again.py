@@ -16,16 +16,16 @@ from experiments.records.receipts import Receipt
 from experiments.retries import Break
 from model.data.packing import Batch
 from model.facts import ModelFact
+from model.training.optim_step import DeviceBatch
 from model.training.train import _Trainer
-from model.training.update import DeviceBatch
 from tests.bundles import make_file
 from tests.corpora import copy_headers
+from workers.blocks.receipt import TrialRecord
 from workers.identity.node import find_node
 from workers.paths import WorkPaths, write_whole
 from workers.processes import trial as trial_program
 from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending
-from workers.receipt import TrialRecord
 
 pytestmark = pytest.mark.timeout(900)
 SIZES = {"d_model": 32, "d_state": 8, "headdim": 16, "mimo_rank": 2, "num_heads": 2, "pattern": "M", "vocab_size": 512}

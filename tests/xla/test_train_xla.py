@@ -18,9 +18,9 @@ from model import hybrid
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.facts import ModelFact
-from model.training import optim
+from model.training import optim_step
+from model.training.optim_step import DeviceBatch, batch_loss, update
 from model.training.train import TrainResult, train
-from model.training.update import DeviceBatch, batch_loss, update
 from tests.corpora import small_config, small_dataset
 
 pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
@@ -171,7 +171,7 @@ class Steps:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._model = hybrid.build(config).to(DEVICE)
-        self._optimizer = optim.adamw(self._model.named_parameters(), config.optim)
+        self._optimizer = optim_step.adamw(self._model.named_parameters(), config.optim)
         self._parameters = list(self._model.parameters())
         xla_device.step_boundary()
 

@@ -1,22 +1,75 @@
-"""The devices of this machine and its node class, from the probes and the table of node classes."""
+"""The devices of this machine and its node class.
+
+A probe reads counters, not the momentary state: a slow-down in the middle of a trial shows, and the driver is not
+queried while a step is measured.
+"""
 
 import os
-from collections.abc import Iterable
+import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
 
 from experiments.records.messages import DeviceInfo
 from kernels.backends import NODE_CLASSES, NodeClass
 from workers.devices.device_lock import lock_addresses
-from workers.devices.probe_types import Found, Probe
-from workers.devices.probes import PROBES
-from workers.devices.release import ReleaseProof
+from workers.devices.node_health import ReleaseProof
+from workers.devices.nvidia_probe import NvidiaProbe
+from workers.devices.probe_types import DeviceState, Probe, ProbeResult
+from workers.devices.tpu_probes import LibtpuProbe, TpuProbe
 from workers.environment_variables import lock_scope
 from workers.errors import DeviceMissing
 
 
+class HostProbe:
+    """The machine's own processors, as one device."""
+
+    def find(self) -> ProbeResult:
+        """Return the one device, which always exists."""
+        device = DeviceInfo(index=0, name=_cpu_name(), serial=None, memory_bytes=memory_limit_bytes())
+        return ProbeResult(devices=(device,))
+
+    def memory_used(self) -> Mapping[int, int]:
+        """Return nothing: the kernel frees the memory of a process that ends."""
+        return {}
+
+    def users(self) -> tuple[int, ...]:
+        """Return nothing: any process may use the host."""
+        return ()
+
+    def state(self, index: int) -> DeviceState | None:
+        """Return None: the host has no such counters."""
+        return None
+
+
+class XlaHostProbe(HostProbe):
+    """The machine's own processors under XLA."""
+
+    def find(self) -> ProbeResult:
+        """Return the one device where torch_xla is installed."""
+        if find_spec("torch_xla") is None:
+            sentence = "torch_xla is not installed in this environment; `make tpu` makes one that has it"
+            return ProbeResult(lacks=(sentence,))
+        return super().find()
+
+
+PROBES: dict[str, Probe] = {
+    "nvidia": NvidiaProbe(),
+    "tpu": TpuProbe(),
+    "host": HostProbe(),
+    "xla_host": XlaHostProbe(),
+    "libtpu": LibtpuProbe(),
+}
+"""Every probe under the name that node classes use for it, in the order in which they are tried. The host always
+exists, so a probe after it is used only when the operator names its node class."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What this machine can train on."""
+    """The devices that trials on this machine use."""
 
     node_class: NodeClass
     probe: Probe
@@ -27,13 +80,13 @@ class Devices:
 
     @property
     def first(self) -> DeviceInfo:
-        """The device that trials of one device use."""
+        """The device of a trial that uses one device."""
         return self.devices[0]
 
     def locks(self, holder: str) -> tuple[str, ...]:
-        """Return the locks that a "worker" or a "trainer" here has to hold: of every core where trials use the cores.
+        """Return the locks that a "worker" or a "trainer" has to take: one per core on the host, else one per device.
 
-        No locks where nothing is executed.
+        A node that executes nothing needs no lock.
         """
         if self.node_class.compiles_only:
             return ()
@@ -44,63 +97,85 @@ class Devices:
         return lock_addresses(names, holder=holder, scope=lock_scope())
 
     def proof(self) -> ReleaseProof:
-        """Return what proves, after every trial, that the devices are free."""
+        """Return the check that a trial has left nothing on these devices."""
         real = not (self.node_class.on_host or self.node_class.compiles_only)
         return ReleaseProof(self.probe, [device.index for device in self.devices] if real else ())
 
 
 def only_when_asked(node_class: str) -> bool:
-    """Tell whether no machine is taken for `node_class` unless it is asked for by name."""
-    names, known = list(PROBES), NODE_CLASSES.get(node_class)
-    return known is not None and known.probe in names[names.index("host") + 1 :]
+    """Return whether a machine joins `node_class` only if the operator names it."""
+    probe_names, entry = list(PROBES), NODE_CLASSES.get(node_class)
+    return entry is not None and entry.probe in probe_names[probe_names.index("host") + 1 :]
 
 
-def find_devices(asked_for: str | None = None) -> Devices:
-    """Look at the machine; `asked_for`, a node class by name, overrides what the probes would choose.
+def find_devices(wanted: str | None = None) -> Devices:
+    """Find the devices of this machine; `wanted` names a node class and overrides the choice of the probes.
 
     Raises:
-        DeviceMissing: the class that was asked for has no device here.
+        DeviceMissing: this machine has no device of the wanted class.
 
     """
-    if asked_for is not None:
-        return _find(NODE_CLASSES[asked_for])
+    if wanted is not None:
+        return _find_class(NODE_CLASSES[wanted])
     lacks: list[str] = []
     for name, probe in PROBES.items():
-        found = probe.find()
-        lacks += found.lacks
-        if not found.devices:
+        result = probe.find()
+        lacks += result.lacks
+        if not result.devices:
             continue
         classes = [entry for entry in NODE_CLASSES.values() if entry.probe == name]
-        chosen = next((entry for entry in classes if _all_fit(entry, found)), None)
+        chosen = next((entry for entry in classes if _all_fit(entry, result)), None)
         if chosen is not None:
-            return _devices(chosen, probe, found, lacks)
-        lacks.append(f"{_no_class(found)} (known: {', '.join(map(str, classes))}); registered as cpu")
+            return _devices(chosen, probe, result, lacks)
+        lacks.append(f"{_no_class(result)} (known: {', '.join(map(str, classes))}); registered as cpu")
     raise DeviceMissing("no probe found a device here, not even the host's")
 
 
-def _find(wanted: NodeClass) -> Devices:
+def _find_class(wanted: NodeClass) -> Devices:
     if wanted.probe is None:
-        raise DeviceMissing(f"node class '{wanted}' was asked for, and no probe finds its devices yet")
+        raise DeviceMissing(f"node class '{wanted}' is configured, but no probe finds its devices yet")
     probe = PROBES[wanted.probe]
-    found = probe.find()
-    if not _all_fit(wanted, found):
-        names = ", ".join(device.name for device in found.devices) or "nothing"
-        what = "; ".join((f"its probe found {names}", *found.lacks))
-        raise DeviceMissing(f"node class '{wanted}' was asked for, and no probe finds its device here: {what}")
-    return _devices(wanted, probe, found, found.lacks)
+    result = probe.find()
+    if not _all_fit(wanted, result):
+        names = ", ".join(device.name for device in result.devices) or "nothing"
+        reasons = "; ".join((f"its probe found {names}", *result.lacks))
+        raise DeviceMissing(f"node class '{wanted}' is configured, but this machine has no such device: {reasons}")
+    return _devices(wanted, probe, result, result.lacks)
 
 
-def _all_fit(node_class: NodeClass, found: Found) -> bool:
-    """Tell whether there are devices and every one is of this class: a trial may get any of them."""
-    return bool(found.devices) and all(node_class.fits(device.name) for device in found.devices)
+def _all_fit(node_class: NodeClass, result: ProbeResult) -> bool:
+    """Return whether there are devices and all belong to this class: a trial may get any of them."""
+    return bool(result.devices) and all(node_class.fits(device.name) for device in result.devices)
 
 
-def _no_class(found: Found) -> str:
-    names = [f"'{name}'" for name in dict.fromkeys(device.name for device in found.devices)]
+def _no_class(result: ProbeResult) -> str:
+    names = [f"'{name}'" for name in dict.fromkeys(device.name for device in result.devices)]
     if len(names) == 1:
         return f"device {names[0]} has no node class"
     return f"devices {' and '.join(names)} have no common node class"
 
 
-def _devices(node_class: NodeClass, probe: Probe, found: Found, lacks: Iterable[str]) -> Devices:
-    return Devices(node_class=node_class, probe=probe, devices=found.devices, driver=found.driver, lacks=tuple(lacks))
+def _devices(node_class: NodeClass, probe: Probe, result: ProbeResult, lacks: Iterable[str]) -> Devices:
+    return Devices(node_class=node_class, probe=probe, devices=result.devices, driver=result.driver, lacks=tuple(lacks))
+
+
+def memory_limit_bytes() -> int:
+    """Return the memory that processes here may use: the machine's, or a smaller cgroup limit."""
+    total: int = psutil.virtual_memory().total
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,21 +1,83 @@
-"""Why this node must take no block now: its devices are not free, its disk is full, or nothing runs on it."""
+"""Reasons why this node must take no block now: its devices are not free, its disk is full, or no lane works."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.design.metrics import GIB
 from experiments.records.messages import DeviceHealth
+from experiments.runtime.processes import is_alive
 from kernels.backends import NodeClass
-from workers.devices.release import ReleaseProof
+from model.measurements import GIB
+from workers.devices.probe_types import Probe
+from workers.errors import DeviceUnknown
 from workers.lease import boot_time_s
 
-_LOOK_EVERY_S = 30.0
-"""Between two looks at idle devices that were free."""
+_SLACK_BYTES = 64 * 2**20
+_PATIENCE_S = 15.0
+_RETRY_S = 0.2
+_MIB = 2**20
+_IDLE_CHECK_EVERY_S = 30.0
+"""Time between two checks of idle devices that were free."""
+
+
+class ReleaseProof:
+    """Proof that trials have left nothing on this node's devices.
+
+    It keeps the least memory that was ever in use on each device, and the processes that SIGKILL did not end.
+    """
+
+    def __init__(self, probe: Probe, expected: Iterable[int] = ()) -> None:
+        """Check the devices of `probe`; those with an index in `expected` must always be present."""
+        self._probe = probe
+        self._expected = frozenset(expected)
+        self._floor: dict[int, int] = {}
+        self._survivors: set[int] = set()
+        self.last: str | None = None
+        """Why the devices were not free at the last check, None when they were."""
+
+    def survived(self, pids: Sequence[int]) -> None:
+        """Note processes of a trial that SIGKILL did not end."""
+        self._survivors.update(pids)
+
+    def problem(self, *, patience_s: float = _PATIENCE_S) -> str | None:
+        """Wait at most `patience_s` for the devices to be free; return why they are not, None when they are."""
+        deadline = time.monotonic() + patience_s
+        while (problem := self._check()) is not None and time.monotonic() < deadline:
+            time.sleep(_RETRY_S)
+        self.last = problem
+        return problem
+
+    def _check(self) -> str | None:
+        """Check once. A device whose driver does not answer counts as not free."""
+        self._survivors = {pid for pid in self._survivors if is_alive(pid)}
+        if self._survivors:
+            return f"processes {sorted(self._survivors)} survived SIGKILL"
+        try:
+            used, users = self._probe.memory_used(), self._probe.users()
+        except DeviceUnknown as error:
+            return f"the driver does not say whether the device is free: {error}"
+        missing = sorted(self._expected - used.keys())
+        if missing:
+            return f"device {missing[0]} is missing; present: {sorted(used) or 'none'}"
+        if users:
+            return f"processes {sorted(users)} are on the device, but no trial runs"
+        return self._memory_in_use(used)
+
+    def _memory_in_use(self, used: Mapping[int, int]) -> str | None:
+        """Compare with the floor, which sinks with every check of an unused device."""
+        self._floor = {index: min(now, self._floor.get(index, now)) for index, now in used.items()}
+        excess = {index: now - self._floor[index] for index, now in used.items()}
+        sentences = [
+            f"device {index} still has {more / _MIB:.0f} MiB more in use than when it was free"
+            for index, more in excess.items()
+            if more > _SLACK_BYTES
+        ]
+        return "; ".join(sentences) or None
 
 
 class NodeHealth:
-    """Looks again before every claim, and finds by itself that a trouble is over."""
+    """Checks the node before every claim; a problem that has gone away is cleared by the next check."""
 
     def __init__(
         self,
@@ -29,14 +91,14 @@ class NodeHealth:
         self._proof = proof
         self._node_class = node_class
         self.lanes = lanes
-        """What really ran on each lane, as `NodeRegistration.lanes`."""
+        """Result of each lane, as `NodeRegistration.lanes`."""
         self._folders = folders
         self._least_disk_gib = least_disk_gib
-        self._look_at = 0.0
+        self._next_check_at = 0.0
 
     def problem(self) -> str | None:
         """Return why this node must take no block now, None when it can."""
-        return self._no_lane() or self._no_space() or self._held()
+        return self._no_lane() or self._no_space() or self._not_released()
 
     def _no_lane(self) -> str | None:
         if self.lanes is None or None in self.lanes.values():
@@ -52,19 +114,19 @@ class NodeHealth:
                 return f"{free_gib:.2f} GiB are free at {folder}, {needed}"
         return None
 
-    def _held(self) -> str | None:
-        known = self._proof.last
-        if known is None and boot_time_s() < self._look_at:
+    def _not_released(self) -> str | None:
+        was_free = self._proof.last is None
+        if was_free and boot_time_s() < self._next_check_at:
             return None
-        self._look_at = boot_time_s() + _LOOK_EVERY_S
-        return self._proof.problem() if known is None else self._proof.problem(patience_s=0.0)
+        self._next_check_at = boot_time_s() + _IDLE_CHECK_EVERY_S
+        return self._proof.problem() if was_free else self._proof.problem(patience_s=0.0)
 
 
 def free_gib_at(folder: Path) -> float:
-    """Return the free space where a folder is, or would be made."""
+    """Return the free space in GiB of the disk that has `folder`, or that would have it."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free / GIB
 
 
 def device_state(problem: str | None) -> DeviceHealth:
-    """Return the word on the wire for a problem."""
+    """Return the wire value for a problem."""
     return DeviceHealth.OK if problem is None else DeviceHealth.QUARANTINED

@@ -1,38 +1,55 @@
-"""What workers ask of a kind of driver, and what they get."""
+"""The interface between workers and drivers: a probe, its answers, and the state of a device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from experiments.records.messages import DeviceInfo
-from workers.devices.device_state import DeviceState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a probe found."""
+class DeviceState:
+    """Counters of one device at one moment; None where the driver reports no value."""
+
+    sw_power_cap_us: int | None = None
+    """Microseconds since the driver was loaded, like the next three. `DeviceEvents` explains each."""
+    sw_thermal_slowdown_us: int | None = None
+    hw_thermal_slowdown_us: int | None = None
+    hw_power_brake_us: int | None = None
+    ecc_uncorrected: int | None = None
+    """Uncorrected memory errors since the driver was loaded."""
+    processes: tuple[int, ...] | None = None
+    """Processes on any device of this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """The devices that a probe sees."""
 
     devices: tuple[DeviceInfo, ...] = ()
     driver: str | None = None
     """Version of the driver."""
     lacks: tuple[str, ...] = ()
-    """Sentences about why there is nothing, where that is surprising."""
+    """Sentences that explain a surprising absence of devices."""
 
 
 class Probe(Protocol):
-    """What workers ask of a kind of driver."""
+    """Access to one kind of driver."""
 
-    def find(self) -> Found:
+    def find(self) -> ProbeResult:
         """Look for devices."""
 
     def memory_used(self) -> Mapping[int, int]:
-        """Return bytes in use by device index, for the proof that a trial has left nothing; empty on the host.
+        """Return the bytes in use by device index; empty on the host.
 
-        Raises DeviceUnknown when the driver does not tell.
+        Raises DeviceUnknown when the driver does not report them.
         """
 
     def users(self) -> tuple[int, ...]:
-        """Return the processes on any of the devices; none on the host. Raises DeviceUnknown, as above."""
+        """Return the processes on any of the devices; empty on the host.
+
+        Raises DeviceUnknown when the driver does not report them.
+        """
 
     def state(self, index: int) -> DeviceState | None:
-        """Return the counters of a device; None where there are none, or nothing can be asked."""
+        """Return the counters of a device; None where the driver has none."""

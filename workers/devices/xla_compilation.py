@@ -1,4 +1,4 @@
-"""Ask the TPU compiler in a process of its own, and read its answer: numbers, or a memory that a step exceeds."""
+"""Calls of the TPU compiler in a process of its own, and the reading of its refusals."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _OVERFLOWS: tuple[tuple[Literal["hbm", "vmem"], re.Pattern[str]], ...] = (
     ("vmem", re.compile(rf"Allocation \(size={_SIZE}\) would exceed memory \(size={_SIZE}\)[^\n]*space=vmem")),
     ("vmem", re.compile(rf"allocation with size {_SIZE} and limit {_SIZE} exceeded scoped vmem limit")),
 )
-"""How releases of libtpu say that a step does not fit: needed, then available."""
+"""How releases of libtpu report a step that does not fit: the bytes that it needs, then the available bytes."""
 
 _PROGRAM = "kernels.xla_compiler"
 _ROOT = Path(xla_compiler.__file__).resolve().parent.parent
@@ -36,33 +36,36 @@ _LINE_LIMIT = 300  # characters
 
 
 def ask_compiler(order: xla_compiler.Order, *, folder: Path | None = None) -> Answer:
-    """Run the compiler on `order` and return its answer; `folder` keeps the files of the conversation.
+    """Run the compiler on `order` and return its answer; `folder` keeps the order and the answer as files.
 
-    Raises DeviceMissing when no usable compiler is installed here, CompilerKilled when its process was killed from
-    outside, and CompilerFailed when it ended in another way than it should.
+    Raises:
+        DeviceMissing: no usable compiler is installed here.
+        CompilerKilled: another process killed the compiler's process.
+        CompilerFailed: the process ended with another error.
+
     """
-    with tempfile.TemporaryDirectory() as own:
-        where = folder or Path(own)
-        question, answered = where / "compiler-order.json", where / "compiler-answer.json"
-        question.write_text(json.dumps(asdict(order)), encoding="utf-8")
-        command = [sys.executable, "-m", _PROGRAM, str(question), str(answered)]
-        ended = subprocess.run(command, env=compiler_environment(_ROOT), capture_output=True, text=True, check=False)
-        answer = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else {}
-    if ended.returncode in (-signal.SIGKILL, -signal.SIGTERM):
-        raise CompilerKilled(_how_it_ended(ended))
-    if ended.returncode != 0:
-        raise CompilerFailed(_how_it_ended(ended))
+    with tempfile.TemporaryDirectory() as temporary:
+        order_file = (folder or Path(temporary)) / "compiler-order.json"
+        answer_file = order_file.with_name("compiler-answer.json")
+        order_file.write_text(json.dumps(asdict(order)), encoding="utf-8")
+        command = [sys.executable, "-m", _PROGRAM, str(order_file), str(answer_file)]
+        process = subprocess.run(command, env=compiler_environment(_ROOT), capture_output=True, text=True, check=False)
+        answer = json.loads(answer_file.read_text(encoding="utf-8")) if answer_file.is_file() else {}
+    if process.returncode in (-signal.SIGKILL, -signal.SIGTERM):
+        raise CompilerKilled(_how_it_ended(process))
+    if process.returncode != 0:
+        raise CompilerFailed(_how_it_ended(process))
     if "unusable" in answer:
         raise DeviceMissing(answer["unusable"])
     return dict(answer)
 
 
 def find_overflow(message: str) -> Overflow | None:
-    """Return which memory the compiler's refusal speaks of, with its numbers; None when it is about something else."""
+    """Return the memory that a step exceeds, with its numbers; None for a refusal with another reason."""
     for memory, pattern in _OVERFLOWS:
-        found = pattern.search(message)
-        if found is not None:
-            needed, unit, available, other = found.groups()
+        match = pattern.search(message)
+        if match is not None:
+            needed, unit, available, other = match.groups()
             return Overflow(memory=memory, needed_bytes=_bytes(needed, unit), available_bytes=_bytes(available, other))
     return None
 
@@ -71,8 +74,8 @@ def _bytes(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])
 
 
-def _how_it_ended(ended: "subprocess.CompletedProcess[str]") -> str:
-    code = ended.returncode
+def _how_it_ended(process: "subprocess.CompletedProcess[str]") -> str:
+    code = process.returncode
     how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    lines = [line[:_LINE_LIMIT] for line in ended.stderr.splitlines() if line.strip()]
+    lines = [line[:_LINE_LIMIT] for line in process.stderr.splitlines() if line.strip()]
     return "; ".join((f"the compiler's process {how}", *lines[-_LAST_LINES:]))

@@ -1,4 +1,4 @@
-"""This node as its receipts, its registration and people see it: code, versions, devices; read once, at the start."""
+"""This node's code, versions and devices, read once at the start, for receipts and its registration."""
 
 import os
 import platform
@@ -15,20 +15,19 @@ from rich.table import Table
 from experiments.digest import SOURCE_ROOT, code_digest, digest_bytes
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
-from workers.devices.inventory import Devices, find_devices
-from workers.devices.probes import memory_limit_bytes
+from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
 
 _XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
 _DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_XLA)
 _TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
-"""Compilers outside of Python, by the name under which receipts keep their version: the first that is there."""
+"""Compilers outside of Python, by their name in receipts; the first that exists counts."""
 _GIT_TIMEOUT_S = 20.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeState:
-    """Which code this worker loaded."""
+    """The code of this worker."""
 
     digest: str
     """Of the source files of `experiments.digest.CODE_PACKAGES`."""
@@ -38,7 +37,7 @@ class CodeState:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Everything about this machine that does not change while the worker runs."""
+    """Properties of this machine that do not change while the worker runs."""
 
     name: str
     devices: Devices
@@ -50,16 +49,16 @@ class Node:
 
     @property
     def node_class(self) -> NodeClass:
-        """Class under which this node asks for work."""
+        """Class under which this node claims blocks."""
         return self.devices.node_class
 
     @property
     def trial_memory_limit_bytes(self) -> int:
-        """Memory that a trial can reach: the device's, or on the host what processes may use."""
+        """Memory for a trial: the device's, or on the host the limit of processes."""
         return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
 
     def registration(self, public_key: str | None) -> NodeRegistration:
-        """Return what the service is told; `public_key` is the key that this node signs with, None if it cannot."""
+        """Return the registration; `public_key` belongs to this node's signatures, None if it cannot sign."""
         return NodeRegistration(
             node_class=self.node_class.name,
             devices=self.devices.devices,
@@ -70,7 +69,7 @@ class Node:
         )
 
     def table(self) -> Table:
-        """Return what the probe found and what it lacks, for people."""
+        """Return a table for the terminal."""
         table = Table(title=f"node {self.name}", show_header=False, title_justify="left")
         table.add_row("class", self.node_class.name)
         for device in self.devices.devices:
@@ -85,21 +84,21 @@ class Node:
 
 
 def find_node(name: str, node_class: str | None = None) -> Node:
-    """Look at this machine; `node_class` overrides what the probes would choose. Raises DeviceMissing."""
-    found = find_devices(node_class)
+    """Describe this machine; `node_class` overrides the choice of the probes. Raises DeviceMissing."""
+    devices = find_devices(node_class)
     return Node(
         name=name,
-        devices=found,
+        devices=devices,
         code=read_code(),
-        versions=_versions(found),
+        versions=_versions(devices),
         cores=cores(),
         memory_limit_bytes=memory_limit_bytes(),
-        lacks=(*found.lacks, *_lacks()),
+        lacks=(*devices.lacks, *_lacks()),
     )
 
 
 def read_code(root: Path = SOURCE_ROOT) -> CodeState:
-    """Digest the source below `root` and ask git about it."""
+    """Return the digest and the git commit of the source below `root`."""
     commit = _git(root, "rev-parse", "HEAD") if _is_checkout(root) else None
     return CodeState(
         digest=code_digest(root),
@@ -109,48 +108,49 @@ def read_code(root: Path = SOURCE_ROOT) -> CodeState:
 
 
 def compiler() -> str | None:
-    """Return the C++ compiler that torch.compile would find."""
-    return next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
+    """Return the path of the C++ compiler for torch.compile, None without one."""
+    return _first_program(_TOOLS["c++"])
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def load_average() -> float:
-    """Return the one-minute load average."""
-    return os.getloadavg()[0]
-
-
-def _versions(found: Devices) -> dict[str, str]:
-    """Return the versions of everything that may change a measurement, as far as present."""
+def _versions(devices: Devices) -> dict[str, str]:
+    """Return the installed versions of all software that may change a measurement."""
     versions = {"python": platform.python_version(), "kernel": platform.release()}
     for name in _DISTRIBUTIONS:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    if found.driver is not None:
-        versions["driver"] = found.driver
+    if devices.driver is not None:
+        versions["driver"] = devices.driver
     return versions | {name: version for name, tools in _TOOLS.items() if (version := _tool_version(tools))}
 
 
 def _tool_version(tools: Sequence[str]) -> str | None:
-    """Return the number with most dots that the first of `tools` to be found prints, which is its full version."""
-    path = next((path for tool in tools if (path := shutil.which(tool))), None)
+    """Return the full version of the first existing tool: the printed number with most dots."""
+    path = _first_program(tools)
     if path is None:
         return None
     try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+        printed = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True
+        )
     except (subprocess.SubprocessError, OSError):
         return None
-    numbers = _VERSION.findall(told.stdout.partition("Copyright (C)")[0])
+    numbers = _VERSION.findall(printed.stdout.partition("Copyright (C)")[0])
     return max(numbers, key=lambda number: number.count("."), default=None)
 
 
+def _first_program(names: Sequence[str]) -> str | None:
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
 def _lacks() -> tuple[str, ...]:
-    """Return sentences about what this machine does not have and what that means."""
+    """Return sentences about missing programs and their consequences."""
     missing = []
     if shutil.which("git") is None:
         missing.append("git is not installed: receipts carry the code digest, but no commit")
@@ -160,7 +160,7 @@ def _lacks() -> tuple[str, ...]:
 
 
 def _is_checkout(root: Path) -> bool:
-    """Say whether `root` itself is a git work tree, and not merely a folder inside somebody else's."""
+    """Return whether `root` itself is a git work tree, and not a folder inside another one."""
     top = _git(root, "rev-parse", "--show-toplevel")
     return top is not None and Path(os.fsdecode(top.rstrip(b"\n"))).resolve() == root
 
@@ -173,9 +173,7 @@ def _dirty_digest(root: Path) -> str | None:
 
 def _git(root: Path, *arguments: str) -> bytes | None:
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, timeout=_GIT_TIMEOUT_S, check=True
-        )
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout
     except (subprocess.SubprocessError, OSError):
         return None
-    return answer.stdout

@@ -1,6 +1,6 @@
-"""The private key of this node: made on the first start, kept in one file that only its owner can read.
+"""The private key of this node, created at the first start in a file that only its owner can read.
 
-It is never sent anywhere and is no part of a bundle. Who can read the file can sign in the name of this node.
+The key never leaves this machine and is no part of a bundle. Anybody who can read the file can sign as this node.
 """
 
 import os
@@ -20,11 +20,11 @@ _OTHERS = 0o077
 
 
 def node_signer(path: Path) -> Signer:
-    """Return the signer of the key in `path`; the key is made when there is none.
+    """Return the signer with the key in `path`, which is created if it does not exist.
 
     Raises:
         SigningUnavailable: the library is missing.
-        NodeKeyError: the file is no Ed25519 key, can be read by others, or cannot be written.
+        NodeKeyError: the file is no Ed25519 key, is readable for others, or cannot be written.
 
     """
     problem = signing_problem()
@@ -32,14 +32,14 @@ def node_signer(path: Path) -> Signer:
         raise SigningUnavailable(problem)
     try:
         if not path.exists():
-            _make(path)
+            _create(path)
         return Signer(_read(path))
     except OSError as error:
-        raise NodeKeyError(f"the key of this node cannot be kept in {path}: {error}") from error
+        raise NodeKeyError(f"the key of this node cannot be stored in {path}: {error}") from error
 
 
-def _make(path: Path) -> None:
-    """Write a fresh key whole, unless somebody else does so at the same moment: then theirs counts."""
+def _create(path: Path) -> None:
+    """Write a new key whole. If another process writes one at the same time, the first counts."""
     formats = _formats()
     pem = (
         _ed25519()
@@ -67,9 +67,9 @@ def _read(path: Path) -> bytes:
     try:
         private = formats.load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError) as error:
-        raise NodeKeyError(f"{path} is no private key as PEM: {error}") from error
+        raise NodeKeyError(f"{path} is no private key in PEM format: {error}") from error
     if not isinstance(private, _ed25519().Ed25519PrivateKey):
-        raise NodeKeyError(f"{path} holds a {type(private).__name__}; expected an Ed25519 private key")
+        raise NodeKeyError(f"{path} contains a {type(private).__name__}; expected an Ed25519 private key")
     return bytes(private.private_bytes_raw())
 
 

@@ -1,4 +1,4 @@
-"""Renew a block's lease from a thread, and carry progress and log text on the way."""
+"""A thread that renews a block's lease, and sends progress and log text with every renewal."""
 
 import logging
 import threading
@@ -6,8 +6,7 @@ from contextvars import copy_context
 from types import TracebackType
 
 from experiments.records.messages import ClaimedBlock, Heartbeat
-from workers.devices.node_health import device_state
-from workers.devices.release import ReleaseProof
+from workers.devices.node_health import ReleaseProof, device_state
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 from workers.lease import Lease, boot_time_s
 from workers.leases.service_api import ServiceApi
@@ -16,7 +15,7 @@ from workers.processes.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
 
-_SHORTEST_CALL_S = 0.5
+_SHORTEST_TIMEOUT_S = 0.5
 
 
 class LeaseRenewal:
@@ -38,11 +37,11 @@ class LeaseRenewal:
         self._output = output
         self._wake_event = wake_event
         self._proof = proof
-        self._timeout_s = max(_SHORTEST_CALL_S, block.lease_s / 3)
+        self._timeout_s = max(_SHORTEST_TIMEOUT_S, block.lease_s / 3)
         self._over = threading.Event()
-        work = copy_context().run  # the request that the block is for
+        run = copy_context().run  # with the id of the request that submitted the block
         self._thread = threading.Thread(
-            target=work, args=(self._run,), name=f"heartbeat-{block.attempt_id}", daemon=True
+            target=run, args=(self._run,), name=f"heartbeat-{block.attempt_id}", daemon=True
         )
 
     def __enter__(self) -> "LeaseRenewal":
@@ -56,16 +55,16 @@ class LeaseRenewal:
         self._thread.join(self._lease.left_s() + 1.0)
 
     def send(self) -> bool:
-        """Send one heartbeat; return whether the service took it."""
-        chunks, news = self._output.chunks(), self._output.news()
+        """Send one heartbeat; return whether the service accepted it."""
+        chunks, progress = self._output.chunks(), self._output.unsent_progress()
         message = Heartbeat(
             token=self._block.token,
-            progress=news,
+            progress=progress,
             logs=chunks,
             device_state=device_state(self._proof.last),
             device_reason=self._proof.last,
         )
-        asked_at = boot_time_s()
+        sent_at = boot_time_s()
         try:
             reply = self._api.heartbeat(self._block.attempt_id, message, timeout_s=self._timeout_s)
         except StaleLease as error:
@@ -76,9 +75,9 @@ class LeaseRenewal:
         except (ApiUnreachable, ApiRefused) as error:
             _log.warning("heartbeat of %s: %s; lease left %.1f s", self._block.attempt_id, error, self._lease.left_s())
             return False
-        self._output.accepted(chunks)
-        self._output.told(news)
-        self._lease.renew(reply.lease_s, asked_at=asked_at)
+        self._output.chunks_accepted(chunks)
+        self._output.progress_accepted(progress)
+        self._lease.renew(reply.lease_s, sent_at=sent_at)
         if reply.cancel:
             self._lease.cancel()
             self._wake_event.set()

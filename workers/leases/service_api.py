@@ -1,4 +1,4 @@
-"""The worker's client of the service: register, claim, heartbeat, report, release. Carries the fencing token."""
+"""The worker's client of the service: register, claim, heartbeat, report, release."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,10 @@ _T = TypeVar("_T")
 
 
 class ServiceApi:
-    """Typed calls. Each raises ApiUnreachable (ask again), ApiRefused (do not) or StaleLease (the attempt is over)."""
+    """Typed calls.
+
+    Each raises ApiUnreachable (retry), ApiRefused (do not retry) or StaleLease (the attempt is over).
+    """
 
     def __init__(self, url: str, token: str) -> None:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
@@ -42,39 +45,39 @@ class ServiceApi:
 
     def version(self) -> dict[str, Any]:
         """Return the service's version document; needs no key."""
-        answer: dict[str, Any] = self._send("GET", "/version").json()
-        return answer
+        document: dict[str, Any] = self._send("GET", "/version").json()
+        return document
 
     def key_node(self) -> str:
-        """Return the name of the node that the key belongs to. Raises SettingsError for anything but a node's key."""
-        found = self._send("GET", "/v1/identity").json()
-        if found.get("node") is None:
-            what = f"the token '{found.get('name')}' with scope '{found.get('scope')}'"
-            raise SettingsError(f"ABLATE_WORKER_TOKEN is {what}, not the key of a node; ask for one: ablate nodes add")
-        return str(found["node"])
+        """Return the name of the node to which the key belongs. Raises SettingsError for any other token."""
+        identity = self._send("GET", "/v1/identity").json()
+        if identity.get("node") is None:
+            token = f"the token '{identity.get('name')}' with scope '{identity.get('scope')}'"
+            raise SettingsError(f"ABLATE_WORKER_TOKEN is {token}, not the key of a node; get one: ablate nodes add")
+        return str(identity["node"])
 
     def register(self, name: str, node: NodeRegistration) -> NodeRegistered:
-        """Tell the service what this node is."""
+        """Register this node, or update its registration."""
         return NodeRegistered.model_validate_json(self._send("PUT", f"/v1/nodes/{name}", node).content)
 
     def claim(self, request: ClaimRequest) -> ClaimedBlock | None:
-        """Take the next block that waits for this node's class."""
+        """Claim the next block for this node's class, None if no block waits."""
         answer = self._send("POST", "/v1/blocks:claim", request)
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
         return ClaimedBlock.model_validate_json(answer.content)
 
     def heartbeat(self, attempt_id: str, beat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S) -> HeartbeatReply:
-        """Renew the lease; a hanging call is given up after `timeout_s`, so the next may still come in time."""
+        """Renew the lease. A hanging call ends after `timeout_s`, so that the next may still be in time."""
         answer = self._send("POST", f"/v1/attempts/{attempt_id}:heartbeat", beat, timeout_s=timeout_s)
         return HeartbeatReply.model_validate_json(answer.content)
 
     def report(self, attempt_id: str, report: BlockReport) -> None:
-        """Hand in the block."""
+        """Report the results of the block."""
         self._send("POST", f"/v1/attempts/{attempt_id}:report", report)
 
     def release(self, attempt_id: str, release: Release) -> None:
-        """Give the block back."""
+        """Give the block back to the service."""
         self._send("POST", f"/v1/attempts/{attempt_id}:release", release)
 
     def _send(
@@ -99,7 +102,7 @@ class ServiceApi:
 
 
 def persistently(call: Callable[[], _T], *, patience_s: float, sleep: Callable[[float], None]) -> _T:
-    """Repeat `call` while the service is unreachable, with growing pauses; then raise its last ApiUnreachable."""
+    """Retry `call` with growing pauses while the service is unreachable, then raise its last ApiUnreachable."""
     retrying = Retrying(
         retry=retry_if_exception_type(ApiUnreachable),
         wait=wait_exponential_jitter(initial=0.05, max=2.0, jitter=0.05),
@@ -112,7 +115,7 @@ def persistently(call: Callable[[], _T], *, patience_s: float, sleep: Callable[[
 
 
 def _detail(answer: httpx.Response) -> str:
-    """Return the sentence of a problem document, or the start of whatever came instead."""
+    """Return the text of a problem document, or the start of any other answer."""
     try:
         problem = answer.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Finished blocks on disk until the service has answered: they survive its absence, and the end of this worker."""
+"""Reports on disk until the service has answered: they survive its absence, and the end of this worker."""
 
 import logging
 import os
@@ -17,9 +17,9 @@ FOLDER = "spool"
 """Below the state folder."""
 
 _KEY_TROUBLE = frozenset({401, 403})
-"""Refusals that say nothing of the report: the worker key is wrong, and another one may come."""
+"""The service rejects the worker key, not the report: the operator may replace the key."""
 
-Send = Callable[[str, BlockReport], None]
+SendReport = Callable[[str, BlockReport], None]
 
 
 class SpooledReport(Frozen):
@@ -30,13 +30,13 @@ class SpooledReport(Frozen):
 
 
 class Spool:
-    """Reports that the service has not taken yet, each in a file that its owner alone can read: it holds a token."""
+    """Reports that the service has not accepted yet. Each file contains a token, so only its owner can read it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, attempt_id: str, report: BlockReport) -> None:
-        """Write a report so that it is there after a power failure, or not at all. Raises OSError."""
+        """Write a report so that a power failure leaves all of it or nothing. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self._folder / f"{attempt_id}.part"
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -47,21 +47,21 @@ class Spool:
         part.replace(self._folder / f"{attempt_id}.json")
 
     def waiting(self) -> list[Path]:
-        """Return the files of all reports that are kept, oldest first: ids sort by time."""
+        """Return the files of all reports, oldest first: ids sort by time."""
         return sorted(self._folder.glob("*.json"))
 
-    def send_all(self, send: Send) -> None:
-        """Send what is kept; a report goes when the service has taken or refused it.
+    def send_all(self, send: SendReport) -> None:
+        """Send all reports, and delete each that the service accepts or rejects.
 
         Raises:
-            ApiUnreachable: the service does not answer; the rest is kept.
-            ApiRefused: the worker key is not accepted; the rest is kept.
+            ApiUnreachable: the service does not answer; the other reports stay.
+            ApiRefused: the service rejects the worker key; the other reports stay.
 
         """
         for path in self.waiting():
-            kept = _read(path)
-            if kept is not None:
-                _send(kept, send)
+            spooled = _read(path)
+            if spooled is not None:
+                _send(spooled, send)
                 path.unlink()
 
 
@@ -69,19 +69,19 @@ def _read(path: Path) -> SpooledReport | None:
     try:
         return SpooledReport.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        _log.error("%s is no report (%s); it is left there, as %s.bad", path, error.errors()[0]["msg"], path.name)
+        _log.error("%s is no report (%s); it is renamed to %s.bad", path, error.errors()[0]["msg"], path.name)
         path.rename(path.with_name(path.name + ".bad"))
         return None
 
 
-def _send(kept: SpooledReport, send: Send) -> None:
+def _send(spooled: SpooledReport, send: SendReport) -> None:
     try:
-        send(kept.attempt_id, kept.report)
+        send(spooled.attempt_id, spooled.report)
     except StaleLease as error:
-        _log.warning("attempt %s does not count any more: %s", kept.attempt_id, error)
+        _log.warning("attempt %s no longer counts: %s", spooled.attempt_id, error)
     except ApiRefused as error:
         if error.status in _KEY_TROUBLE:
             raise
-        _log.error("attempt %s is refused: %s", kept.attempt_id, error)
+        _log.error("the service rejected attempt %s: %s", spooled.attempt_id, error)
     except ApiUnreachable as error:
-        raise ApiUnreachable(f"attempt {kept.attempt_id} is kept and sent later: {error}") from error
+        raise ApiUnreachable(f"the report of attempt {spooled.attempt_id} is stored and sent later: {error}") from error

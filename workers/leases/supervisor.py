@@ -1,4 +1,4 @@
-"""Claim blocks, run their trials one after another, report. The whole life of a worker between its two signals."""
+"""The main loop of a worker: claim blocks, run their trials, report."""
 
 import logging
 import math
@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import httpx
+
 from experiments.outcomes import FailureClass
-from experiments.records.messages import BlockReport, ClaimedBlock, Release
+from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, NodeRegistered, Release
 from experiments.runtime.logs import requested_by
-from workers.blocks import BlockRunner, NodeContext
+from workers.blocks.block_runner import BlockRunner, NodeContext
+from workers.devices.node_health import NodeHealth, device_state
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
+from workers.identity.node import Node
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.leases.heartbeat import LeaseRenewal
 from workers.leases.service_api import ServiceApi, persistently
-from workers.leases.service_node import ServiceNode
 from workers.leases.spool import Spool
 from workers.processes.trial_output import BlockOutput
 from workers.processes.wake_event import WakeEvent
@@ -22,110 +25,164 @@ from workers.processes.wake_event import WakeEvent
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 3.0
-"""To go on trying at once; a report is kept and sent again later, a block that is not given back expires."""
-_UNKEPT_PATIENCE_LEASES = 10
-"""The same for a report that cannot be kept on disk."""
+"""Time for immediate retries. Later, a report is sent again from the spool, and an unreleased block expires."""
+_UNSPOOLED_PATIENCE_LEASES = 10
+"""The same for a report that cannot be written to disk."""
 _LOG_DRAIN_BEATS = 200
 _MESSAGE_LIMIT = 2000  # characters
 
 
+class ServiceNode:
+    """Registers this node and claims blocks; every message contains the state of the devices."""
+
+    def __init__(self, api: ServiceApi, node: Node, health: NodeHealth, *, public_key: str | None) -> None:
+        self._api = api
+        self._node = node
+        self._health = health
+        self._public_key = public_key
+        self.id = ""
+        """From the service; empty before the first registration."""
+        self.problem: str | None = None
+        """Why this node takes no block, at the last check."""
+
+    def register(self) -> NodeRegistered:
+        """Register this node with the state of its devices and lanes."""
+        self._check()
+        registration = self._node.registration(self._public_key).model_copy(
+            update={
+                "lanes": self._health.lanes,
+                "device_state": device_state(self.problem),
+                "device_reason": self.problem,
+            }
+        )
+        registered = self._api.register(self._node.name, registration)
+        self.id = registered.node_id
+        return registered
+
+    def claim(self) -> ClaimedBlock | None:
+        """Claim a block. A service that lost this node, for example by a restore of its database, is told again."""
+        try:
+            return self._claim()
+        except ApiRefused as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+        self.register()
+        _log.warning("the service did not know this node, which is now registered again as %s", self.id)
+        return self._claim()
+
+    def _claim(self) -> ClaimedBlock | None:
+        self._check()
+        return self._api.claim(
+            ClaimRequest(node_id=self.id, device_state=device_state(self.problem), device_reason=self.problem)
+        )
+
+    def _check(self) -> None:
+        before, self.problem = self.problem, self._health.problem()
+        if self.problem != before:
+            _log.error("takes no block: %s", self.problem) if self.problem else _log.warning("takes blocks again")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceLink:
-    """How a worker talks to its service."""
+    """The connection of a worker to its service."""
 
     api: ServiceApi
     node: ServiceNode
     spool: Spool
     wake_event: WakeEvent
     poll_s: float
-    """Ask for work at least this often."""
+    """Longest pause between two claims."""
     keep_attempts: int
     """Attempt folders to keep on disk."""
 
 
 class Supervisor:
-    """The loop: hand in what is finished, claim until nothing waits, run what was claimed, wait."""
+    """The loop: send spooled reports, claim and run blocks while there are any, wait."""
 
     def __init__(self, context: NodeContext, link: ServiceLink, *, stopping: Callable[[], bool]) -> None:
         self._context = context
         self._link = link
         self._stopping = stopping
         self._runner = BlockRunner(context)
-        self._said = ""
+        self._last_warning = ""
 
     def run(self) -> None:
-        """Serve until asked to stop."""
+        """Serve until `stopping` returns True."""
         while not self._stopping():
-            asked_at = boot_time_s()
+            sent_at = boot_time_s()
             block = self._next()
             if block is None:
                 self._link.wake_event.wait(self._link.poll_s)
                 continue
             self._context.paths.clean(keep=self._link.keep_attempts - 1)
             with requested_by(block.request_id):
-                self.run_block(block, asked_at=asked_at)
+                self.run_block(block, sent_at=sent_at)
 
     def _next(self) -> ClaimedBlock | None:
-        """Hand in what is kept, then claim; None when there is nothing to run now."""
+        """Send spooled reports, then claim; return None when there is nothing to run now."""
         try:
             self._link.spool.send_all(self._link.api.report)
             self._context.runner.check_guardian()
             block = self._link.node.claim()
         except (ApiUnreachable, StaleLease, OSError) as error:
-            self._say(f"no claim: {error}")
+            warning = f"no claim: {error}"
+            if warning != self._last_warning:
+                _log.warning("%s", warning)
+            self._last_warning = warning
             return None
-        self._say("")
+        self._last_warning = ""
         if block is not None and self._link.node.problem is not None:
-            why = _because(block, FailureClass.INFRA_NODE, self._link.node.problem)
-            self._give_back(block, Release.model_validate(why))
+            self._give_back(block, _release(block, FailureClass.INFRA_NODE, self._link.node.problem))
             return None
         return block
 
-    def run_block(self, block: ClaimedBlock, *, asked_at: float) -> None:
-        """Run one claimed block to its report, its release, or, when the lease is lost, to nothing."""
+    def run_block(self, block: ClaimedBlock, *, sent_at: float) -> None:
+        """Run a block that was claimed at `sent_at`; report it, release it, or drop it if its lease is lost."""
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
         self._runner.node_id = self._link.node.id
-        lease = Lease(block.lease_s, asked_at=asked_at, tell=self._context.runner.guard_until)
+        lease = Lease(block.lease_s, sent_at=sent_at, on_deadline=self._context.runner.guard_until)
         output = BlockOutput()
         renewal = LeaseRenewal(
             self._link.api, block, lease, output=output, wake_event=self._link.wake_event, proof=self._context.proof
         )
         with renewal:
-            report, release = self._measure(block, lease, output)
-            if report is not None or release is not None:
+            result = self._measure(block, lease, output)
+            if result is not None:
                 _drain(output, renewal)
         self._context.runner.guard_until(math.inf)
-        if report is not None:
-            self._hand_in(block, self._signed(block, report).model_copy(update={"logs": output.chunks()}))
-        elif release is not None:
-            self._give_back(block, release)
+        if isinstance(result, BlockReport):
+            self._hand_in(block, self._signed(block, result).model_copy(update={"logs": output.chunks()}))
+        elif result is not None:
+            self._give_back(block, result)
 
-    def _measure(
-        self, block: ClaimedBlock, lease: Lease, output: BlockOutput
-    ) -> tuple[BlockReport | None, Release | None]:
-        """Return the block's report, or its release, or neither when the lease is lost."""
+    def _measure(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> BlockReport | Release | None:
+        """Run the block; return its report or its release, None when the lease is lost."""
         try:
             receipts = self._runner.run(block, lease, output)
         except BlockBroken as broken:
             _log.warning("block %s is broken: %s", block.block_id, broken.message)
-            return _broken_report(block, broken), None
+            return _broken_report(block, broken)
         except BlockStopped as stopped:
             _log.warning("block %s was stopped: %s", block.block_id, stopped.reason)
-            return None, _release(block, stopped.reason)
+            if stopped.reason is StopReason.FENCED:
+                return None
+            if stopped.reason is StopReason.CANCELLED:
+                return _release(block, FailureClass.CANCELLED, "the ablation was cancelled")
+            return _release(block, FailureClass.PREEMPTED, "the worker had to stop")
         except Exception as error:  # the task boundary: the report records it
             _log.exception("block %s: this worker failed", block.block_id)
             message = f"the worker failed: {type(error).__name__}: {error}"
-            return BlockReport.model_validate(_because(block, FailureClass.INFRA_NODE, message)), None
-        return BlockReport(token=block.token, receipts=tuple(r.model_dump(mode="json") for r in receipts)), None
+            return _broken_report(block, BlockBroken(FailureClass.INFRA_NODE, message))
+        return BlockReport(token=block.token, receipts=tuple(r.model_dump(mode="json") for r in receipts))
 
     def _hand_in(self, block: ClaimedBlock, report: BlockReport) -> None:
-        """Keep a report on disk and send it; one that cannot be sent now is sent before the next claims."""
+        """Write a report to disk and send it; if that fails now, it is sent before the next claims."""
         api, spool = self._link.api, self._link.spool
         try:
             spool.keep(block.attempt_id, report)
         except OSError as error:
-            _log.error("attempt %s cannot be kept on disk (%s); it is sent or lost", block.attempt_id, error)
-            self._send(lambda: api.report(block.attempt_id, report), _UNKEPT_PATIENCE_LEASES * block.lease_s)
+            _log.error("cannot write attempt %s to disk (%s): it is sent or lost", block.attempt_id, error)
+            self._send(lambda: api.report(block.attempt_id, report), _UNSPOOLED_PATIENCE_LEASES * block.lease_s)
         else:
             self._send(lambda: spool.send_all(api.report), _PATIENCE_S)
 
@@ -133,7 +190,7 @@ class Supervisor:
         self._send(lambda: self._link.api.release(block.attempt_id, release), _PATIENCE_S)
 
     def _send(self, call: Callable[[], None], patience_s: float) -> None:
-        """Send now; a refused token means that the block is somebody else's by now."""
+        """Send now; after a StaleLease another attempt owns the block."""
         try:
             persistently(call, patience_s=patience_s, sleep=time.sleep)
         except (ApiUnreachable, ApiRefused, StaleLease) as error:
@@ -141,35 +198,26 @@ class Supervisor:
 
     def _signed(self, block: ClaimedBlock, report: BlockReport) -> BlockReport:
         signer = self._context.signer
-        return (
-            report if signer is None else report.model_copy(update={"signature": signer.sign(report.statement(block))})
-        )
-
-    def _say(self, sentence: str) -> None:
-        """Log what is new."""
-        if sentence and sentence != self._said:
-            _log.warning("%s", sentence)
-        self._said = sentence
-
-
-def _because(block: ClaimedBlock, failure: FailureClass, message: str) -> dict[str, object]:
-    return {"token": block.token, "failure_class": failure, "message": message[:_MESSAGE_LIMIT]}
+        if signer is None:
+            return report
+        return report.model_copy(update={"signature": signer.sign(report.statement(block))})
 
 
 def _broken_report(block: ClaimedBlock, broken: BlockBroken) -> BlockReport:
-    return BlockReport.model_validate({"arm": broken.arm, **_because(block, broken.failure_class, broken.message)})
+    return BlockReport(
+        token=block.token,
+        failure_class=broken.failure_class,
+        arm=broken.arm,
+        message=broken.message[:_MESSAGE_LIMIT],
+    )
 
 
-def _release(block: ClaimedBlock, reason: StopReason) -> Release | None:
-    if reason is StopReason.FENCED:
-        return None
-    if reason is StopReason.CANCELLED:
-        return Release.model_validate(_because(block, FailureClass.CANCELLED, "the ablation was cancelled"))
-    return Release.model_validate(_because(block, FailureClass.PREEMPTED, "the worker was asked to stop"))
+def _release(block: ClaimedBlock, failure: FailureClass, message: str) -> Release:
+    return Release(token=block.token, failure_class=failure, message=message[:_MESSAGE_LIMIT])
 
 
 def _drain(output: BlockOutput, renewal: LeaseRenewal) -> None:
-    """Send what is left of the logs by heartbeats: it may be more than fits into one message."""
+    """Send the remaining log text by heartbeats, since one message may be too small for it."""
     for _ in range(_LOG_DRAIN_BEATS):
         if not output.chunks() or not renewal.send():
             return

@@ -1,4 +1,4 @@
-"""The bundle while it is written: finished blocks appear whole, the manifest follows, and a kill costs one block."""
+"""A bundle during its run: finished blocks appear whole, then the manifest follows, so a kill costs one block."""
 
 import fcntl
 import shutil
@@ -36,11 +36,11 @@ from workers.processes.trial_output import LogTail
 _HALF_WRITTEN = "*.part"
 _Attempt = TypeVar("_Attempt", bound=Attempt)
 _RUNNING = "running.json"
-"""In the work folder: the attempt that runs now."""
+"""In the work folder: the running attempt."""
 
 
 class BundleFolder:
-    """One bundle on disk, held by one process at a time; leaving the context gives it free."""
+    """One bundle on disk, locked for one process at a time; leaving the context releases it."""
 
     def __init__(self, root: Path, plan_file: PlanFile, signer: Signer | None = None) -> None:
         self.root = root
@@ -58,23 +58,23 @@ class BundleFolder:
 
     @property
     def work(self) -> Path:
-        """Folder of what is running; no part of the bundle."""
+        """Folder of the running attempt; no part of the bundle."""
         return self.root / WORK
 
     def open(self, *, resume: bool) -> Bundle:
-        """Take the folder, verify what is in it, and return that.
+        """Lock the folder, verify its content, and return it.
 
         Raises:
-            ExecRefused: the folder is in use, holds another plan, something else, or, without `resume`, anything;
-                or it is signed and this run cannot sign.
+            ExecRefused: another process uses the folder; or it contains another plan, other files or, without `resume`,
+                anything; or it is signed and this run cannot sign.
             BundleError: a file in it was altered.
 
         """
         occupied = self.root.is_dir() and any(self.root.iterdir())
         if occupied and not (self.root / PLAN).is_file() and not self._is_ours():
-            raise ExecRefused(f"{self.root} holds something that is no bundle; name a new or empty folder")
+            raise ExecRefused(f"{self.root} contains files that are no bundle; name a new or empty folder")
         if occupied and not resume:
-            raise ExecRefused(f"{self.root} holds a bundle already; leave out --no-resume to go on with it")
+            raise ExecRefused(f"{self.root} contains a bundle already; leave out --no-resume to continue it")
         self.work.mkdir(parents=True, exist_ok=True)
         self._take()
         for path in self.root.rglob(_HALF_WRITTEN):
@@ -83,9 +83,9 @@ class BundleFolder:
         write_whole(self.root / PLAN, plan_file_text(self._plan_file))
         return self._with_killed(self._verified())
 
-    def add_node(self, name: str, registration: NodeRegistration, known: Bundle) -> str:
-        """Describe this machine in the bundle; return its id, the same as before when nothing about it changed."""
-        for node in known.nodes.values():
+    def add_node(self, name: str, registration: NodeRegistration, bundle: Bundle) -> str:
+        """Describe this machine in the bundle; return its id, the same as before if the machine has not changed."""
+        for node in bundle.nodes.values():
             if (node.name, node.registration) == (name, registration):
                 return node.node_id
         record = NodeRecord(node_id=new_id("nod"), name=name, registration=registration)
@@ -94,11 +94,11 @@ class BundleFolder:
         return record.node_id
 
     def begin(self, attempt: Attempt) -> None:
-        """Remember that an attempt runs, so that a kill leaves a trace of it."""
+        """Record that an attempt runs, so that a kill leaves a trace of it."""
         write_whole(self.work / _RUNNING, attempt.model_dump_json())
 
     def keep_block(self, attempt: Attempt, receipts: Sequence[Receipt]) -> None:
-        """Take a finished block in: all of it at once, then the manifest."""
+        """Add a finished block: all of it at once, then the manifest."""
         folder = self.work / "finished"
         shutil.rmtree(folder, ignore_errors=True)
         own = block_folder(attempt.index)
@@ -115,17 +115,17 @@ class BundleFolder:
         self.seal()
 
     def keep_broken(self, attempt: BrokenAttempt) -> None:
-        """Remember an attempt that broke."""
+        """Record an attempt that broke."""
         self._write(f"attempts/{attempt.attempt_id}.json", self._signed(attempt))
         self.seal()
 
     def drop_work_of(self, attempt_id: str) -> None:
-        """Remove what an attempt left."""
+        """Remove the files of an attempt."""
         (self.work / _RUNNING).unlink(missing_ok=True)
         shutil.rmtree(self.paths.root / attempt_id, ignore_errors=True)
 
     def seal(self) -> Manifest:
-        """Write the manifest of what is there now, signed where this run can sign."""
+        """Write the manifest of the present files, signed if this run can sign."""
         contents = {path: data for path, data in read_bundle_files(self.root).items() if path != MANIFEST}
         manifest = make_manifest(self._plan_file, contents)
         if self._signer is not None:
@@ -135,11 +135,11 @@ class BundleFolder:
         return manifest
 
     def drop_work(self) -> None:
-        """Remove everything that is no part of the bundle, when nothing is left to run."""
+        """Remove all files that are no part of the bundle, after its last block."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _is_ours(self) -> bool:
-        """Tell whether an `ablate exec` was killed here before it had written anything but its work folder."""
+        """Return whether an `ablate exec` was killed here when it had written only its work folder."""
         return {path.name for path in self.root.iterdir()} <= {WORK, f"{PLAN}.part"}
 
     def _take(self) -> None:
@@ -156,14 +156,14 @@ class BundleFolder:
         if not path.is_file():
             return
         try:
-            there = read_plan_file(path.read_bytes())
+            stored = read_plan_file(path.read_bytes())
         except PlanFileError as error:
             raise ExecRefused(f"{path}: {error}") from error
-        if there.digest != self._plan_file.digest:
-            raise ExecRefused(f"{self.root} belongs to another plan ({there.digest}); give every plan its own folder")
+        if stored.digest != self._plan_file.digest:
+            raise ExecRefused(f"{self.root} belongs to another plan ({stored.digest}); every plan needs its own folder")
 
     def _verified(self) -> Bundle:
-        """Compare with the manifest, then take in what a killed run finished and did not get into its manifest."""
+        """Compare with the manifest, then add the finished blocks of a killed run that its manifest lacks."""
         files = read_bundle_files(self.root)
         if MANIFEST in files:
             manifest = read_manifest(files)
@@ -174,11 +174,11 @@ class BundleFolder:
         return open_bundle(read_bundle_files(self.root))
 
     def _signature_problems(self, manifest: Manifest) -> Iterator[SpecProblem]:
-        """Check the manifest's signature before it is replaced by one of this run."""
+        """Check the manifest's signature before this run replaces it."""
         if manifest.signature is None:
             return
         if self._signer is None:
-            raise ExecRefused(f"{self.root} is signed, and this run cannot sign: {signing_problem()}")
+            raise ExecRefused(f"{self.root} is signed, but this run cannot sign: {signing_problem()}")
         problem = signature_problem(manifest.signature, manifest_statement(manifest.digest))
         if problem is not None:
             yield SpecProblem(pointer=MANIFEST, detail=f"its signature {problem}")
@@ -189,16 +189,16 @@ class BundleFolder:
         signature = self._signer.sign(attempt_statement(self._plan_file, attempt, receipts))
         return attempt.model_copy(update={"signature": signature})
 
-    def _with_killed(self, known: Bundle) -> Bundle:
-        """Keep the attempt that was running when an earlier run was killed: it counts as evidence as any other."""
+    def _with_killed(self, bundle: Bundle) -> Bundle:
+        """Record the attempt that was running when an earlier run was killed: it is evidence like any other."""
         path = self.work / _RUNNING
         if not path.is_file():
-            return known
-        begun = Attempt.model_validate_json(path.read_bytes())
-        told = {*(block.attempt.attempt_id for block in known.blocks), *(one.attempt_id for one in known.broken)}
-        if begun.attempt_id not in told:
-            self.keep_broken(_killed(begun, self.paths.root / begun.attempt_id))
-        self.drop_work_of(begun.attempt_id)
+            return bundle
+        running = Attempt.model_validate_json(path.read_bytes())
+        finished = {block.attempt.attempt_id for block in bundle.blocks} | {one.attempt_id for one in bundle.broken}
+        if running.attempt_id not in finished:
+            self.keep_broken(_killed(running, self.paths.root / running.attempt_id))
+        self.drop_work_of(running.attempt_id)
         return open_bundle(read_bundle_files(self.root))
 
     def _write(self, path: str, record: BaseModel) -> None:
@@ -207,21 +207,21 @@ class BundleFolder:
         write_whole(target, record.model_dump_json(indent=1) + "\n")
 
 
-def _killed(begun: Attempt, folder: Path) -> BrokenAttempt:
-    """Return the attempt `begun` as one that broke when the last of its files was written."""
+def _killed(running: Attempt, folder: Path) -> BrokenAttempt:
+    """Return the attempt as one that broke when the last of its files was written."""
     written = [path.stat().st_mtime for path in folder.rglob("*") if path.is_file()]
-    seen = max([begun.started_at, *(datetime.fromtimestamp(moment, UTC) for moment in written)])
-    why = {"failure_class": FailureClass.PREEMPTED, "message": "the run was killed while this block ran"}
-    return BrokenAttempt.model_validate({**begun.model_dump(), "ended_at": seen, **why})
+    last_sign = max([running.started_at, *(datetime.fromtimestamp(moment, UTC) for moment in written)])
+    reason = {"failure_class": FailureClass.PREEMPTED, "message": "the run was killed while this block ran"}
+    return BrokenAttempt.model_validate({**running.model_dump(), "ended_at": last_sign, **reason})
 
 
 def now() -> datetime:
-    """Return this machine's time."""
+    """Return the time of this machine's clock."""
     return datetime.now(UTC)
 
 
 def _log_text(trial_id: str, files: TrialPaths) -> str:
-    """Return the trial's log as a service would have stored it: clean text, cut at its limit."""
+    """Return the trial's log as a service would store it: clean text, cut at its limit."""
     tail, parts = LogTail(trial_id, files.log), []
     while (chunk := tail.next_chunk()) is not None:
         parts.append(chunk.text)

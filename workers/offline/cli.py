@@ -1,7 +1,7 @@
-"""`ablate exec`: run a plan file on a node that reaches nothing, into a bundle.
+"""`ablate exec`: run a plan file on an air-gapped node, into a bundle.
 
-The program itself is `python -m workers.offline`, which also works in a plain checkout; `ablate exec` starts it, so
-that trials are forked from a process whose main module costs nothing to import again.
+`ablate exec` starts the program `python -m workers.offline`, whose main module trials do not import again. The program
+also works in a plain checkout.
 """
 
 import json
@@ -19,21 +19,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from experiments.block_numbers import block_list
+from experiments.block_numbers import block_index, block_list
+from experiments.design.config_fields import read_config
+from experiments.digest import code_digest
 from experiments.errors import ExperimentError, SigningUnavailable
 from experiments.outcomes import ExitCode
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
-from experiments.records.plan_file import PlanFile, read_plan_file
+from experiments.records.plan_file import PlanFile, differences, read_plan_file
 from experiments.records.signing import Signer
-from workers.blocks import BlockRunner, NodeContext
+from model.errors import ConfigError
+from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
 from workers.environment_variables import keep_logs_plain, state_folder, wait_passively
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
-from workers.offline import checks
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
@@ -56,7 +58,7 @@ def start(context: typer.Context) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What was asked for."""
+    """The arguments of the command."""
 
     plan_file: PlanFile
     folder: BundleFolder
@@ -71,11 +73,12 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file that `ablate plan SPEC --out` wrote.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the bundle.")],
     blocks: Annotated[str, typer.Option(help="Only these blocks, counted from 1: 1-3 or 1,4,6. Default: all.")] = "",
-    resume: Annotated[bool, typer.Option(help="Go on with the bundle that OUT holds.")] = True,
-    rehearse: Annotated[bool, typer.Option(help="First run one step of every arm; refuse what is not live.")] = True,
-    data_dir: Annotated[Path | None, typer.Option(help="Prepared data sets. Default: below OUT while it runs.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the bundle in OUT.")] = True,
+    rehearse: Annotated[bool, typer.Option(help="First run one step of every arm; stop if one cannot run.")] = True,
+    data_dir: Annotated[Path | None, typer.Option(help="Prepared data sets. Default: below OUT.")] = None,
     key: Annotated[
-        Path | None, typer.Option(help="Private key of this node; made when absent. Default: keys/node in ABLATE_HOME.")
+        Path | None,
+        typer.Option(help="Private key of this node, created if missing. Default: keys/node in ABLATE_HOME."),
     ] = None,
     node_name: Annotated[str, typer.Option(help="Name of this machine. Default: its host name.")] = "",
     tar: Annotated[bool, typer.Option("--tar", help="Write the bundle as OUT.tar, too.")] = False,
@@ -83,8 +86,8 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 ) -> None:
     """Run a plan file on this node, without a service, into a bundle for `ablate import`.
 
-    Finished blocks are kept: running the same command again goes on where the last run ended, however it ended. Exit
-    code: 0 when every block that was asked for is in the bundle, 6 when some are not, 5 when nothing could be run.
+    Finished blocks are kept: the same command continues where the last run ended, even if it was killed. Exit code: 0
+    when every requested block is in the bundle, 6 when some are missing, 5 when nothing could run.
     """
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
@@ -94,7 +97,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
         job = _Job(
             plan_file=plan_file,
             folder=BundleFolder(out.absolute(), plan_file, signer),
-            wanted=checks.parse_numbers(blocks, len(plan_file.plan.blocks)),
+            wanted=parse_numbers(blocks, len(plan_file.plan.blocks)),
             data_dir=(data_dir or out / "work" / "data").absolute(),
             resume=resume,
             rehearse=rehearse,
@@ -114,13 +117,13 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
 
 
 def _signer(path: Path, console: Console) -> Signer | None:
-    """Return what this node signs with, and say so; None, said too, where the library is missing."""
+    """Return this node's signer, None where the library is missing; print which."""
     try:
         signer = node_signer(path)
     except SigningUnavailable as error:
         console.print(f"[bold yellow]UNSIGNED:[/] blocks are not signed: {escape(str(error))}")
         console.print(
-            "          whoever holds the bundle could have written it; `ablate import` wants --unsigned for it"
+            "          anybody with access to the bundle could have written it; `ablate import` needs --unsigned for it"
         )
         return None
     console.print(f"blocks are signed with {signer.key} ({escape(str(path))})")
@@ -128,13 +131,13 @@ def _signer(path: Path, console: Console) -> Signer | None:
 
 
 def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]:
-    """Check, run, seal; return what was done and the bundle's digest."""
+    """Check the plan, run it and seal the bundle; return the summary and the bundle's digest."""
     plan_file, folder = job.plan_file, job.folder
     console.print(node.table())
-    refused = list(checks.refusals(plan_file, node))
-    if refused:
-        raise ExecRefused("; ".join(refused))
-    for sentence in checks.remarks(plan_file, node):
+    reasons = list(refusals(plan_file, node))
+    if reasons:
+        raise ExecRefused("; ".join(reasons))
+    for sentence in remarks(plan_file, node):
         console.print(f"[yellow]note[/]  {escape(sentence)}")
     with folder:
         summary = _fill(job, node, folder.open(resume=job.resume), console=console)
@@ -144,34 +147,29 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
     return summary, digest
 
 
-def _fill(job: _Job, node: Node, known: Bundle, *, console: Console) -> ExecSummary:
-    """Run what was asked for and is not in the bundle yet."""
-    node_id = job.folder.add_node(node.name, node.registration(job.signer.key if job.signer else None), known)
-    here = [block.attempt.index for block in known.blocks]
-    if here:
-        console.print(f"blocks in the bundle already, verified and kept: {block_list(here)}")
-    if set(job.wanted) <= set(here):
-        return ExecSummary(done=tuple(here), failed=(), left=(), stopped=None)
-    return _run(job, node, node_id, known, console=console)
-
-
-def _run(job: _Job, node: Node, node_id: str, known: Bundle, *, console: Console) -> ExecSummary:
+def _fill(job: _Job, node: Node, bundle: Bundle, *, console: Console) -> ExecSummary:
+    """Run the requested blocks that are not in the bundle yet."""
+    node_id = job.folder.add_node(node.name, node.registration(job.signer.key if job.signer else None), bundle)
+    done = [block.attempt.index for block in bundle.blocks]
+    if done:
+        console.print(f"blocks in the bundle already, verified and kept: {block_list(done)}")
+    missing = [index for index in job.wanted if index not in done]
+    if not missing:
+        return ExecSummary(done=tuple(done), failed=(), stopped=None)
     plan = job.plan_file.plan
-    done = {block.attempt.index for block in known.blocks}
-    open_ = [index for index in job.wanted if index not in done]
-    display = ProgressDisplay(console, name=plan.ablation, blocks=len(open_), trials_per_block=len(plan.arms))
+    display = ProgressDisplay(console, name=plan.ablation, blocks=len(missing), trials_per_block=len(plan.arms))
     with _context(job, node, node_id) as (context, stopping):
         runner = BlockRunner(context, on_receipt=display.measured)
         execution = ExecRun(job.plan_file, job.folder, runner, display, node_id=node_id)
         with display.shown():
-            if job.rehearse and not any(block.attempt.node_id == node_id for block in known.blocks):
-                execution.rehearse(open_[0])
-            return execution.run(open_, known, stopping=stopping)
+            if job.rehearse and not any(block.attempt.node_id == node_id for block in bundle.blocks):
+                execution.rehearse(missing[0])
+            return execution.run(missing, bundle, stopping=stopping)
 
 
 @contextmanager
 def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext, StopFlag]]:
-    """Start what trials need, and end it."""
+    """Start the processes that trials need; leaving the context ends them."""
     wake_event = WakeEvent()
     stopping = StopFlag(wake_event)
     stopping.install()
@@ -224,3 +222,53 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
     out.print(f"  answer   ablate verdict {escape(job.folder.root.name)}    (where Ablate is installed whole)")
     trust = f"--trust {job.signer.key}" if job.signer else "--unsigned"
     out.print(f"  import   ablate import {escape(job.folder.root.name)} {trust}")
+
+
+def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
+    """Yield sentences that explain why this node, with this code, cannot run the plan."""
+    plan = plan_file.plan
+    if node.node_class.name != plan.node_class:
+        yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
+    if len(node.devices.devices) < plan.devices:
+        yield f"this node has {len(node.devices.devices)} devices; the plan asks for {plan.devices}"
+    problems = differences(plan_file)
+    yield from problems
+    if problems:
+        yield "the plan was made by another version of the code; plan the spec again with the code of this node"
+        return
+    for arm in plan.arms:
+        try:
+            read_config({**arm.config, "seed": plan.blocks[0].seed})
+        except ConfigError as error:
+            yield f"arm '{arm.name}': {error}"
+
+
+def remarks(plan_file: PlanFile, node: Node) -> Iterator[str]:
+    """Yield sentences about circumstances that do not stop a run."""
+    own_digest = code_digest()
+    if plan_file.code_digest != own_digest:
+        yield (
+            f"the plan was made with other source files of kernels, model or workers ({plan_file.code_digest[:19]}; "
+            f"here: {own_digest[:19]}); arms and order are the same, and the receipts name the code of this node"
+        )
+    yield from node.lacks
+
+
+def parse_numbers(text: str, blocks: int) -> tuple[int, ...]:
+    """Return the block indices for `text`: numbers from 1 and ranges, such as "1-3,6"; "" means all.
+
+    Raises ExecRefused for any other text.
+    """
+    if not text:
+        return tuple(range(blocks))
+    wanted: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() for end in ends):
+            raise ExecRefused(f"blocks {text!r} is not a list of numbers; allowed: for example 1-3 or 1,4,6")
+        low, high = int(ends[0]), int(ends[1])
+        if not 1 <= low <= high <= blocks:
+            raise ExecRefused(f"blocks {part.strip()!r} is outside of the plan; allowed: 1-{blocks}")
+        wanted.update(range(block_index(low), block_index(high) + 1))
+    return tuple(sorted(wanted))

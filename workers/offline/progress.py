@@ -1,4 +1,4 @@
-"""How an air-gapped run goes, for people: live on a terminal, line by line elsewhere."""
+"""Progress of an air-gapped run: live on a terminal, line by line elsewhere."""
 
 import threading
 import time
@@ -18,12 +18,12 @@ from experiments.records.receipts import Receipt
 from workers.processes.trial_output import BlockOutput
 
 _LINE_EVERY_S = 10.0
-"""How often a running trial gets a line when the output is no terminal."""
+"""Time between two lines about a running trial when the output is no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Running:
-    """What runs now."""
+    """The running block."""
 
     name: str
     arms: dict[str, str]
@@ -32,15 +32,15 @@ class _Running:
 
 
 class ProgressDisplay:
-    """Prints a line for what ended, shows what runs now, and estimates how long the rest takes."""
+    """Prints a line for every finished trial, shows the running one, and estimates the remaining time."""
 
     def __init__(self, console: Console, *, name: str, blocks: int, trials_per_block: int) -> None:
         self._console = console
         self._running: _Running | None = None
         self._trials_per_block = trials_per_block
         self._trials_of_block = 0
-        self._timed, self._seconds = 0, 0.0
-        """Trials that ended in this run, and their wall seconds with all that belongs to them."""
+        self._finished, self._seconds = 0, 0.0
+        """Finished trials of this run, and their wall time in seconds with everything around them."""
         self._trial_began = time.monotonic()
         self._bar = Progress(
             TextColumn(escape(name)), BarColumn(), MofNCompleteColumn(), TextColumn("blocks"), TimeElapsedColumn()
@@ -61,16 +61,16 @@ class ProgressDisplay:
         self._running = _Running(name=name, arms=arms, output=output)
 
     def ends(self, *, counted: bool = False) -> None:
-        """Note that it is over; a block that is in the bundle now counts."""
+        """Note that it has ended; `counted` if the block is in the bundle."""
         self._running, self._trials_of_block = None, 0
         if counted:
             self._blocks_done += 1
             self._bar.update(self._task, completed=self._blocks_done)
 
     def measured(self, receipt: Receipt) -> None:
-        """Tell the end of a trial."""
+        """Print the result of a trial."""
         self._trials_of_block += 1
-        self._timed += 1
+        self._finished += 1
         self._seconds += time.monotonic() - self._trial_began
         self._trial_began = time.monotonic()
         name = f"{self._running.name}, {receipt.arm}" if self._running else receipt.arm
@@ -87,7 +87,7 @@ class ProgressDisplay:
                 yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._tell, args=(over,), name="display", daemon=True)
+        thread = threading.Thread(target=self._print_lines, args=(over,), name="display", daemon=True)
         thread.start()
         try:
             yield
@@ -99,22 +99,22 @@ class ProgressDisplay:
         return Group(self._bar, Text(f"  {self.now()}" if self._running else "", style="dim"))
 
     def now(self) -> str:
-        """Say which trial runs, how far it is, and how long the rest takes."""
+        """Return the running trial, its progress and the remaining time in words."""
         running = self._running
-        found = running.output.progress() if running else ()
-        if running is None or not found:
+        progress = running.output.progress() if running else None
+        if running is None or progress is None:
             return ""
-        return f"{running.name}, {running.arms[found[0].trial_id]}: {_steps(found[0])}{self._rest()}"
+        return f"{running.name}, {running.arms[progress.trial_id]}: {_steps(progress)}{self._rest()}"
 
     def _rest(self) -> str:
-        """Return the remaining time, from the trials of this run, once one is over."""
-        if not self._timed:
+        """Return the remaining time in words, once a trial of this run has ended."""
+        if not self._finished:
             return ""
         trials = (self._blocks - self._blocks_done) * self._trials_per_block - self._trials_of_block
-        left = max(0.0, trials * self._seconds / self._timed - (time.monotonic() - self._trial_began))
+        left = max(0.0, trials * self._seconds / self._finished - (time.monotonic() - self._trial_began))
         return f", about {left / 60:.1f} min left" if left else ""
 
-    def _tell(self, over: threading.Event) -> None:
+    def _print_lines(self, over: threading.Event) -> None:
         while not over.wait(_LINE_EVERY_S):
             text = self.now()
             if text:

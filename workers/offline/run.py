@@ -1,6 +1,6 @@
-"""Run the blocks of a plan on this node into a bundle: the rules of a service without one.
+"""Run the blocks of a plan on this node into a bundle, with a service's rules but without a service.
 
-A block runs whole or not at all, is tried again as often as its failure allows, and is not started once the device
+A block runs whole or not at all. It is retried as often as its failure allows, and is not started when the device
 minutes are used up.
 """
 
@@ -15,7 +15,7 @@ from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, breaks, u
 from experiments.records.messages import ClaimedBlock
 from experiments.records.plan_file import PlanFile
 from experiments.retries import attempt_words, budget_spent
-from workers.blocks import BlockRunner
+from workers.blocks.block_runner import BlockRunner
 from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease, boot_time_s
 from workers.offline.bundle_folder import BundleFolder, now
@@ -27,14 +27,12 @@ _MESSAGE_LIMIT = 2000  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class ExecSummary:
-    """What one run did and left to do. Blocks are indices in the plan."""
+    """The result of one run. Blocks are indices in the plan."""
 
     done: tuple[int, ...]
-    """In the bundle now, earlier runs included."""
+    """In the bundle now, including earlier runs."""
     failed: tuple[int, ...]
     """Used up their attempts."""
-    left: tuple[int, ...]
-    """Asked for and neither done nor failed."""
     stopped: str | None
     """Why the run ended before its last block."""
 
@@ -54,28 +52,27 @@ class ExecRun:
         """Seconds of finished blocks."""
         self._broken: list[BrokenAttempt] = []
 
-    def run(self, wanted: Sequence[int], known: Bundle, *, stopping: Callable[[], bool]) -> ExecSummary:
-        """Run the blocks `wanted` that `known` does not hold yet."""
-        self._done = {block.attempt.index: block.attempt.seconds for block in known.blocks}
-        self._broken = list(known.broken)
+    def run(self, wanted: Sequence[int], bundle: Bundle, *, stopping: Callable[[], bool]) -> ExecSummary:
+        """Run the blocks `wanted` that are not in `bundle` yet."""
+        self._done = {block.attempt.index: block.attempt.seconds for block in bundle.blocks}
+        self._broken = list(bundle.broken)
         stopped = None
         for index in wanted:
             while stopped is None and self._is_open(index):
                 stopped = self._why_not(stopping) or self._try(index)
         failed = tuple(index for index in wanted if index not in self._done and not self._is_open(index))
-        left = tuple(index for index in wanted if index not in self._done and index not in failed)
-        return ExecSummary(done=tuple(sorted(self._done)), failed=failed, left=left, stopped=stopped)
+        return ExecSummary(done=tuple(sorted(self._done)), failed=failed, stopped=stopped)
 
     def rehearse(self, index: int) -> None:
-        """Run one step of every arm. Raises ExecRefused when one is refused or this node cannot run anything."""
+        """Run one step of every arm. Raises ExecRefused when an arm, or this node, cannot run."""
         claimed = self._claim(index)
         output = BlockOutput()
         self._display.begins("rehearsal", claimed, output)
-        refused = []
+        problems = []
         try:
             for sentence in self._runner.rehearse(claimed, _endless(), output):
                 self._display.say(f"rehearsal: {sentence}")
-                refused.append(sentence)
+                problems.append(sentence)
         except BlockBroken as broken:
             raise ExecRefused(f"the rehearsal failed: {broken.message}") from broken
         except BlockStopped as stopped:
@@ -83,16 +80,16 @@ class ExecRun:
         finally:
             self._display.ends()
             self._folder.drop_work_of(claimed.attempt_id)
-        if refused:
-            raise ExecRefused("; ".join(refused))
+        if problems:
+            raise ExecRefused("; ".join(problems))
 
     def _is_open(self, index: int) -> bool:
         return index not in self._done and used_up_by(self._broken, index) is None
 
     def _why_not(self, stopping: Callable[[], bool]) -> str | None:
-        """Return why nothing more may be started."""
+        """Return why no further block may start, None if one may."""
         if stopping():
-            return "it was asked to stop"
+            return "a signal stopped it"
         if self._runner.quarantine is not None:
             return f"this node must be repaired first: {self._runner.quarantine}"
         seconds = sum(self._done.values()) + sum(record.seconds for record in self._broken)
@@ -100,12 +97,12 @@ class ExecRun:
         return budget_spent(used, self._plan_file.spec.limits.device_minutes)
 
     def _claim(self, index: int) -> ClaimedBlock:
-        before = sum(record.index == index for record in self._broken)
-        known = breaks(self._broken)
-        return self._plan_file.claimed(index, attempt_id=new_id("att"), attempt_no=before + 1, broken=known)
+        attempt_no = 1 + sum(record.index == index for record in self._broken)
+        broken = breaks(self._broken)
+        return self._plan_file.claimed(index, attempt_id=new_id("att"), attempt_no=attempt_no, broken=broken)
 
     def _try(self, index: int) -> str | None:
-        """Run a block once; return why the whole run has to stop, if it has to."""
+        """Run a block once; return why the whole run has to stop, None if it may go on."""
         claimed, started_at = self._claim(index), now()
         output = BlockOutput()
         self._folder.begin(Attempt(started_at=started_at, ended_at=started_at, **self._names(claimed)))
@@ -151,5 +148,5 @@ class ExecRun:
 
 
 def _endless() -> Lease:
-    """Return the lease of a block that nobody else can claim."""
-    return Lease(math.inf, asked_at=boot_time_s())
+    """Return a lease that never ends: no other node can claim the block."""
+    return Lease(math.inf, sent_at=boot_time_s())

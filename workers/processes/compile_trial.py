@@ -1,12 +1,12 @@
-"""A trial on a node class that compiles and executes nothing: trace the training step, ask the compiler, report.
+"""A trial on a node class that executes nothing: trace the training step, compile it, report the memory it needs.
 
-Imports torch only inside functions, as `workers.processes.trial` does.
+This module imports torch only inside functions, as `workers.processes.trial` does.
 """
 
 import sys
 from typing import TYPE_CHECKING
 
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport, HbmPlan
 from kernels.xla_compiler import Order
@@ -23,20 +23,25 @@ _MODULE = "step.hlo.pb"
 def compile_step(order: TrialOrder, topology: str) -> TrialResult:
     """Trace the training step of `order` and compile it for `topology`.
 
-    A gate that is not in the graph shows in the facts. Raises KernelUnsupported for one that cannot run, and
-    CompilerFailed when the compiler's process died or refused for another reason than memory.
+    The facts of the result show a gate that is not in the graph.
+
+    Raises:
+        KernelUnsupported: a gate cannot run.
+        CompilerFailed: the compiler's process died, or rejected the step for a reason other than memory.
+
     """
     from model.training.traced_step import trace_step
 
     config = read_config(order.config)
     traced = trace_step(config)
-    _say(f"traced {traced.parameters / 1e6:.1f} M parameters in {traced.seconds:.1f} s")
+    sys.stdout.write(f"traced {traced.parameters / 1e6:.1f} M parameters in {traced.seconds:.1f} s\n")
     if order.trace_only:
         return TrialResult.partial(facts=dict(traced.facts), parameters=traced.parameters)
     module = order.paths.folder / _MODULE
     module.write_bytes(traced.module)
-    asked = Order(topology=topology, module=str(module), partitions=config.mesh.devices)
-    answer = ask_compiler(asked, folder=order.paths.folder)
+    answer = ask_compiler(
+        Order(topology=topology, module=str(module), partitions=config.mesh.devices), folder=order.paths.folder
+    )
     return _result(answer, traced, _report(answer, traced))
 
 
@@ -44,7 +49,7 @@ def _report(answer: Answer, traced: "TracedStep") -> CompilationReport:
     graph, memory, cost = answer["graph"], answer.get("memory"), answer.get("cost", {})
     overflow = find_overflow(answer.get("refusal", ""))
     if memory is None and overflow is None:
-        raise CompilerFailed(f"the compiler refused the step: {answer['refusal']}")
+        raise CompilerFailed(f"the compiler rejected the step: {answer['refusal']}")
     return CompilationReport(
         topology=answer["topology"],
         device_kind=answer["device_kind"],
@@ -89,11 +94,7 @@ def _result(answer: Answer, traced: "TracedStep", report: CompilationReport) -> 
 
 def _sentence(report: CompilationReport) -> str:
     overflow = report.overflow
-    assert overflow is not None  # noqa: S101  # only asked for then
+    assert overflow is not None  # noqa: S101  # callers check it
     where = {"hbm": f"the HBM of one {report.device_kind}", "vmem": "a kernel's on-chip memory (VMEM)"}
-    needed, there = (f"{size / 2**30:.2f} GiB" for size in (overflow.needed_bytes, overflow.available_bytes))
-    return f"the step does not fit into {where[overflow.memory]}: it needs {needed} of {there}"
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    needed, available = (f"{size / 2**30:.2f} GiB" for size in (overflow.needed_bytes, overflow.available_bytes))
+    return f"the step does not fit into {where[overflow.memory]}: it needs {needed} of {available}"

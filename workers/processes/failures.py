@@ -1,14 +1,15 @@
-"""Sort what went wrong in a trial into the closed list of failure classes.
+"""Classify the failures of trials.
 
-An unexpected Python exception of the training code counts as `user_error`: the same arm on the same seed would raise
-it again, so rerunning the block would only burn device time. What speaks of the machine (file system, device driver)
-is `infra_node`, and the block is rerun.
+An unexpected Python exception of the training code is a `user_error`: the same arm on the same seed would raise it
+again, so a rerun of the block would only waste device time. A failure of the machine (file system, device driver) is
+`infra_node`, and the block is rerun.
 """
 
 import errno
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.outcomes import FailureClass, Outcome
@@ -40,22 +41,21 @@ CANNOT_WRITE = os.EX_IOERR
 """Exit code of a trial that could not write its log or its result."""
 
 TOO_LATE = os.EX_TEMPFAIL
-"""Exit code of a trial that was started when the lease of its block was over, and did nothing."""
+"""Exit code of a trial that did nothing because the lease of its block was already over."""
 
 FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
 
-
 _OF_THE_NODE = {
     CANNOT_WRITE: "the trial could not write its result: this node's disk is full or broken",
-    TOO_LATE: "the trial was started after the end of its lease, and did nothing",
-    FORKSERVER_LOST: "the trial was lost together with the fork server",
+    TOO_LATE: "the trial was started after the end of its lease and did nothing",
+    FORKSERVER_LOST: "the fork server died, and the trial with it",
     **{
-        -number: f"the trial was killed from outside ({number.name})"
+        -number: f"another process killed the trial ({number.name})"
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
     },
 }
-"""Exit codes that say nothing about the arm."""
+"""Exit codes whose cause is not the arm."""
 
 
 def classify(error: BaseException) -> FailureClass:
@@ -69,33 +69,31 @@ def classify(error: BaseException) -> FailureClass:
 
 
 def outcome_of(failure: FailureClass) -> Outcome:
-    """Return the outcome that a receipt shows for a failure class."""
+    """Return the outcome in the receipt for a failure class."""
     return _OUTCOMES.get(failure, Outcome.FAILED)
 
 
 def classify_exit(exit_code: int, *, oom_kills: int, disk_full: bool = False) -> tuple[FailureClass, str]:
-    """Classify a trial that ended without a result and that we did not stop.
+    """Return class and message for a trial that ended without a result and that we did not stop.
 
     Args:
         exit_code: of the process; -N for signal N.
-        oom_kills: how many processes of this worker's control group the OOM killer ended while the trial ran.
+        oom_kills: number of processes in this worker's control group that the OOM killer ended during the trial.
         disk_full: whether the trial's folder has no space left.
 
     """
     if exit_code == -signal.SIGKILL and oom_kills:
         return FailureClass.OOM, "the kernel's out-of-memory killer ended the trial"
-    known = _OF_THE_NODE.get(exit_code)
-    if known is not None:
-        return FailureClass.INFRA_NODE, known
-    if disk_full:
-        return FailureClass.INFRA_NODE, _OF_THE_NODE[CANNOT_WRITE]
+    message = _OF_THE_NODE.get(exit_code) or (_OF_THE_NODE[CANNOT_WRITE] if disk_full else None)
+    if message is not None:
+        return FailureClass.INFRA_NODE, message
     if exit_code < 0:
         return FailureClass.NO_RECEIPT, f"the trial died of {signal.Signals(-exit_code).name} without a result"
-    return FailureClass.NO_RECEIPT, f"the trial ended with exit code {exit_code} and left no result"
+    return FailureClass.NO_RECEIPT, f"the trial ended with exit code {exit_code} without a result"
 
 
 def disk_is_full(folder: Path) -> bool:
-    """Tell whether nothing can be written in `folder` any more."""
+    """Return whether `folder` is full, or gone."""
     try:
         return shutil.disk_usage(folder).free < _FULL_BYTES
     except OSError:
@@ -103,24 +101,18 @@ def disk_is_full(folder: Path) -> bool:
 
 
 def kernel_oom_kills(system: Path = Path("/")) -> int:
-    """Return how often the kernel's out-of-memory killer struck among this worker's processes, its trainers included.
+    """Return the number of out-of-memory kills among the processes of this worker's control group.
 
-    Those are the processes of its control group: its unit, or its container. Where that is not counted, the machine's
-    are, since boot; 0 where nothing is published. `system` is where `proc` and `sys` are.
+    The group is its systemd unit or its container, and includes its trainers. If the kernel publishes no count for the
+    group, the count is the machine's since boot, or 0. `system` is the folder of `proc` and `sys`.
     """
-    try:
+    counts = ""
+    with suppress(OSError):
+        counts = (system / "proc/vmstat").read_text()
+    with suppress(OSError):
         group = (system / "proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
         counts = (system / "sys/fs/cgroup" / group / "memory.events").read_text()
-    except OSError:
-        counts = _text(system / "proc/vmstat")
     return next((int(line.split()[1]) for line in counts.splitlines() if line.startswith("oom_kill ")), 0)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _is_oom(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
-"""Starts trials from a fork server that has torch imported: a fresh process without paying the import each time.
+"""Starts trials from a fork server that has torch imported, so that a fresh process does not pay for the import.
 
-The server must be started from the main thread: the kernel ties a child's death signal to the thread that made it.
+The main thread must start the server, because the kernel ties a child's death signal to the thread that started it.
 """
 
 import importlib
@@ -21,9 +21,9 @@ from workers.processes.result import TrialOrder
 PRELOAD = "workers.processes.preload"
 _START_PATIENCE_S = 120.0
 _DEATH_PATIENCE_S = 10.0
-"""How long a killed fork server may take to end; only then does multiprocessing start another one."""
-_LOOK_EVERY_S = 0.05
-_ANSWERED_PATIENCE_S = 2.0
+"""Time that a killed fork server may take to end; only then does multiprocessing start another one."""
+_RETRY_S = 0.05
+_END_PATIENCE_S = 2.0
 
 _T = TypeVar("_T")
 
@@ -38,12 +38,12 @@ class ForkServer:
         self._context.set_forkserver_preload([preload])
 
     def check(self) -> None:
-        """Start the server and make sure that the preload really happened.
+        """Start the server and verify its preload.
 
-        multiprocessing ignores an ImportError of a preloaded module, and every trial would silently pay the import.
+        multiprocessing ignores an ImportError of a preloaded module: every trial would silently pay for the import.
 
         Raises:
-            PreloadError: the import failed, or the server did not come up.
+            PreloadError: the import failed, or the server did not start.
 
         """
         problem = self.ask(_preload_problem, self._preload, patience_s=_START_PATIENCE_S)
@@ -51,7 +51,7 @@ class ForkServer:
             raise PreloadError(f"the fork server could not import {self._preload}: {problem}")
 
     def ask(self, target: Callable[..., _T], *arguments: Any, patience_s: float) -> _T:
-        """Return what `target` returns in a process of its own; nothing of it is left then.
+        """Return the value of `target(*arguments)` from a process of its own, all of which has ended by then.
 
         Raises:
             PreloadError: it died, or gave no answer within `patience_s`.
@@ -61,7 +61,7 @@ class ForkServer:
         process = self._context.Process(target=_answer, args=(theirs, target, arguments))
         try:
             process.start()
-            theirs.close()  # the end of the process is then the end of the pipe
+            theirs.close()  # the pipe then ends together with the process
             if not ours.poll(patience_s):
                 raise PreloadError(f"the fork server gave no answer within {patience_s:.0f} s")
             answer: _T = ours.recv()
@@ -76,7 +76,7 @@ class ForkServer:
     def start(self, order: TrialOrder) -> ForkServerProcess:
         """Start a trial; its process group has the number of its process.
 
-        A server that was killed is replaced, once it has ended.
+        When the server was killed, multiprocessing starts another one as soon as the old one has ended.
         """
         deadline = time.monotonic() + _DEATH_PATIENCE_S
         while True:
@@ -86,7 +86,7 @@ class ForkServer:
             except (EOFError, ConnectionError):
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_RETRY_S)
             else:
                 return process
 
@@ -100,7 +100,7 @@ def _end(process: ForkServerProcess) -> None:
     pid = process.pid
     if pid is None:  # it was never started
         return
-    process.join(_ANSWERED_PATIENCE_S)
+    process.join(_END_PATIENCE_S)
     end_all(lambda: sorted({*([pid] if process.is_alive() else []), *group_members(pid)}), grace_s=0)
 
 

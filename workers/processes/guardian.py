@@ -1,40 +1,53 @@
-"""The worker's end of its guardian: what it is told, and another one in its place when it is dead or frozen.
+"""A guardian process, which ends the trials of a dead or frozen worker, and the worker's end of its pipe.
 
-What a guardian does: workers/processes/guardian_process.py.
+The worker writes to the guardian's standard input which trials run ("+pgid trial", "-pgid trial") and until when the
+lease of their block is good ("until SECONDS", boot time). The guardian answers every line with one byte. When the pipe
+ends, the worker is dead, and the guardian ends the remaining trials. When a lease is over and a trial still runs, it
+ends the trial and waits for the next lease.
+
+The kernel already kills a trainer when its parent dies, but it kills neither the trainer's own children, nor anything
+when the parent is only stopped.
 """
 
 import logging
 import math
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 
-from experiments.runtime.processes import end_all, group_members
+from experiments.runtime.processes import children_of, end_all, group_members
 from workers.environment_variables import trial_mark
+from workers.lease import boot_time_s
 
 _log = logging.getLogger(__name__)
 
-_MODULE = "workers.processes.guardian_process"
+_MODULE = "workers.processes.guardian"
 _ANSWER_PATIENCE_S = 10.0
-"""A guardian that has not answered a line for so long counts as frozen; its start takes most of a second."""
+"""A guardian that leaves a line unanswered for so long counts as frozen; its start takes most of a second."""
 _END_PATIENCE_S = 5.0
+_ANSWER = b"."
+_READ_BYTES = 65_536
+_CHECK_EVERY_S = 1.0
+"""Longest wait: unlike the clock, a wait does not count the time in which the machine is suspended."""
 
 
 class Guardian:
-    """Starts a guardian, tells it of trials and leases, and replaces it when it is not there any more."""
+    """The worker's end: starts a guardian, reports trials and leases to it, and replaces it when it is gone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: dict[str, int] = {}
         """Process group by trial."""
         self._until = math.inf
-        self._line: _Line | None = None
+        self._process: _GuardianProcess | None = None
         self._start()
 
     def __enter__(self) -> "Guardian":
@@ -44,50 +57,50 @@ class Guardian:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            if self._line is not None:
-                self._line.close()
+            if self._process is not None:
+                self._process.close()
 
     def watch(self, pgid: int, trial_id: str) -> None:
         """End this trial's processes when the worker dies, or when its lease is over."""
         with self._lock:
             self._running[trial_id] = pgid
-            self._tell(f"+{pgid} {trial_id}")
+            self._write(f"+{pgid} {trial_id}")
 
     def forget(self, pgid: int, trial_id: str) -> None:
-        """Stop watching a trial that has ended: its group's number may be used again."""
+        """Stop watching a finished trial: the kernel may use the number of its group again."""
         with self._lock:
             self._running.pop(trial_id, None)
-            self._tell(f"-{pgid} {trial_id}")
+            self._write(f"-{pgid} {trial_id}")
 
     def until(self, boot_time_s: float) -> None:
-        """End every trial that still runs at this moment, unless another moment is told before."""
+        """End every trial that still runs at this boot time, unless another call replaces the time before."""
         with self._lock:
             self._until = boot_time_s
-            self._tell(f"until {boot_time_s!r}")
+            self._write(f"until {boot_time_s!r}")
 
     def check(self) -> None:
-        """Make sure that a guardian is there and listens. Raises OSError when none can be started."""
+        """Make sure that a guardian runs and answers. Raises OSError when none can be started."""
         with self._lock:
-            problem = "is not there" if self._line is None else self._line.problem()
+            problem = "is missing" if self._process is None else self._process.problem()
             if problem is not None:
-                _log.error("the guardian %s; another one is started", problem)
-                if self._line is not None:
-                    self._line.kill()
-                self._line = None
+                _log.error("the guardian %s; starting another one", problem)
+                if self._process is not None:
+                    self._process.kill()
+                self._process = None
                 self._start()
 
     def _start(self) -> None:
-        self._line = _Line()
-        self._tell(f"until {self._until!r}")
+        self._process = _GuardianProcess()
+        self._write(f"until {self._until!r}")
         for trial_id, pgid in self._running.items():
-            self._tell(f"+{pgid} {trial_id}")
+            self._write(f"+{pgid} {trial_id}")
 
-    def _tell(self, line: str) -> None:
-        if self._line is not None:
-            self._line.tell(line)
+    def _write(self, line: str) -> None:
+        if self._process is not None:
+            self._process.write(line)
 
 
-class _Line:
+class _GuardianProcess:
     """A guardian process and the two pipes to it."""
 
     def __init__(self) -> None:
@@ -106,27 +119,27 @@ class _Line:
             os.close(answers)
         os.set_blocking(self._pipe, False)
         os.set_blocking(self._answers, False)
-        self._asked: deque[float] = deque()
-        """When each line was written that is not answered yet."""
+        self._unanswered: deque[float] = deque()
+        """Times at which the unanswered lines were written."""
 
-    def tell(self, line: str) -> None:
-        """Write one line; one that cannot be written shows in `problem`, and the next guardian is told everything."""
-        self._asked.append(time.monotonic())
+    def write(self, line: str) -> None:
+        """Write one line. If that fails, `problem` shows it, and the next guardian receives everything."""
+        self._unanswered.append(time.monotonic())
         with suppress(BrokenPipeError, BlockingIOError):
             os.write(self._pipe, f"{line}\n".encode())
 
     def problem(self) -> str | None:
-        """Return what keeps this guardian from its work, None when nothing does."""
+        """Return why this guardian does not work, None when it does."""
         if self._process.poll() is not None:
             return f"{self._process.pid} died"
         with suppress(BlockingIOError):
-            for _ in os.read(self._answers, max(1, len(self._asked))):
-                self._asked.popleft()
-        frozen = bool(self._asked) and time.monotonic() - self._asked[0] > _ANSWER_PATIENCE_S
+            for _ in os.read(self._answers, max(1, len(self._unanswered))):
+                self._unanswered.popleft()
+        frozen = bool(self._unanswered) and time.monotonic() - self._unanswered[0] > _ANSWER_PATIENCE_S
         return f"{self._process.pid} does not answer" if frozen else None
 
     def close(self) -> None:
-        """Let it end what was left, and then itself."""
+        """Let it end the remaining trials, and then itself."""
         os.close(self._pipe)
         os.close(self._answers)
         try:
@@ -136,7 +149,7 @@ class _Line:
             self._process.wait()
 
     def kill(self) -> None:
-        """End it before its pipe: one that is only slow would take the end of the pipe for its worker's death."""
+        """Kill it before its pipe ends: a slow guardian would take the end of the pipe for its worker's death."""
         self._process.kill()
         self._process.wait()
         os.close(self._pipe)
@@ -144,10 +157,10 @@ class _Line:
 
 
 def end_trial(pgid: int, *, trial_id: str, grace_s: float, leader: Callable[[], bool] | None = None) -> tuple[int, ...]:
-    """End a trial's group and the strays that left it: SIGTERM, `grace_s`, SIGKILL; return who would not die.
+    """End a trial's group and its strays: SIGTERM, `grace_s`, SIGKILL; return the survivors.
 
-    A trial that has just been forked has no group of its own yet. `leader` tells whether the trial's own process is
-    known to live, and then it counts whatever group it is in.
+    A trial that has just been forked has no group of its own yet. While `leader` returns True, the trial's own process
+    is alive and counts regardless of its group.
     """
     mark = trial_mark(trial_id)
 
@@ -156,3 +169,83 @@ def end_trial(pgid: int, *, trial_id: str, grace_s: float, leader: Callable[[], 
         return sorted(first | {*group_members(pgid), *mark.members()})
 
     return end_all(find, grace_s=grace_s).survivors
+
+
+class Watch:
+    """The guardian's state: the trials of its worker, and until when they may run."""
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        self._until = math.inf
+        self._torn = ""
+        self.running: set[tuple[int, str]] = set()
+        """Process groups and trials."""
+
+    def read(self, text: str) -> int:
+        """Process text from the worker; return the number of complete lines."""
+        *lines, self._torn = (self._torn + text).split("\n")
+        for line in lines:
+            self._read_line(line)
+        return len(lines)
+
+    def _read_line(self, line: str) -> None:
+        if line.startswith("until "):
+            self._until = float(line.removeprefix("until "))
+            return
+        group, _space, trial_id = line[1:].partition(" ")
+        change = self.running.add if line.startswith("+") else self.running.discard
+        change((int(group), trial_id))
+
+    def left_s(self) -> float:
+        """Return the seconds until the lease is over, infinity without a lease."""
+        return max(0.0, self._until - boot_time_s())
+
+    def end_overdue(self) -> list[int]:
+        """End the trials of a worker whose lease is over; return their processes."""
+        self._until = math.inf
+        overdue = self._overdue()
+        end_all(self._overdue, grace_s=0)
+        return overdue
+
+    def _overdue(self) -> list[int]:
+        """Return the processes of all trials, including one that the worker started but could not report."""
+        trainers = {pid for child in children_of(self._worker) for pid in children_of(child)}
+        groups = {pgid for pgid, _trial in self.running} | trainers
+        strays = {pid for _pgid, trial in self.running for pid in trial_mark(trial).members()}
+        return sorted(trainers | strays | {pid for pgid in groups for pid in group_members(pgid)})
+
+    def end_left_behind(self) -> None:
+        """End the trials of a dead worker."""
+        for pgid, trial_id in self.running:
+            end_trial(pgid, trial_id=trial_id, grace_s=0)
+
+
+def main() -> None:
+    """Guard the worker whose process id is the first argument until it is dead."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    watch = Watch(int(sys.argv[1]))
+    for text in _messages(watch):
+        num_lines = watch.read(text)
+        with suppress(OSError):  # the worker died in the meantime
+            os.write(1, _ANSWER * num_lines)
+    watch.end_left_behind()
+
+
+def _messages(watch: Watch) -> Iterator[str]:
+    """Yield text from the worker until it is dead; end overdue trials in the meantime."""
+    while True:
+        left_s = watch.left_s()
+        patience_s = None if math.isinf(left_s) else min(left_s, _CHECK_EVERY_S)
+        if not select.select([0], [], [], patience_s)[0]:
+            if watch.left_s() == 0.0 and (ended := watch.end_overdue()):
+                sys.stderr.write(f"guardian: the worker ended nothing when its lease was over; ended {ended} instead\n")
+            continue
+        data = os.read(0, _READ_BYTES)
+        if not data:
+            return
+        yield data.decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""Which lanes of this node's class really work here: each runs a small scan with its gradients in a fresh process.
+"""Test the lanes of this node's class: each runs a small scan with its gradients in a fresh process.
 
-The answer is kept in the state folder. It is asked for again when code, versions or devices changed, and for every lane
-that failed: a node that has no official kernels (lane peer) shall not run all the others at each start for that.
+The results are stored in the state folder. All lanes run again when code, versions or devices change; otherwise only
+lanes that failed run again. So a node without the official kernels (lane peer) does not rerun the others at each start.
 """
 
 import json
@@ -24,40 +24,39 @@ FILE = "lanes.json"
 """Below the state folder."""
 
 _PATIENCE_S = 600.0
-"""Kernels are compiled on the way."""
+"""Includes the compilation of kernels."""
 _MESSAGE_LIMIT = 500  # characters
 
 LaneResults = Mapping[str, str | None]
-"""By lane: None when it ran and was right, else why not."""
+"""By lane: None for correct results, else the problem."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneOrder:
-    """What one process has to find out."""
+    """The task of one process."""
 
     lane: Lane
     device_type: str
     environment: Mapping[str, str]
     locks: tuple[str, ...]
     kernels: Path
-    """Where generated kernels are kept."""
+    """Cache of generated kernels."""
 
 
-def known_lanes(node: Node, home: Path) -> frozenset[str]:
+def stored_lanes(node: Node, home: Path) -> frozenset[str]:
     """Return the lanes that worked here before, if nothing has changed since."""
     try:
         stored = json.loads((home / FILE).read_bytes())
-        worked = frozenset(lane for lane, problem in stored["lanes"].items() if problem is None)
-        same = stored["of"] == _digest(node)
+        lanes = frozenset(lane for lane, problem in stored["lanes"].items() if problem is None)
+        return lanes if stored["of"] == _digest(node) else frozenset()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return frozenset()  # nothing was kept, or not by this code
-    return worked if same else frozenset()
+        return frozenset()  # no file, or one of other code
 
 
 def run_lanes(
-    node: Node, server: ForkServer, *, data_dir: Path, known: Collection[str] = frozenset()
+    node: Node, server: ForkServer, *, data_dir: Path, works: Collection[str] = frozenset()
 ) -> LaneResults | None:
-    """Run every lane of the node's class but those `known` to work; None where nothing can be executed."""
+    """Run every lane of the node's class except those in `works`; None on a node that executes nothing."""
     node_class = node.node_class
     if node_class.compiles_only:
         return None
@@ -71,17 +70,17 @@ def run_lanes(
         )
         for lane in node_class.lanes
     ]
-    return {str(order.lane): None if order.lane in known else _ask(server, order) for order in orders}
+    return {str(order.lane): None if order.lane in works else _ask(server, order) for order in orders}
 
 
 def keep_lanes(node: Node, results: LaneResults, home: Path) -> None:
-    """Keep the answer for the next start."""
+    """Store the results for the next start."""
     home.mkdir(parents=True, exist_ok=True)
     write_whole(home / FILE, json.dumps({"of": _digest(node), "lanes": dict(results)}, indent=1))
 
 
 def _digest(node: Node) -> str:
-    """Return what the answer depends on."""
+    """Return a digest of everything that the results depend on."""
     devices = [device.model_dump(mode="json") for device in node.devices.devices]
     return digest([node.code.digest, node.versions, devices, str(peer_site())])
 
@@ -95,11 +94,11 @@ def _ask(server: ForkServer, order: LaneOrder) -> str | None:
 
 
 def _answer(order: LaneOrder) -> str | None:
-    """In a process of its own: run the lane."""
+    """Run the lane in this process; return the problem, if there is one."""
     die_with_parent()
-    held = DeviceLock(order.locks)  # given back by the end of this process
+    lock = DeviceLock(order.locks)  # released by the end of this process
     try:
-        held.take(patience_s=TRAINER_PATIENCE_S)
+        lock.take(patience_s=TRAINER_PATIENCE_S)
         return _run(order)
     except Exception as error:  # the boundary of a process that answers with a sentence
         traceback.print_exc()

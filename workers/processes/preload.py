@@ -1,6 +1,6 @@
-"""Imported once by the fork server, so that no trial pays for it. Initialises no device and starts no thread pool.
+"""Imports that the fork server does once for all trials. They initialise no device and start no thread pool.
 
-A thread pool that exists before a fork is dead after it; therefore nothing is computed here.
+A thread pool that exists before a fork is dead after it, so this module computes nothing.
 """
 
 import os
@@ -19,7 +19,7 @@ from experiments.runtime.processes import die_with_parent
 __all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 
 SERVER_PID = os.getpid()
-"""The fork server; trials inherit the number and know by it whether their parent still lives."""
+"""The fork server. A trial inherits the number and compares it with its parent's, to see whether the server lives."""
 
-# A worker that is gone already is no reason to end here: a trial that was on its way to this server looks for itself.
+# This server does not end when its worker is already gone: a trial that was ordered before checks that itself.
 die_with_parent()

@@ -1,4 +1,4 @@
-"""What a trial's process tells its worker: an order on the way in, a result file on the way out."""
+"""The order for a trial's process, and the result and step files that it writes."""
 
 import math
 import socket
@@ -18,7 +18,7 @@ from workers.paths import TrialPaths
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOrder:
-    """What one trainer process has to do."""
+    """The task of one trainer process."""
 
     trial_id: str
     config: Mapping[str, Any]
@@ -28,27 +28,27 @@ class TrialOrder:
     device_type: str
     """Torch's name for the kind of device to train on."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the node class needs in the environment before a tensor is made."""
+    """Environment variables of the node class, set before a tensor exists."""
     topology: str | None = None
-    """On a node class that compiles and executes nothing: what for."""
+    """On a node class that compiles and executes nothing: the topology to compile for."""
     trace_only: bool = False
-    """Of a compilation: only trace the step, to see whether every gate can run."""
+    """Of a compilation: only trace the step, to check whether every gate can run."""
     cold_caches: bool = False
     """Whether compilers start with empty caches on disk."""
     dataset: Path | None = None
-    """Folder of the dataset if it was prepared before; otherwise the trial looks for it, or builds it."""
+    """Folder of the prepared dataset; without it, the trial finds or builds the dataset."""
     prepare_only: bool = False
-    """Build the dataset and stop, so that no trial pays for it."""
+    """Only build the dataset, so that no trial's time includes it."""
     start_by: float = math.inf
-    """Boot time after which it is too late to begin: the lease of the block is over then."""
+    """Boot time at which the lease of the block is over: a later start does nothing."""
     locks: tuple[str, ...] = ()
-    """Device locks that the process takes, and holds for its whole life."""
-    held: tuple[socket.socket, ...] = ()
-    """The same, taken already: by the worker, for all trainers of a block that are in memory together."""
-    others: Connection | None = None
-    """Where a trial that runs in slices says that it waits, and hears that it may go on."""
+    """Device locks that the process takes for its whole life."""
+    lock_sockets: tuple[socket.socket, ...] = ()
+    """Locks that the worker has taken instead, for all trainers of a block in slices."""
+    slice_pipe: Connection | None = None
+    """Pipe to the worker, for a trial that runs in slices and waits for its turn."""
     corpus_roots: tuple[Path, ...] | None = None
-    """Folders of this node that a corpus may lie in; None for any."""
+    """Folders of this node that may contain a corpus; None for any."""
 
 
 class TrialResult(TrialMeasurements):
@@ -71,7 +71,7 @@ class TrialResult(TrialMeasurements):
 
 
 def read_steps(path: Path) -> tuple[Step, ...]:
-    """Return the steps that a trial wrote before it ended; a torn last line does not count."""
+    """Return the steps that a trial wrote before it ended; an incomplete last line does not count."""
     if not path.is_file():
         return ()
     whole, _newline, _torn = path.read_bytes().rpartition(b"\n")
@@ -79,7 +79,7 @@ def read_steps(path: Path) -> tuple[Step, ...]:
 
 
 def read_result(path: Path) -> TrialResult | None:
-    """Return the trial's result, or None when it left none."""
+    """Return the trial's result, None if it wrote none."""
     if not path.is_file():
         return None
     return TrialResult.model_validate_json(path.read_bytes())

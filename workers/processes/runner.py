@@ -1,4 +1,4 @@
-"""Run trainer processes to their ends, whatever ends those are, and prove that nothing of them is left."""
+"""Run trainer processes to their ends, and make sure that none of their processes is left."""
 
 import logging
 import signal
@@ -21,7 +21,7 @@ from workers.processes.wake_event import WakeEvent
 _log = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.5
-"""Between looks at the trial's peak resident set, in case the kernel kills it."""
+"""Time between two samples of the trial's peak resident set, which is lost when the kernel kills it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +29,16 @@ class Ending:
     """How a trainer process ended."""
 
     stopped: StopReason | None
-    """Set when we stopped it."""
+    """Set if we stopped it."""
     exit_code: int
     wall_s: float
-    """From the order to the end of the process, but for the time in which it waited for others."""
+    """From the order to the end of the process, without the time in which it waited for others."""
     oom_kills: int
-    """Kernel out-of-memory kills meanwhile, of any process."""
+    """Out-of-memory kills by the kernel during the trial, of any process in the worker's control group."""
     peak_rss_bytes: int | None
-    """Highest resident set that was seen, sampled."""
+    """Highest sampled resident set."""
     survivors: tuple[int, ...]
-    """Processes that even SIGKILL did not end."""
+    """Processes that SIGKILL did not end."""
 
 
 class RunningTrial:
@@ -52,28 +52,28 @@ class RunningTrial:
         self.pid = _pid(process)
         self.timeout_s = timeout_s
         self.spent_s = 0.0
-        """Of its time limit: whenever it was let go on, until it was seen to wait or to have ended."""
+        """Used part of its time limit: the periods in which it ran."""
         self._began = began
-        """Moment by time.monotonic() since when it has been let go on."""
+        """Monotonic time at which it last began to run."""
         self.oom_before = oom_before
-        """The kernel's count of out-of-memory kills before it was started."""
+        """The kernel's count of out-of-memory kills before its start."""
         self.peak_rss_bytes: int | None = None
         self.stopped: StopReason | None = None
-        """Why it has to stop, if it has to."""
+        """Why it has to stop, None if it may go on."""
         self.over = False
-        """Whether it was ended: its process number may be another one's by now."""
+        """Whether it has ended: the kernel may use its process number again."""
 
     @property
     def now_spent_s(self) -> float:
-        """What it has spent of its time limit if it runs now."""
+        """Used part of its time limit, if it runs now."""
         return self.spent_s + time.monotonic() - self._began
 
     def let_go_on(self) -> None:
-        """Note that it may run from now on: before it is told so, since it may run before the next line does."""
+        """Note that it runs from now on. Call this before the message to the trainer, which may run at once."""
         self._began = time.monotonic()
 
     def waits(self) -> None:
-        """Note that it was seen to wait, or to have ended; who follows it on counts from here."""
+        """Note that it waits or has ended; time counts again from here if it is followed further."""
         now = time.monotonic()
         self.spent_s, self._began = self.spent_s + now - self._began, now
 
@@ -102,22 +102,22 @@ class TrialRunner:
         self._preempted = preempted
 
     def guard_until(self, boot_time_s: float) -> None:
-        """Tell the guardian until when trials may run; infinity when none runs."""
+        """Set the boot time until which the guardian lets trials run; infinity when none runs."""
         self._guardian.until(boot_time_s)
 
     def check_guardian(self) -> None:
-        """Make sure that a guardian is there. Raises OSError when none can be started."""
+        """Make sure that a guardian runs. Raises OSError when none can be started."""
         self._guardian.check()
 
     def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
-        """Run `order` until it ends, its time is up, or the lease, the service or our own end stops it."""
+        """Run `order` until it ends, its time is up, or it has to stop for a lease, the service or our own end."""
         with self.started(order, lease, timeout_s=timeout_s) as trial:
             self.follow(trial, lease)
             return self.end(trial, lease)
 
     @contextmanager
     def started(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Iterator[RunningTrial]:
-        """Start a trial; whatever happens, it has ended when the caller is done with it."""
+        """Start a trial; leaving the context ends it in any case."""
         start, oom_before = time.monotonic(), kernel_oom_kills()
         process = self.server.start(replace(order, start_by=lease.until))
         trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, began=start, oom_before=oom_before)
@@ -130,13 +130,13 @@ class TrialRunner:
                 self._guardian.forget(trial.pid, order.trial_id)
 
     def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
-        """Wait until the trial ends, has to stop, or says something by the pipe `until`; this is the time it has."""
+        """Wait until the trial ends, has to stop, or writes to the pipe `until`; the wait counts for its time limit."""
         deadline = time.monotonic() + trial.timeout_s - trial.now_spent_s
         also = [trial.process.sentinel, *([] if until is None else [until.fileno()])]
         while (reason := self._reason(lease, deadline)) is None:
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
             self._wake_event.wait(patience, also=also)
-            with suppress(OSError):  # without a guardian the kernel's death signal remains, and no block is claimed
+            with suppress(OSError):  # the kernel's death signal remains, and the worker claims no block
                 self._guardian.check()
             if any(_is_readable(descriptor) for descriptor in also):
                 break
@@ -145,7 +145,7 @@ class TrialRunner:
         trial.waits()
 
     def end(self, trial: RunningTrial, lease: Lease) -> Ending:
-        """End a trial that has to stop, or what one that ended by itself has left; return how it ended."""
+        """End a trial that has to stop, or the remains of one that ended by itself; return its ending."""
         start = time.monotonic()
         survivors = self._end(trial)
         trial.process.join(0 if survivors else None)
@@ -170,7 +170,7 @@ class TrialRunner:
         return StopReason.TIMEOUT if time.monotonic() >= deadline else None
 
     def _end(self, trial: RunningTrial) -> tuple[int, ...]:
-        """Stop what is left of a trial: all of it, or only children that outlived a trial that ended by itself."""
+        """End all processes of a trial, or only the children that outlived it; return the survivors."""
         grace_s = 0.0 if trial.stopped in (None, StopReason.FENCED) else self._grace_s
         survivors = end_trial(trial.pid, trial_id=trial.trial_id, grace_s=grace_s, leader=lambda: trial.lives)
         if survivors:
@@ -179,7 +179,7 @@ class TrialRunner:
 
 
 def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
-    """Tell whether a trial that we did not stop was ended because the lease is over: by the guardian, or by itself."""
+    """Return FENCED if the guardian, or the trial itself, ended the trial because its lease is over."""
     over = lease.reason() is StopReason.FENCED
     return StopReason.FENCED if over and exit_code in (-signal.SIGKILL, TOO_LATE) else None
 

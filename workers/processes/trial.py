@@ -1,6 +1,6 @@
 """The trainer's side of a trial: a fresh process, forked from a server that has torch imported.
 
-Imports torch only inside functions: the worker itself imports this module to name its target, and needs no torch.
+This module imports torch only inside functions, because the worker itself imports it, too, and needs no torch.
 """
 
 import json
@@ -9,14 +9,18 @@ import os
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.runtime.processes import die_with_parent
 from kernels.errors import KernelUnsupported
 from model.config import TrainConfig
+from model.data.corpus import TORCH_HEADERS
+from model.errors import DataError
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing
@@ -25,7 +29,6 @@ from workers.paths import write_whole
 from workers.processes.compile_trial import compile_step
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.processes.result import TrialOrder, TrialResult
-from workers.processes.slice_pipe import yield_to_others
 
 if TYPE_CHECKING:
     import torch
@@ -33,34 +36,31 @@ if TYPE_CHECKING:
     from model.data.dataset import Dataset
     from model.measurements import Step
 
-from collections.abc import Sequence
+_MESSAGE_LIMIT = 2000  # characters
 
-from model.data.corpus import TORCH_HEADERS
-from model.errors import DataError
+PIPE_BYTE = b"."
+"""Content of every message between a worker and a trainer that runs in slices."""
 
 
 def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
-    """Raise DataError unless `corpus`, links and `..` followed, lies in one of `roots`; None allows any folder.
+    """Raise DataError unless `corpus`, links and `..` resolved, is below one of `roots`; None allows any folder.
 
-    Files below it need no look of their own: a corpus leaves links out (model/data/corpus.py).
+    Files below it need no check of their own, because a corpus leaves links out (model/data/corpus.py).
     """
     if roots is None or corpus == TORCH_HEADERS:
         return
     folder = Path(corpus).resolve()
     if any(folder.is_relative_to(root.resolve()) for root in roots):
         return
-    listed = "".join(f", or a folder below {root}" for root in roots)
+    allowed = "".join(f", or a folder below {root}" for root in roots)
     raise DataError(
-        f"corpus {corpus!r} is outside of what this node's operator allows to be read; allowed: '{TORCH_HEADERS}'"
-        f"{listed} (ABLATE_CORPUS_DIRS)"
+        f"corpus {corpus!r} is outside of the folders that this node's operator allows; allowed: '{TORCH_HEADERS}'"
+        f"{allowed} (ABLATE_CORPUS_DIRS)"
     )
 
 
-_MESSAGE_LIMIT = 2000  # characters
-
-
 def main(order: TrialOrder) -> None:
-    """Run one trial and leave its result file; one that cannot write ends with the exit code `CANNOT_WRITE`."""
+    """Run one trial and write its result file; exit with `CANNOT_WRITE` when that fails."""
     try:
         _run(order)
     except OSError:
@@ -68,47 +68,47 @@ def main(order: TrialOrder) -> None:
 
 
 def _run(order: TrialOrder) -> None:
-    """Leave the result file of a trial. Every exception of its work ends here, classified and written down."""
+    """Write the result file of a trial. It contains the class of any exception from its work."""
     _detach(order)
     target = order.paths.prepared if order.prepare_only else order.paths.result
-    held = DeviceLock(order.locks)  # given back by the end of this process
+    lock = DeviceLock(order.locks)  # released by the end of this process
     try:
-        held.take(patience_s=TRAINER_PATIENCE_S)
+        lock.take(patience_s=TRAINER_PATIENCE_S)
         use_environment(order.environment)
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
         traceback.print_exc()
-        result = TrialResult.partial(failure_class=classify(error), message=_describe(error))
+        result = TrialResult.partial(
+            failure_class=classify(error), message=f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT]
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
 
 
 def _detach(order: TrialOrder) -> None:
-    """Own session and group, death with the parent, output into the trial's log, no input."""
+    """Start an own session and group, die with the parent, write output to the trial's log, read no input."""
     os.setsid()
     _die_with_the_worker()
     if boot_time_s() > order.start_by:
         os._exit(TOO_LATE)
     mark_process(order.trial_id)
     log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    empty = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((empty, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(log)
-    os.close(nothing)
+    os.close(empty)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _die_with_the_worker() -> None:
-    """End with the fork server, which ends with the worker; at once, when either is gone already.
+    """End with the fork server, which ends with the worker; end at once if either is already gone.
 
-    A server that lost its worker while it imported torch still starts the trial that was on its way to it.
+    A server that lost its worker while it imported torch still starts the trial that was ordered before.
     """
-    preload = sys.modules.get(
-        "workers.processes.preload"
-    )  # inherited from the server; one that failed to import it has none
+    preload = sys.modules.get("workers.processes.preload")  # inherited; missing if the server failed to import it
     die_with_parent(parent=None if preload is None else preload.SERVER_PID)
     worker = multiprocessing.parent_process()
     if worker is not None and not worker.is_alive():
@@ -137,9 +137,11 @@ def _train(order: TrialOrder) -> TrialResult:
     keep_kernels(order.data_dir / "kernels")
     mamba3.use_lane(config.model.scan.lane, peer_site())
     device = find_device(order.device_type, config.mesh.devices)
-    others = None if order.others is None else partial(yield_to_others, order.others)
-    with _StepFile(order.paths.steps) as steps:
-        result = train.train(config, dataset=dataset, on_step=steps.append, device=device, yield_to_others=others)
+    wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)
+    with order.paths.steps.open("w", buffering=1) as steps:
+        result = train.train(
+            config, dataset=dataset, on_step=partial(_write_step, steps), device=device, yield_to_others=wait
+        )
     if order.cold_caches:
         shutil.rmtree(order.paths.caches, ignore_errors=True)
     return TrialResult(
@@ -150,14 +152,14 @@ def _train(order: TrialOrder) -> TrialResult:
 
 
 def find_device(device_type: str, devices: int = 1) -> "torch.device":
-    """Return the device to train on. Raises DeviceMissing where torch cannot use one: another is no replacement."""
+    """Return the device to train on. Raises DeviceMissing if torch cannot use it: no other device replaces it."""
     import torch
 
     if device_type == "xla":
         return _xla_device(devices)
     if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
         raise DeviceMissing(
-            f"this node trains on devices of type '{device_type}', and torch {torch.__version__} finds none"
+            f"this node trains on devices of type '{device_type}', but torch {torch.__version__} finds none"
         )
     return torch.device(device_type)
 
@@ -170,42 +172,35 @@ def _xla_device(devices: int) -> "torch.device":
             xla_device.use_mesh(devices)
         return xla_device.device()
     except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
-        raise DeviceMissing(f"this node trains on XLA, and no device can be used: {error}") from error
+        raise DeviceMissing(f"this node trains on XLA, but no device is usable: {error}") from error
 
 
 def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":
-    """Open the dataset that was prepared for this trial; without one, or when it was damaged since, prepare it."""
+    """Open the dataset that was prepared for this trial; if it is missing or damaged, prepare it."""
     from model.data.dataset import open_prepared, prepare
 
     check_corpus(config.data.corpus, order.corpus_roots)
     dataset = None if order.dataset is None else open_prepared(order.dataset)
     if dataset is not None:
         return dataset
-    return prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_say)
+    return prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_log)
 
 
-class _StepFile:
-    """Appends every step to a file as it ends, and says it in the log."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", buffering=1)
-
-    def __enter__(self) -> "_StepFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def append(self, step: "Step") -> None:
-        """Write one step; a non-finite number is written as it is and judged by the worker."""
-        self._file.write(json.dumps(step.model_dump()) + "\n")
-        rate = step.tokens / step.seconds if step.seconds else 0.0
-        _say(f"step {step.index:4d} {step.phase:<8} loss {step.loss:.4f}  {step.seconds:.3f} s  {rate:,.0f} tokens/s")
+def yield_to_others(worker: Connection) -> None:
+    """Report that this trainer waits, and block until the worker lets it go on; exit when the worker is gone."""
+    try:
+        worker.send_bytes(PIPE_BYTE)
+        worker.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(TOO_LATE)
 
 
-def _say(line: str) -> None:
+def _write_step(file: TextIO, step: "Step") -> None:
+    """Append a step to its file and to the log. The worker judges a non-finite number."""
+    file.write(json.dumps(step.model_dump()) + "\n")
+    rate = step.tokens / step.seconds if step.seconds else 0.0
+    _log(f"step {step.index:4d} {step.phase:<8} loss {step.loss:.4f}  {step.seconds:.3f} s  {rate:,.0f} tokens/s")
+
+
+def _log(line: str) -> None:
     sys.stdout.write(line + "\n")
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT]

@@ -1,4 +1,4 @@
-"""Follow a trial's log and steps while it runs, and cut them into messages for the service."""
+"""The log and the steps of a running trial, cut into messages for the service."""
 
 import codecs
 import json
@@ -19,23 +19,23 @@ CHUNK_BYTES = 65_536
 LOG_LIMIT_BYTES = 8 * 2**20
 """Most log text of one trial in all; the rest stays in the node's file."""
 
-_STEPS_OF_LATE = 16
-"""Steps of which the median says how long one takes."""
+_RECENT_STEPS = 16
+"""Number of steps for the median time of a step."""
 
 _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
 
-def say_stopped(log: Path, reason: StopReason, wall_s: float, how_far: str) -> None:
-    """Write into a trial's log when and `how_far` the worker stopped it; otherwise the log would just end."""
-    with suppress(OSError), log.open("a") as file:  # a full disk has its own reason
+def log_stop(log: Path, reason: StopReason, wall_s: float, how_far: str) -> None:
+    """Write to a trial's log when and why the worker stopped it; otherwise the log would just end."""
+    with suppress(OSError), log.open("a") as file:  # a full disk is reported elsewhere
         file.write(f"\n[the worker stopped this trial after {wall_s:.1f} s and {how_far}: {reason}]\n")
 
 
 class LogTail:
-    """New text of a log file at absolute offsets, never splitting a character.
+    """New text of a log file with absolute offsets, never splitting a character.
 
-    Offsets count the bytes of the text that was sent, encoded as UTF-8. They equal the file's own as long as the file
-    is clean UTF-8; damaged bytes and NUL, which a database cannot hold, become U+FFFD.
+    An offset counts the bytes of the sent text in UTF-8. It equals the offset in the file as long as the file is clean
+    UTF-8: damaged bytes and NUL, which a database cannot store, become U+FFFD.
     """
 
     def __init__(self, trial_id: str, path: Path) -> None:
@@ -48,7 +48,7 @@ class LogTail:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def next_chunk(self) -> LogChunk | None:
-        """Return the next piece that was not accepted yet; the same piece until `accepted` is called."""
+        """Return the next piece of text; the same piece again until `accepted` is called."""
         if not self._pending and not self._cut:
             self._pending = self._read()
         if not self._pending:
@@ -56,7 +56,7 @@ class LogTail:
         return LogChunk(trial_id=self._trial_id, offset=self._sent_bytes, text=self._pending)
 
     def accepted(self, chunk: LogChunk) -> None:
-        """Go on after `chunk`."""
+        """Continue after `chunk`."""
         if self._pending and chunk.offset == self._sent_bytes:
             self._sent_bytes += len(self._pending.encode())
             self._pending = ""
@@ -77,38 +77,31 @@ class LogTail:
 
 
 class TrialOutput:
-    """What people may know about one trial while it runs."""
+    """Log and progress of one running trial."""
 
     def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
         self.log = LogTail(trial_id, paths.log)
+        self.is_over = False
+        """Whether its process has ended."""
         self._trial_id = trial_id
         self._steps = paths.steps
         self._steps_total = steps_total
         self._read_bytes = 0
         self._progress = TrialProgress(trial_id=trial_id, steps_done=0, steps_total=steps_total)
-        self._late_s: deque[float] = deque(maxlen=_STEPS_OF_LATE)
-        """Seconds of its steps of late, the first one of all left out: it compiles."""
-        self._is_over = False
-        self._told = self._progress
-        """What the service knows."""
+        self._recent_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        """Seconds of the latest steps, without the first step of all, which compiles."""
+        self.sent = self._progress
+        """The progress that the service has."""
 
-    def is_over(self) -> None:
-        """Note that its process has ended."""
-        self._is_over = True
-
-    def news(self) -> TrialProgress | None:
-        """Return how far the trial is, None where the service knows."""
-        if self._told.over:
+    def unsent(self) -> TrialProgress | None:
+        """Return the progress of the trial, None if the service has it."""
+        if self.sent.over:
             return None
-        now = self.progress().model_copy(update={"over": self._is_over})
-        return None if now == self._told else now
-
-    def told(self, progress: TrialProgress) -> None:
-        """Note what the service knows."""
-        self._told = progress
+        now = self.progress().model_copy(update={"over": self.is_over})
+        return None if now == self.sent else now
 
     def progress(self) -> TrialProgress:
-        """Return how far the trial is, from the last whole line of its step file."""
+        """Return the progress according to the last whole line of the step file."""
         try:
             with self._steps.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -117,26 +110,25 @@ class TrialOutput:
             return self._progress
         self._read_bytes += len(whole) + len(newline)
         if whole:
-            self._progress = self._from_steps(whole.splitlines()[-_STEPS_OF_LATE:])
+            self._progress = self._from_steps(whole.splitlines()[-_RECENT_STEPS:])
         return self._progress
 
     def _from_steps(self, lines: Sequence[bytes]) -> TrialProgress:
         steps = [json.loads(line, parse_constant=lambda _name: None) for line in lines]  # NaN and Infinity are no JSON
-        self._late_s.extend(step["seconds"] for step in steps if step["index"] > 0)
+        self._recent_s.extend(step["seconds"] for step in steps if step["index"] > 0)
         step = steps[-1]
-        rate = step["tokens"] / step["seconds"] if step["seconds"] else None
         return TrialProgress(
             trial_id=self._trial_id,
             steps_done=step["index"] + 1,
             steps_total=self._steps_total,
-            tokens_per_s=rate,
+            tokens_per_s=step["tokens"] / step["seconds"] if step["seconds"] else None,
             loss=step["loss"],
-            step_s=median(self._late_s) if self._late_s else None,
+            step_s=median(self._recent_s) if self._recent_s else None,
         )
 
 
 class BlockOutput:
-    """The output of a block's trials; trials are added by the worker, and read by the heartbeat."""
+    """The output of a block's trials: the worker adds trials, and the heartbeat thread reads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -144,48 +136,49 @@ class BlockOutput:
         self._running: str | None = None
 
     def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
-        """Follow one more trial, which is the one that runs now."""
+        """Add a trial, which is the running one from now on."""
         with self._lock:
             self._trials[trial_id] = TrialOutput(trial_id, paths, steps_total=steps_total)
             self._running = trial_id
 
     def runs(self, trial_id: str) -> None:
-        """Note that this one of the trials that were added is the one that runs now."""
+        """Note that this trial is the running one from now on."""
         with self._lock:
             self._running = trial_id
 
-    def progress(self) -> tuple[TrialProgress, ...]:
-        """Return the progress of the trial that runs now, if one was started."""
-        with self._lock:
-            return () if self._running is None else (self._trials[self._running].progress(),)
-
-    def is_over(self, trial_id: str) -> None:
+    def end(self, trial_id: str) -> None:
         """Note that the process of a trial has ended."""
         with self._lock:
-            self._trials[trial_id].is_over()
+            self._trials[trial_id].is_over = True
 
-    def news(self) -> tuple[TrialProgress, ...]:
-        """Return the progress of every trial of which the service does not know all, and last of the one that runs."""
+    def progress(self) -> TrialProgress | None:
+        """Return the progress of the running trial, None before the first."""
         with self._lock:
-            others = [trial.news() for name, trial in self._trials.items() if name != self._running]
-            runs = None if self._running is None else self._trials[self._running]
-            last = None if runs is None else runs.news() or runs.progress()
-            return tuple(one for one in (*others, last) if one is not None)
+            return None if self._running is None else self._trials[self._running].progress()
 
-    def told(self, progress: Iterable[TrialProgress]) -> None:
-        """Note what the service knows."""
+    def unsent_progress(self) -> tuple[TrialProgress, ...]:
+        """Return the progress that the service lacks; always includes the running trial, as the last one."""
+        with self._lock:
+            trials = [trial.unsent() for name, trial in self._trials.items() if name != self._running]
+            if self._running is not None:
+                running = self._trials[self._running]
+                trials.append(running.unsent() or running.progress())
+            return tuple(progress for progress in trials if progress is not None)
+
+    def progress_accepted(self, progress: Iterable[TrialProgress]) -> None:
+        """Note the progress that the service has."""
         with self._lock:
             for one in progress:
-                self._trials[one.trial_id].told(one)
+                self._trials[one.trial_id].sent = one
 
     def chunks(self) -> tuple[LogChunk, ...]:
         """Return the next log chunk of every trial that has one."""
         with self._lock:
-            found = (trial.log.next_chunk() for trial in self._trials.values())
-            return tuple(chunk for chunk in found if chunk is not None)
+            chunks = (trial.log.next_chunk() for trial in self._trials.values())
+            return tuple(chunk for chunk in chunks if chunk is not None)
 
-    def accepted(self, chunks: Iterable[LogChunk]) -> None:
-        """Do not send these chunks again."""
+    def chunks_accepted(self, chunks: Iterable[LogChunk]) -> None:
+        """Note the log chunks that the service has."""
         with self._lock:
             for chunk in chunks:
                 self._trials[chunk.trial_id].log.accepted(chunk)

@@ -1,7 +1,7 @@
-"""Wake-up events that the main thread waits for, next to processes: set by other threads and by signal handlers.
+"""Wake-up events for the main thread, which other threads and signal handlers set.
 
-A `threading.Event` takes a lock in `set()`, so a signal handler that sets the event its own thread waits for can
-deadlock. Writing to an eventfd cannot.
+A `threading.Event` takes a lock in `set()`: a signal handler that sets the event of its own waiting thread can
+deadlock. A write to an eventfd cannot.
 """
 
 import math
@@ -13,57 +13,57 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
-_SAY_ALIVE_S = 10.0
-"""Between two touches of the file that tells of the waiting thread's life."""
+_TOUCH_EVERY_S = 10.0
+"""Shortest time between two touches of the health-check file."""
 
-ASKED_TO_END = "asked to end: takes no more blocks; one that runs is finished, a second signal gives it back\n"
-"""True with a block and without: a handler of signals does not know."""
+ENDING = "ending: takes no more blocks; finishes a running one, or gives it back at a second signal\n"
+"""Correct with and without a block, since a signal handler cannot tell."""
 
 
 class WakeEvent:
-    """Wakes the thread that waits for it, and is clear again; one that was set before the wait is not lost.
+    """Wakes the waiting thread once; an event that was set before the wait is not lost.
 
-    `alive` is a file whose age tells that the thread comes back to its waits, for health checks of containers.
+    `alive` is a file for the health checks of containers: its age shows whether the thread still returns to its waits.
     """
 
     def __init__(self, alive: Path | None = None) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._alive = alive
-        self._say_alive_at = 0.0
+        self._touch_at = 0.0
 
     def set(self) -> None:
         """Wake the waiting thread. Safe in signal handlers."""
         os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout_s: float, *, also: Sequence[int] = ()) -> bool:
-        """Wait until it is set or one of the descriptors in `also` is readable; return whether anything came."""
-        self._say_alive()
+        """Wait until it is set or a descriptor in `also` is readable; return False after `timeout_s`."""
+        self._touch()
         ready = wait([self._fd, *also], max(0.0, timeout_s))
         if self._fd in ready:
             os.eventfd_read(self._fd)
         return bool(ready)
 
-    def _say_alive(self) -> None:
+    def _touch(self) -> None:
         now = time.monotonic()
-        if self._alive is None or now < self._say_alive_at:
+        if self._alive is None or now < self._touch_at:
             return
-        self._say_alive_at = now + _SAY_ALIVE_S
-        with suppress(OSError):  # a full disk is told by other means, and a file that grows old by the health check
+        self._touch_at = now + _TOUCH_EVERY_S
+        with suppress(OSError):  # other checks report a full disk, and the health check an old file
             self._alive.parent.mkdir(parents=True, exist_ok=True)
             self._alive.touch()
 
 
 class StopFlag:
-    """Set by SIGTERM and SIGINT, with which people and service managers ask a program to stop.
+    """A flag that SIGTERM and SIGINT set.
 
-    SIGTERM asks to finish what runs, within `drain_s`; SIGINT, or a second signal, to drop it.
+    After SIGTERM a running block may finish within `drain_s`. SIGINT, or a second signal, stops it.
     """
 
     def __init__(self, wake_event: WakeEvent, *, drain_s: float = 0.0) -> None:
         self._wake_event = wake_event
         self._drain_s = drain_s
         self._drop_at = math.inf
-        """When to drop what runs, by the monotonic clock; infinite while nobody asked."""
+        """Monotonic time at which to stop a running block; infinite before the first signal."""
 
     def install(self) -> None:
         """Catch the two signals; the main thread must call this."""
@@ -71,16 +71,16 @@ class StopFlag:
             signal.signal(number, self._on_signal)
 
     def __call__(self) -> bool:
-        """Return whether this program has to end, and begins nothing new."""
+        """Return whether this program must begin nothing new."""
         return not math.isinf(self._drop_at)
 
     def now(self) -> bool:
-        """Return whether it has to drop what runs, too."""
+        """Return whether it must also stop a running block."""
         return time.monotonic() >= self._drop_at
 
     def _on_signal(self, number: int, _frame: object) -> None:
         at_once = number == signal.SIGINT or self()
         self._drop_at = min(self._drop_at, time.monotonic() + (0.0 if at_once else self._drain_s))
         self._wake_event.set()
-        if not self.now():  # a logger's lock may be held by the code that was interrupted
-            os.write(2, ASKED_TO_END.encode())
+        if not self.now():  # not by a logger: the interrupted code may have its lock
+            os.write(2, ENDING.encode())

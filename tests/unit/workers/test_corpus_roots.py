@@ -6,7 +6,7 @@ import pytest
 
 from model.data.corpus import TORCH_HEADERS
 from model.errors import DataError
-from workers.processes.corpus_roots import check_corpus
+from workers.processes.trial import check_corpus
 
 
 def test_check_corpus_without_a_list_allows_any_folder() -> None:
@@ -45,6 +45,6 @@ def test_check_corpus_of_random_paths_against_where_they_really_lead(tmp_path: P
         if allowed:
             check_corpus(str(path), roots)
         else:
-            with pytest.raises(DataError, match="outside of what this node's operator allows"):
+            with pytest.raises(DataError, match="outside of the folders"):
                 check_corpus(str(path), roots)
     assert min(seen.values()) > 50

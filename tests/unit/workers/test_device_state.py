@@ -5,7 +5,8 @@ import pytest
 from pydantic import ValidationError
 
 from experiments.records.receipts import DeviceEvents
-from workers.devices.device_state import DeviceState, changes
+from workers.blocks.surroundings import changes
+from workers.devices.probe_types import DeviceState
 
 
 def test_changes_are_seconds_new_errors_and_other_processes() -> None:

@@ -4,9 +4,8 @@ import pytest
 
 from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import put_gpus, put_smi
-from workers.devices import probes
-from workers.devices.inventory import find_devices
-from workers.devices.probes import PROBES
+from workers.devices import inventory
+from workers.devices.inventory import PROBES, find_devices
 from workers.errors import DeviceMissing
 
 
@@ -25,7 +24,7 @@ def test_find_devices_tells_an_h100_from_an_h200(tmp_path: Path, monkeypatch: py
     for found in (find_devices(), find_devices("h100")):
         assert found.node_class is NODE_CLASSES["h100"]
         assert found.first.name == name
-    with pytest.raises(DeviceMissing, match=f"'h200' was asked for, and no probe finds its device here: .* {name}"):
+    with pytest.raises(DeviceMissing, match=f"'h200' is configured, but this machine has no such device: .* {name}"):
         find_devices("h200")
 
 
@@ -57,8 +56,8 @@ def test_find_devices_broken_nvidia_smi_says_so(tmp_path: Path, monkeypatch: pyt
     put_smi(tmp_path, monkeypatch, "exit 9")
     found = find_devices()
     assert found.node_class is NODE_CLASSES["cpu"]
-    assert "nvidia-smi is installed but failed" in found.lacks[0]
-    with pytest.raises(DeviceMissing, match="its probe found nothing; nvidia-smi is installed but failed"):
+    assert "nvidia-smi failed" in found.lacks[0]
+    with pytest.raises(DeviceMissing, match="its probe found nothing; nvidia-smi failed"):
         find_devices("h200")
 
 
@@ -75,7 +74,7 @@ def test_find_devices_h200_asked_for_on_a_machine_without_one(tmp_path: Path, mo
     put_smi(tmp_path, monkeypatch, "true")
     with pytest.raises(
         DeviceMissing,
-        match=r"^node class 'h200' was asked for, and no probe finds its device here: its probe found nothing$",
+        match=r"^node class 'h200' is configured, but this machine has no such device: its probe found nothing$",
     ):
         find_devices("h200")
     put_gpus(tmp_path, monkeypatch, "0, NVIDIA H100 80GB HBM3, 1, 81559, 0, 550.1, GPU-1\n")
@@ -86,17 +85,17 @@ def test_find_devices_h200_asked_for_on_a_machine_without_one(tmp_path: Path, mo
 def test_find_devices_tpu_is_not_a_cpu_under_another_name() -> None:
     with pytest.raises(
         DeviceMissing,
-        match=r"^node class 'tpu-v6e' was asked for, and no probe finds its device here: its probe found nothing$",
+        match=r"^node class 'tpu-v6e' is configured, but this machine has no such device: its probe found nothing$",
     ):
         find_devices("tpu-v6e")
 
 
 def test_find_devices_xla_on_the_host_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "find_spec", lambda _: None)
+    monkeypatch.setattr(inventory, "find_spec", lambda _: None)
     assert find_devices().node_class is NODE_CLASSES["cpu"]
-    with pytest.raises(DeviceMissing, match=r"node class 'xla-cpu' was asked for, .* torch_xla is not installed"):
+    with pytest.raises(DeviceMissing, match=r"node class 'xla-cpu' is configured, .* torch_xla is not installed"):
         find_devices("xla-cpu")
-    monkeypatch.setattr(probes, "find_spec", lambda _: object())
+    monkeypatch.setattr(inventory, "find_spec", lambda _: object())
     assert find_devices().node_class is NODE_CLASSES["cpu"]
     found = find_devices("xla-cpu")
     assert found.node_class is NODE_CLASSES["xla-cpu"]

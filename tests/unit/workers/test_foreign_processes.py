@@ -6,7 +6,7 @@ import time
 import psutil
 
 from experiments.records.receipts import ForeignProcess
-from workers.processes.foreign_processes import MOST, busiest, process_times
+from workers.blocks.surroundings import MOST, busiest, process_times
 
 
 def test_a_process_that_is_busy_meanwhile_is_named() -> None:
@@ -40,6 +40,6 @@ def test_busiest_counts_what_was_used_in_between_most_first_and_not_many() -> No
         ForeignProcess(pid=2, name="editor", cpu_s=4.0),
         ForeignProcess(pid=3, name="reused", cpu_s=1.5),
     )
-    assert [one.pid for one in busiest(before, after, but={5, 3})] == [2, 1]
+    assert [one.pid for one in busiest(before, after, exclude={5, 3})] == [2, 1]
     assert len(busiest(before, after)) == MOST
     assert busiest(after, after) == ()

@@ -1,27 +1,27 @@
 import math
 
 from workers.lease import boot_time_s
-from workers.processes.guardian_process import Watch
+from workers.processes.guardian import Watch
 
 
 def test_watch_knows_the_trials_that_were_not_forgotten() -> None:
     watch = Watch(1)
-    assert watch.hear("+10 a\n+11 b\n-10 a\n+12 c\n-99 x\n") == 5
+    assert watch.read("+10 a\n+11 b\n-10 a\n+12 c\n-99 x\n") == 5
     assert watch.running == {(11, "b"), (12, "c")}
 
 
 def test_watch_waits_for_the_rest_of_a_line() -> None:
     watch = Watch(1)
-    assert [watch.hear(text) for text in ("", "+1", "0 a\n+11", " b\n", "\n"[:0])] == [0, 0, 1, 1, 0]
+    assert [watch.read(text) for text in ("", "+1", "0 a\n+11", " b\n", "\n"[:0])] == [0, 0, 1, 1, 0]
     assert watch.running == {(10, "a"), (11, "b")}
 
 
 def test_watch_counts_down_to_the_last_moment_it_was_told() -> None:
     watch = Watch(1)
     assert math.isinf(watch.left_s())
-    watch.hear(f"until {boot_time_s() + 100!r}\n")
+    watch.read(f"until {boot_time_s() + 100!r}\n")
     assert 99 < watch.left_s() <= 100
-    watch.hear(f"until {boot_time_s() - 1!r}\n")
+    watch.read(f"until {boot_time_s() - 1!r}\n")
     assert watch.left_s() == 0.0
-    watch.hear("until inf\n")
+    watch.read("until inf\n")
     assert math.isinf(watch.left_s())

@@ -63,7 +63,7 @@ def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path
     assert _install(root, key)[0] == _install(root, key)[0] == 0
     code, said = _install(root, key, "--name", "another")
     assert code == 5
-    assert "worker.env says something else already; --replace overwrites it" in said.replace("\n", "")
+    assert "worker.env exists with another content; --replace overwrites it" in said.replace("\n", "")
     assert _install(root, key, "--name", "another", "--replace")[0] == 0
     assert "ABLATE_NODE_NAME=another" in (root / "etc/ablate/worker.env").read_text()
 
@@ -104,7 +104,7 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
         (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS names 'data'; allowed: absolute folders"),
         (["--name", 'a"b'], "ABLATE_NODE_NAME is"),
         (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL is"),
-        (["--gpu", "0,1"], "--gpu is '0,1'; allowed: the index or the UUID of one GPU"),
+        (["--gpu", "0,1"], "--gpu is '0,1'; allowed: index or UUID of one GPU"),
         (["--gpu", "../x"], "--gpu is '../x'"),
     ],
 )

@@ -20,7 +20,7 @@ def test_margin_is_what_an_end_takes_and_a_quarter_at_most(lease_s: float, expec
 
 def test_lease_counts_from_before_the_call_and_ends_a_margin_early() -> None:
     clock = Clock()
-    lease = Lease(4.0, asked_at=99.0, clock=clock)
+    lease = Lease(4.0, sent_at=99.0, clock=clock)
     assert lease.left_s() == 2.0
     clock.now = 101.9
     assert lease.reason() is None
@@ -29,19 +29,19 @@ def test_lease_counts_from_before_the_call_and_ends_a_margin_early() -> None:
 
 
 def test_renew_extends_from_its_own_start() -> None:
-    lease = Lease(4.0, asked_at=100.0, clock=Clock())
-    lease.renew(4.0, asked_at=102.0)
+    lease = Lease(4.0, sent_at=100.0, clock=Clock())
+    lease.renew(4.0, sent_at=102.0)
     assert lease.left_s() == 5.0
 
 
 def test_renew_never_shortens() -> None:
-    lease = Lease(4.0, asked_at=100.0, clock=Clock())
-    lease.renew(1.0, asked_at=99.0)
+    lease = Lease(4.0, sent_at=100.0, clock=Clock())
+    lease.renew(1.0, sent_at=99.0)
     assert lease.left_s() == 3.0
 
 
 def test_revoke_is_stronger_than_cancel() -> None:
-    lease = Lease(4.0, asked_at=100.0, clock=Clock())
+    lease = Lease(4.0, sent_at=100.0, clock=Clock())
     lease.cancel()
     assert lease.reason() is StopReason.CANCELLED
     lease.revoke()
@@ -52,18 +52,18 @@ def test_worker_then_guardian_then_service() -> None:
     """Whatever is renewed when: the worker lets go first, its guardian after it, both before the service does."""
     draw = random.Random(20261122)  # noqa: S311 - a repeatable draw
     for _ in range(2000):
-        told: list[float] = []
+        deadlines: list[float] = []
         clock = Clock()
-        lease_s, asked_at = draw.uniform(0.5, 120), 100.0
-        answered_at = asked_at + draw.uniform(0, 2)  # when the service counted
-        lease = Lease(lease_s, asked_at=asked_at, clock=clock, tell=told.append)
+        lease_s, sent_at = draw.uniform(0.5, 120), 100.0
+        answered_at = sent_at + draw.uniform(0, 2)  # when the service counted
+        lease = Lease(lease_s, sent_at=sent_at, clock=clock, on_deadline=deadlines.append)
         service_until = answered_at + lease_s
         for _ in range(draw.randrange(5)):
-            asked_at += draw.uniform(0, lease_s)
-            answered_at = asked_at + draw.uniform(0, 2)
-            lease.renew(lease_s, asked_at=asked_at)
+            sent_at += draw.uniform(0, lease_s)
+            answered_at = sent_at + draw.uniform(0, 2)
+            lease.renew(lease_s, sent_at=sent_at)
             service_until = answered_at + lease_s
-        assert lease.until < told[-1] < service_until
+        assert lease.until < deadlines[-1] < service_until
         slack = min(END_S, lease_s / 4) / 2
-        assert told[-1] - lease.until == pytest.approx(slack)
-        assert service_until - told[-1] >= slack - 1e-9
+        assert deadlines[-1] - lease.until == pytest.approx(slack)
+        assert service_until - deadlines[-1] >= slack - 1e-9

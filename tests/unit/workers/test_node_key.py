@@ -47,7 +47,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     node_signer(path)
     for content in (b"", b"\xff\x00", path.read_bytes()[:60]):
         path.write_bytes(content)
-        with pytest.raises(NodeKeyError, match="is no private key as PEM"):
+        with pytest.raises(NodeKeyError, match="is no private key in PEM format"):
             node_signer(path)
     path.write_bytes(X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     with pytest.raises(NodeKeyError, match="expected an Ed25519 private key"):
@@ -56,7 +56,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
 
 def test_place_that_cannot_hold_a_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NodeKeyError, match="cannot be kept in"):
+    with pytest.raises(NodeKeyError, match="cannot be stored in"):
         node_signer(tmp_path / "file" / "key")
 
 

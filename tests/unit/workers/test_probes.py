@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from tests.nvidia_smi import TWO_GPUS, put_gpus, put_smi
-from workers.devices.device_state import DeviceState, changes
+from workers.blocks.surroundings import changes
 from workers.devices.nvidia_probe import NvidiaProbe, parse_state
+from workers.devices.probe_types import DeviceState
 
 
 def test_nvidia_find_reads_columns_and_missing_serials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

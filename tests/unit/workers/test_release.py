@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.nvidia_smi import put_smi
-from workers.devices import release
+from workers.devices import node_health
+from workers.devices.inventory import HostProbe
+from workers.devices.node_health import ReleaseProof
 from workers.devices.nvidia_probe import NvidiaProbe
-from workers.devices.probes import HostProbe
-from workers.devices.release import ReleaseProof
 from workers.errors import DeviceUnknown
 
 MIB = 2**20
@@ -36,7 +36,7 @@ class Driver(HostProbe):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(node_health, "_RETRY_S", 0.0)
 
 
 def test_problem_is_measured_from_the_least_that_was_ever_in_use() -> None:
@@ -46,7 +46,7 @@ def test_problem_is_measured_from_the_least_that_was_ever_in_use() -> None:
     driver.used = {0: 3 * MIB, 1: 60 * MIB}
     assert proof.problem(patience_s=0) is None
     driver.used = {0: 500 * MIB, 1: 68 * MIB}
-    assert proof.problem(patience_s=0) == proof.last == "device 0 still holds 497 MiB more than when it was free"
+    assert proof.problem(patience_s=0) == proof.last == "device 0 still has 497 MiB more in use than when it was free"
 
 
 def test_problem_what_the_driver_does_not_tell_is_not_free() -> None:
@@ -54,21 +54,24 @@ def test_problem_what_the_driver_does_not_tell_is_not_free() -> None:
     proof = ReleaseProof(driver, [0])
     assert proof.problem(patience_s=0) is None
     driver.broken = "nvidia-smi failed: exit 9"
-    assert proof.problem(patience_s=0.05) == "whether the device is free cannot be told: nvidia-smi failed: exit 9"
+    assert (
+        proof.problem(patience_s=0.05)
+        == "the driver does not say whether the device is free: nvidia-smi failed: exit 9"
+    )
     driver.broken = None
     assert proof.problem(patience_s=0) is proof.last is None
 
 
 def test_problem_a_device_that_left_the_bus_is_not_free() -> None:
     driver = Driver({1: 4 * MIB})
-    assert ReleaseProof(driver, [0, 1]).problem(patience_s=0) == "device 0 is not there any more; found: [1]"
+    assert ReleaseProof(driver, [0, 1]).problem(patience_s=0) == "device 0 is missing; present: [1]"
     driver.used = {}
-    assert ReleaseProof(driver, [0]).problem(patience_s=0) == "device 0 is not there any more; found: none"
+    assert ReleaseProof(driver, [0]).problem(patience_s=0) == "device 0 is missing; present: none"
 
 
 def test_problem_names_who_is_on_the_device() -> None:
     proof = ReleaseProof(Driver({0: 4 * MIB}, users=(4712, 4711)), [0])
-    assert proof.problem(patience_s=0) == "processes [4711, 4712] are on the device, and no trial runs"
+    assert proof.problem(patience_s=0) == "processes [4711, 4712] are on the device, but no trial runs"
 
 
 def test_problem_waits_for_the_driver() -> None:
@@ -103,12 +106,15 @@ _TABLE = "0, NVIDIA H200, 16, 143771, 4, 570.1, GPU-1"
         (f'case "$*" in *compute*) echo "[N/A], GPU-1";; *) echo "{_TABLE}";; esac', "hides the number of a process"),
         (f'case "$*" in *compute*) exit 9;; *) echo "{_TABLE}";; esac', "nvidia-smi failed"),
         ("exit 9", "nvidia-smi failed"),
-        ("true", "device 0 is not there any more"),
+        ("true", "device 0 is missing"),
         (
             'case "$*" in *compute*) ;; *) echo "0, NVIDIA H200, 16, 143771, [N/A], 570, GPU-1";; esac',
             "no memory in use",
         ),
-        ('case "$*" in *compute*) ;; *) echo "Unable to determine the device handle";; esac', "tells no table of GPUs"),
+        (
+            'case "$*" in *compute*) ;; *) echo "Unable to determine the device handle";; esac',
+            "printed no table of GPUs",
+        ),
     ],
 )
 def test_nvidia_proof_fails_closed(
@@ -121,4 +127,4 @@ def test_nvidia_proof_fails_closed(
 
 def test_nvidia_proof_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "nvidia-smi is not found any more" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))
+    assert "nvidia-smi has disappeared" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))

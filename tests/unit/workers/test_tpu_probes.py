@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from kernels.backends import NODE_CLASSES
-from workers.devices.device_state import changes
-from workers.devices.inventory import find_devices
-from workers.devices.probes import PROBES
-from workers.devices.release import ReleaseProof
+from workers.blocks.surroundings import changes
+from workers.devices.inventory import PROBES, find_devices
+from workers.devices.node_health import ReleaseProof
 from workers.devices.tpu_probes import TpuProbe
 from workers.errors import DeviceMissing
 
@@ -57,7 +56,7 @@ def test_other_chips_are_named_and_not_used(
 def test_a_machine_without_chips_is_not_a_tpu_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = put_chips(tmp_path)
     monkeypatch.setitem(PROBES, "tpu", probe)
-    with pytest.raises(DeviceMissing, match="node class 'tpu-v6e' was asked for"):
+    with pytest.raises(DeviceMissing, match="node class 'tpu-v6e' is configured"):
         find_devices("tpu-v6e")
     assert probe.memory_used() == {}
     assert probe.state(0) is None
@@ -85,7 +84,7 @@ def test_a_process_that_has_a_chip_open_holds_it_until_it_ends(tmp_path: Path, n
         events = changes(state_before, probe.state(0))
         assert events is not None
         assert events.foreign_processes == (process.pid,)
-        assert proof.problem(patience_s=0) == f"processes [{process.pid}] are on the device, and no trial runs"
+        assert proof.problem(patience_s=0) == f"processes [{process.pid}] are on the device, but no trial runs"
     finally:
         process.communicate()
     deadline = time.monotonic() + 10

@@ -7,7 +7,7 @@ import pytest
 from workers.lease import StopReason
 from workers.paths import TrialPaths
 from workers.processes import trial_output
-from workers.processes.trial_output import BlockOutput, LogTail, TrialOutput, say_stopped
+from workers.processes.trial_output import BlockOutput, LogTail, TrialOutput, log_stop
 
 
 def _read_all(tail: LogTail) -> tuple[str, list[int]]:
@@ -127,9 +127,9 @@ def test_block_news_tells_what_the_service_does_not_know_and_the_one_that_runs_l
             file.write(json.dumps(line) + "\n")
 
     def news(*, arrives: bool = True) -> list[tuple[str, int, bool]]:
-        found = block.news()
+        found = block.unsent_progress()
         if arrives:
-            block.told(found)
+            block.progress_accepted(found)
         return [(one.trial_id, one.steps_done, one.over) for one in found]
 
     assert news() == []
@@ -145,10 +145,10 @@ def test_block_news_tells_what_the_service_does_not_know_and_the_one_that_runs_l
     assert news() == [("one", 1, False), ("two", 0, False)], "what did not arrive is told again"
     assert news() == [("two", 0, False)]
     step("one", 1)
-    block.is_over("one")
+    block.end("one")
     step("two", 0)
     assert news() == [("one", 2, True), ("two", 1, False)]
-    block.is_over("two")
+    block.end("two")
     assert news() == [("two", 1, True)]
     assert [name for name, *_ in news()] == ["two"], "nothing runs after it, and who beats is heard"
 
@@ -159,18 +159,18 @@ def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "log.txt").write_text(f"{name}\n")
         block.add(name, TrialPaths(folder=tmp_path / name), steps_total=2)
-    assert [progress.trial_id for progress in block.progress()] == ["trl_2"]
+    assert (running := block.progress()) is not None and running.trial_id == "trl_2"
     block.runs("trl_1")  # as where trials run in slices
-    assert [progress.trial_id for progress in block.progress()] == ["trl_1"]
+    assert (running := block.progress()) is not None and running.trial_id == "trl_1"
     chunks = block.chunks()
     assert [chunk.text for chunk in chunks] == ["trl_1\n", "trl_2\n"]
-    block.accepted(chunks)
+    block.chunks_accepted(chunks)
     assert block.chunks() == ()
 
 
 def test_a_log_says_that_its_trial_was_stopped(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("step 1")
-    say_stopped(log, StopReason.TIMEOUT, 12.34, "5 of 14 steps")
+    log_stop(log, StopReason.TIMEOUT, 12.34, "5 of 14 steps")
     assert log.read_text() == "step 1\n[the worker stopped this trial after 12.3 s and 5 of 14 steps: timeout]\n"
-    say_stopped(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0, "no steps")  # nothing to say it in
+    log_stop(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0, "no steps")  # nothing to say it in

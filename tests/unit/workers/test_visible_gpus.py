@@ -8,8 +8,8 @@ import pytest
 from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import UUIDS, put_busy_gpus
 from workers.devices.inventory import find_devices
+from workers.devices.node_health import ReleaseProof
 from workers.devices.nvidia_probe import NvidiaProbe
-from workers.devices.release import ReleaseProof
 from workers.errors import DeviceMissing
 
 MIB = 2**20
@@ -74,7 +74,7 @@ def test_workers_of_different_gpus_have_different_locks_and_prove_their_own_devi
 ) -> None:
     put_busy_gpus(tmp_path, monkeypatch, (4712, B))
     locks = {}
-    for visible, problem in (("0", None), ("1", "processes [4712] are on the device, and no trial runs")):
+    for visible, problem in (("0", None), ("1", "processes [4712] are on the device, but no trial runs")):
         _see(monkeypatch, visible)
         found = find_devices("h200")
         locks[visible] = set(found.locks("worker"))

@@ -20,7 +20,7 @@ def test_who_waits_touches_the_file_that_tells_of_its_life(tmp_path, monkeypatch
     assert old(alive).stat().st_mtime == 0, "seldom: a wait may last for milliseconds"
     event.wait(0)
     assert alive.stat().st_mtime == 0
-    monkeypatch.setattr(wake_event, "_SAY_ALIVE_S", -1.0)
+    monkeypatch.setattr(wake_event, "_TOUCH_EVERY_S", -1.0)
     WakeEvent(alive).wait(0)
     assert time.time() - alive.stat().st_mtime < 60
 

@@ -6,7 +6,7 @@ from kernels.backends import NODE_CLASSES
 from tests.bundles import make_file
 from workers.errors import ExecRefused
 from workers.identity.node import Node, find_node
-from workers.offline.checks import parse_numbers, refusals, remarks
+from workers.offline.cli import parse_numbers, refusals, remarks
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_refusals_plan_of_other_code(node: Node) -> None:
 def test_remarks_say_that_the_plan_was_made_by_other_source_files(node: Node) -> None:
     file = make_file().model_copy(update={"code_digest": "sha256:0123456789ab"})
     (remark,) = remarks(file, node)
-    assert "made beside other source files" in remark
+    assert "made with other source files" in remark
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def test_run_measures_what_was_asked_for_and_says_so(rig: Rig) -> None:
     rig.runner.display = rig.display
     summary = rig.run(0, 2)
-    assert (summary.done, summary.failed, summary.left, summary.stopped) == ((0, 2), (), (), None)
+    assert (summary.done, summary.failed, summary.stopped) == ((0, 2), (), None)
     assert [block.attempt.index for block in rig.bundle().blocks] == [0, 2]
     assert "block 1/6, baseline: measured in 3.0 s" in rig.said.getvalue()
     assert "min left" in rig.said.getvalue()
@@ -115,7 +115,7 @@ def test_broken_block_is_tried_again_whole(rig: Rig) -> None:
 def test_attempts_are_used_up_over_several_runs(rig: Rig) -> None:
     rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "slow"), BlockStopped(StopReason.PREEMPTED)]
     first = rig.run(0, 1)
-    assert (first.left, first.stopped) == ((0, 1), "it was stopped (preempted); block 1 will run again whole")
+    assert (first.done, first.stopped) == ((), "it was stopped (preempted); block 1 will run again whole")
     rig.runner.endings = [BlockBroken(FailureClass.TIMEOUT, "slow")]
     second = rig.run(0, 1)
     assert (second.done, second.failed) == ((1,), (0,))
@@ -167,7 +167,7 @@ def test_block_that_was_kept_before_the_kill_is_no_broken_attempt(tmp_path: Path
 
 
 def test_nothing_is_started_when_asked_to_stop_or_when_the_node_is_broken(rig: Rig) -> None:
-    assert rig.run(0, stopping=lambda: True).stopped == "it was asked to stop"
+    assert rig.run(0, stopping=lambda: True).stopped == "a signal stopped it"
     rig.runner.quarantine = "GPU 0 still holds 99 MiB"
     assert "must be repaired first: GPU 0 still holds 99 MiB" in str(rig.run(0).stopped)
     assert rig.runner.ran == []
@@ -183,7 +183,7 @@ def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.
     path.write_text(later.model_dump_json())
     rig.folder.seal()
     summary = rig.run(0, 1)
-    assert (summary.done, summary.left) == ((0,), (1,))
+    assert summary.done == (0,)
     assert "of 5 device minutes is used up" in str(summary.stopped)
     assert judge_bundle(rig.bundle()).circumstances.not_run == summary.stopped
 
@@ -191,7 +191,7 @@ def test_spent_device_minutes_stop_between_blocks(rig: Rig, monkeypatch: pytest.
 def test_device_minutes_are_those_of_all_devices_of_a_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "busy_devices", property(lambda _plan: 10**9))
     summary = rig.run(0, 1)
-    assert (summary.done, summary.left) == ((0,), (1,))
+    assert summary.done == (0,)
     assert "of 5 device minutes is used up" in str(summary.stopped)
 
 

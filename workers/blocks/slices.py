@@ -1,18 +1,19 @@
 """Run the trials of one block in slices: every trainer stays in memory, and one of them runs at any moment.
 
 A trainer starts and warms up while those before it wait. When the last one waits, slices of timed steps follow each
-other (experiments.design.slices); then each trainer ends while the rest wait. Who waits is blocked on a pipe. A trainer
-that ends before its time leaves its slices out, and the others go on.
+other (experiments.design.arms). Then each trainer ends while the rest wait. A waiting trainer is blocked on a pipe,
+over which each side sends one byte: "I wait" from the trainer, "go on" from the worker. When a trainer ends early, its
+slices are left out and the others go on.
 """
 
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-from experiments.design.slices import running_order
+from experiments.design.plan import running_order
 from experiments.outcomes import FailureClass
 from experiments.runtime.processes import send
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
@@ -20,7 +21,7 @@ from workers.errors import BlockBroken, DeviceBusy
 from workers.lease import Lease
 from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending, RunningTrial, TrialRunner
-from workers.processes.slice_pipe import let_go_on, waits
+from workers.processes.trial import PIPE_BYTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +30,13 @@ class SlicedTrial:
 
     order: TrialOrder
     timeout_s: float
-    """Of its own running; waiting for the others does not count."""
+    """Of its own running time; waiting for the others does not count."""
     began: Callable[[], None]
     """Called just before its process is started."""
     goes_on: Callable[[], None]
-    """Called whenever it is the one that runs from now on."""
+    """Called whenever it becomes the running trial."""
     ended: Callable[[Ending], None]
-    """Called once; what it raises ends every trainer."""
+    """Called once; an exception from it ends every trainer."""
 
 
 @dataclass(kw_only=True)
@@ -57,11 +58,11 @@ class SlicedBlock:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The trainers that were started."""
+        """The trainers that have been started."""
         return frozenset(resident.running.pid for resident in self._residents)
 
     def run(self, trials: Sequence[SlicedTrial], *, slices: int) -> None:
-        """Run `trials` to their ends. Raises BlockBroken when another trainer of this machine has the device."""
+        """Run `trials` to their ends. Raises BlockBroken when another trainer of this machine uses the device."""
         with _locked(trials[0].order.locks) as lock, ExitStack() as stack:
             try:
                 for trial in trials:
@@ -79,16 +80,17 @@ class SlicedBlock:
     def _resident(self, trial: SlicedTrial, lock: DeviceLock) -> Iterator[_Resident]:
         ours, theirs = multiprocessing.Pipe()
         with ours, theirs:
-            order = replace(trial.order, locks=(), held=lock.sockets, others=theirs)
+            order = replace(trial.order, locks=(), lock_sockets=lock.sockets, slice_pipe=theirs)
             trial.began()
             with self._runner.started(order, self._lease, timeout_s=trial.timeout_s) as running:
-                theirs.close()  # the end of the process is then the end of the pipe
+                theirs.close()  # the pipe then ends together with the process
                 yield _Resident(trial=trial, running=running, pipe=ours)
 
     def _let_run(self, resident: _Resident) -> None:
         if not resident.running.over:
             resident.running.let_go_on()
-            let_go_on(resident.pipe)
+            with suppress(OSError):  # a dead trainer shows by its end
+                resident.pipe.send_bytes(PIPE_BYTE)
             self._advance(resident)
 
     def _advance(self, resident: _Resident) -> None:
@@ -96,21 +98,29 @@ class SlicedBlock:
         running = resident.running
         resident.trial.goes_on()
         self._runner.follow(running, self._lease, until=resident.pipe)
-        if running.stopped is None and waits(resident.pipe):
+        if running.stopped is None and _waits(resident.pipe):
             return
         if running.stopped is None:  # its pipe has ended, and so does the process
             self._runner.follow(running, self._lease)
         resident.trial.ended(self._runner.end(running, self._lease))
 
     def _kill(self) -> None:
-        """End all at once, before each is looked after by itself: the lease may be over."""
-        left = [resident.running for resident in self._residents]
-        send([running.pid for running in left if not running.over and running.lives], signal.SIGKILL)
+        """Kill all trainers at once, before each is cleaned up one by one: the lease may be over."""
+        residents = [resident.running for resident in self._residents]
+        send([running.pid for running in residents if not running.over and running.lives], signal.SIGKILL)
+
+
+def _waits(trainer: Connection) -> bool:
+    """Read the trainer's byte; return whether it waits. False when it is gone or has sent nothing."""
+    try:
+        return trainer.poll() and bool(trainer.recv_bytes())
+    except (EOFError, OSError):
+        return False
 
 
 @contextmanager
 def _locked(addresses: Sequence[str]) -> Iterator[DeviceLock]:
-    """Hold the trainers' device locks for all trainers of the block, which hold them too."""
+    """Take the trainers' device locks; all trainers of the block inherit them."""
     lock = DeviceLock(addresses)
     try:
         lock.take(patience_s=TRAINER_PATIENCE_S)

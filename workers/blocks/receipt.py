@@ -1,4 +1,4 @@
-"""Turn what a trial left behind into its sealed receipt, or say that the block is broken."""
+"""The receipt of a finished trial, from its files and its ending."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
-from experiments.design.fields import read_config
+from experiments.design.config_fields import read_config
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
@@ -36,7 +36,7 @@ from workers.processes.runner import Ending
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """A finished trial with all that its receipt is made of."""
+    """A finished trial with all inputs of its receipt."""
 
     block: ClaimedBlock
     trial: ClaimedTrial
@@ -47,15 +47,15 @@ class TrialRecord:
     started_at: datetime
     load_average: float
     device_events: DeviceEvents | None
-    """What happened to the device meanwhile; None where nothing could be asked."""
+    """Events of the device during the trial; None where the driver has no counters."""
     foreign_busiest: tuple[ForeignProcess, ...]
-    """What else ran on the machine meanwhile."""
+    """Other processes on the machine during the trial."""
 
     def receipt(self) -> Receipt:
-        """Build and seal the receipt; one that breaks a guard for the last time that it may has the outcome invalid.
+        """Build and seal the receipt. Its outcome is invalid if it breaks a guard and the block may not run again.
 
         Raises:
-            BlockBroken: the trial ended in a way that is no result of the arm, or none yet.
+            BlockBroken: the ending of the trial is no result of its arm, or none yet.
 
         """
         receipt = self._measured()
@@ -67,7 +67,7 @@ class TrialRecord:
         return documents.seal(receipt.model_copy(update=invalid))
 
     def _broken_guard(self, receipt: Receipt) -> str | None:
-        """Return why a trial that seems to have measured is not believed."""
+        """Return why the measurement of a trial does not count, None when it does."""
         if receipt.outcome is not Outcome.MEASURED:
             return None
         limit = self.block.max_foreign_load
@@ -101,26 +101,26 @@ class TrialRecord:
         )
 
     def _result(self) -> TrialResult:
-        """Return the trial's result, or the one that its exit code stands for."""
-        result = self._told()
+        """Return the trial's result. Raises BlockBroken for a failure that is no result of the arm yet."""
+        result = self._result_file_or_ending()
         if result.failure_class is not None:
             self._may_be_final(result.failure_class, result.message)
         return result
 
     def _may_be_final(self, failure: FailureClass, message: str | None) -> None:
-        """Raise BlockBroken unless `failure` is a result of the arm by now."""
+        """Raise BlockBroken unless `failure` counts as a result of the arm by now."""
         if failure not in self.trial.final_failures:
             raise BlockBroken(failure, f"arm '{self.trial.arm}': {message}", arm=self.trial.arm)
 
-    def _told(self) -> TrialResult:
-        """Return what the trial says of itself, or what the way of its end says."""
+    def _result_file_or_ending(self) -> TrialResult:
+        """Return the trial's own result, or a failure that follows from its ending."""
         if self.ending.stopped is StopReason.TIMEOUT:
             message = f"the trial took longer than {self.trial.timeout_s:.0f} s{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.TIMEOUT, message=message)
         result = read_result(self.paths.result)
         if result is not None:
             return result
-        # where a trial only compiles, this machine's memory is not the one that the arm has to fit into
+        # a trial that only compiles need not fit into this machine's memory
         oom_kills = 0 if self.node.node_class.compiles_only else self.ending.oom_kills
         failure, message = failures.classify_exit(
             self.ending.exit_code, oom_kills=oom_kills, disk_full=failures.disk_is_full(self.paths.folder)
@@ -128,13 +128,13 @@ class TrialRecord:
         return TrialResult.partial(failure_class=failure, message=f"{message}{self._how_far()}")
 
     def _how_far(self) -> str:
-        """Say how many of its steps a trial did that did not come to its end; nothing where none is executed."""
+        """Return a phrase for an early end with the number of steps; empty for a trial that only compiles."""
         if self.node.node_class.compiles_only:
             return ""
         return f", after {how_far(self.paths, self.trial)}"
 
     def _identity(self, result: TrialResult) -> dict[str, Any]:
-        """Return where the trial belongs, as it was claimed, and what it ran with."""
+        """Return the ids of the trial from its claim, and the digests of code and data."""
         fields = claimed_fields(self.block, self.trial, node_id=self.node_id)
         fields["ids"]["device"] = f"{self.node.name}/{self.node.devices.first.index}"
         fields["digests"] |= {"code": self.node.code.digest, "data": result.data_digest or ""}
@@ -167,10 +167,10 @@ class TrialRecord:
                 peak_reserved_bytes=result.peak_reserved_bytes,
                 limit_bytes=limit,
             )
-        seen = self.ending.peak_rss_bytes
-        if seen is None or not self.node.node_class.on_host:
+        peak = self.ending.peak_rss_bytes
+        if peak is None or not self.node.node_class.on_host:
             return None
-        return Memory(peak_allocated_bytes=seen, peak_reserved_bytes=seen, limit_bytes=limit)
+        return Memory(peak_allocated_bytes=peak, peak_reserved_bytes=peak, limit_bytes=limit)
 
     def _summary(self, steps: tuple[Step, ...], result: TrialResult) -> Any:
         return summarise(
@@ -183,14 +183,14 @@ class TrialRecord:
 
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
-    """Say how many of its steps a trial has done, for example "5 of 14 steps"."""
+    """Return the number of finished steps in words, for example "5 of 14 steps"."""
     return f"{len(read_steps(paths.steps)):,} of {read_config(trial.config).steps.total:,} steps"
 
 
 def _judge(
     result: TrialResult, steps: tuple[Step, ...], gates: Mapping[str, GateReading]
 ) -> tuple[FailureClass | None, str | None]:
-    """Return the failure class and its sentence; (None, None) for a trial that measured what was asked for."""
+    """Return the failure class and its message; (None, None) for a complete measurement."""
     if result.failure_class is not None:
         return result.failure_class, result.message
     dead = dead_gate(gates)
@@ -204,7 +204,7 @@ def _judge(
 
 
 def dead_gate(gates: Mapping[str, GateReading]) -> str | None:
-    """Return the sentence about the first gate that was requested and is not live, None when all are."""
+    """Return a sentence about the first requested gate that is not live, None when all are live."""
     dead = sorted(name for name, reading in gates.items() if not reading.live)
     if not dead:
         return None
@@ -213,13 +213,13 @@ def dead_gate(gates: Mapping[str, GateReading]) -> str | None:
 
 
 def _has_window(result: TrialResult, failure: FailureClass | None) -> bool:
-    """Say whether the trial ran its whole window: also when a gate turned out not to be live."""
+    """Return whether the trial ran its whole window, even if a gate was not live."""
     whole = result.failure_class is None and failure in (None, FailureClass.GATE_REFUSED)
     return whole and result.compilation is None
 
 
 def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps before the first one with a non-finite number: JSON cannot carry it."""
+    """Return the steps before the first one with a non-finite number, which JSON cannot represent."""
     for index, step in enumerate(steps):
         if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
             return steps[:index]

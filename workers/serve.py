@@ -1,4 +1,4 @@
-"""A worker's life: probe, register, fork server, wake-ups, supervisor, clean end."""
+"""The life of a worker: find the devices, start the fork server, register, serve, and end cleanly."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
 from experiments.records.signing import Signer
 from experiments.runtime.logs import configure_logging
-from workers.blocks import NodeContext
+from workers.blocks.block_runner import NodeContext
 from workers.devices.device_lock import DeviceLock
 from workers.devices.node_health import NodeHealth
 from workers.environment_variables import keep_logs_plain, wait_passively
@@ -21,14 +21,13 @@ from workers.errors import ApiUnreachable, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
 from workers.leases.service_api import ServiceApi
-from workers.leases.service_node import ServiceNode
 from workers.leases.spool import FOLDER, Spool
-from workers.leases.supervisor import ServiceLink, Supervisor
+from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from workers.leases.wake_listener import WakeListener
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian
-from workers.processes.lanes import LaneResults, keep_lanes, known_lanes, run_lanes
+from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes
 from workers.processes.runner import TrialRunner
 from workers.processes.wake_event import StopFlag, WakeEvent
 from workers.settings import Settings, get_settings
@@ -37,14 +36,14 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-ENDED = "the worker has ended; nothing of it runs any more"
+ENDED = "the worker has ended, with all its processes"
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 
 
 class StoppedEarly(Exception):
-    """The worker was asked to end before it had registered."""
+    """The worker had to end before it was registered."""
 
 
 def serve() -> int:
@@ -89,7 +88,7 @@ def _work(
     wake_event: WakeEvent,
     stopping: StopFlag,
 ) -> None:
-    """Register and serve, with everything started that trials need."""
+    """Register and serve."""
     proof = node.devices.proof()
     health = NodeHealth(
         proof,
@@ -134,37 +133,37 @@ def _work(
 
 
 def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | None:
-    """Return which lanes work here: as it was found before, and by running each of the others now."""
-    known = known_lanes(node, settings.home_dir)
-    if known >= set(node.node_class.lanes):
-        return dict.fromkeys(sorted(known))
-    _log.info("running a small scan on every lane of class %s that is not known to work", node.node_class)
-    results = run_lanes(node, server, data_dir=settings.data_path, known=known)
+    """Return the result of every lane: stored from an earlier start, or from a run now."""
+    stored = stored_lanes(node, settings.home_dir)
+    if stored >= set(node.node_class.lanes):
+        return dict.fromkeys(sorted(stored))
+    _log.info("testing the lanes of class %s with a small scan on each", node.node_class)
+    results = run_lanes(node, server, data_dir=settings.data_path, works=stored)
     for lane, problem in (results or {}).items():
         _log.info("lane %s: %s", lane, "works") if problem is None else _log.warning("lane %s: %s", lane, problem)
     if results is not None:
         try:
             keep_lanes(node, results, settings.home_dir)
         except OSError as error:
-            _log.warning("what ran on which lane cannot be kept, and is asked for again at the next start: %s", error)
+            _log.warning("cannot store the results of the lanes, which run again at the next start: %s", error)
     return results
 
 
-def _until(ask: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:
-    """Ask until there is an answer; the service, or the file with its key, may come up after this worker.
+def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:
+    """Call until there is an answer: the service, or the file with its key, may appear after this worker.
 
     Raises:
-        ApiRefused: the key is not accepted, or the registration is wrong.
-        StoppedEarly: the worker was asked to end meanwhile.
+        ApiRefused: the service rejects the key or the registration.
+        StoppedEarly: the worker had to end in the meantime.
 
     """
-    pause_s, said = _FIRST_PAUSE_S, ""
+    pause_s, last_reason = _FIRST_PAUSE_S, ""
     while not stopping():
         try:
-            return ask()
+            return call()
         except ApiUnreachable as error:
-            if str(error) != said:
-                said = str(error)
+            if str(error) != last_reason:
+                last_reason = str(error)
                 _log.info("waiting for the service: %s", error)
         wake_event.wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -174,6 +173,7 @@ def _until(ask: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], 
 def _token(settings: Settings) -> str:
     token = settings.read_token()
     if token is None:
-        path = settings.home_dir / "tokens" / "worker"
-        raise ApiUnreachable(f"no worker key yet: ABLATE_WORKER_TOKEN is not set and {path} does not exist")
+        raise ApiUnreachable(
+            f"no worker key yet: ABLATE_WORKER_TOKEN is not set, and {settings.token_file} does not exist"
+        )
     return token

@@ -1,0 +1,90 @@
+"""What else happened on this machine while a trial ran: driver counters and other processes."""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import psutil
+
+from experiments.records.receipts import DeviceEvents, ForeignProcess
+from workers.devices.inventory import Devices
+from workers.devices.probe_types import DeviceState
+
+MOST = 3
+MIN_CPU_S = 0.05
+"""A process that used less is not named."""
+
+ProcessTimes = Mapping[tuple[int, float], tuple[str, float]]
+"""By process id and start time: name and processor seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """The machine just before a trial."""
+
+    started_at: datetime
+    load_average: float
+    """Of the last minute."""
+    device: DeviceState | None
+    processes: ProcessTimes
+
+
+def look_around(devices: Devices) -> Surroundings:
+    """Return the machine's state now; the device is the one of a trial of one device."""
+    return Surroundings(
+        started_at=datetime.now(UTC),
+        load_average=os.getloadavg()[0],
+        device=devices.probe.state(devices.first.index),
+        processes=process_times(),
+    )
+
+
+def process_times() -> ProcessTimes:
+    """Return the processor time of every visible process."""
+    times = {}
+    for process in psutil.process_iter(["name", "cpu_times", "create_time"]):
+        info = process.info
+        if info["cpu_times"] is not None and info["create_time"] is not None:
+            seconds = info["cpu_times"].user + info["cpu_times"].system
+            times[process.pid, info["create_time"]] = (info["name"] or "?", seconds)
+    return times
+
+
+def busiest(before: ProcessTimes, after: ProcessTimes, *, exclude: Collection[int] = ()) -> tuple[ForeignProcess, ...]:
+    """Return the processes, `exclude` left out, that used most processor time in between; busiest first.
+
+    A process that ended in between is missing here, but the load of the cores includes it.
+    """
+    used = [
+        ForeignProcess(pid=key[0], name=name, cpu_s=round(seconds - before.get(key, ("", 0.0))[1], 2))
+        for key, (name, seconds) in after.items()
+        if key[0] not in exclude
+    ]
+    busy = [process for process in used if process.cpu_s >= MIN_CPU_S]
+    return tuple(sorted(busy, key=lambda process: -process.cpu_s)[:MOST])
+
+
+def changes(before: DeviceState | None, after: DeviceState | None) -> DeviceEvents | None:
+    """Return the events of a device between two states; None without both states."""
+    if before is None or after is None:
+        return None
+    complete = before.processes is not None and after.processes is not None
+    return DeviceEvents(
+        sw_power_cap=_seconds(before.sw_power_cap_us, after.sw_power_cap_us),
+        sw_thermal_slowdown=_seconds(before.sw_thermal_slowdown_us, after.sw_thermal_slowdown_us),
+        hw_thermal_slowdown=_seconds(before.hw_thermal_slowdown_us, after.hw_thermal_slowdown_us),
+        hw_power_brake=_seconds(before.hw_power_brake_us, after.hw_power_brake_us),
+        ecc_uncorrected=_growth(before.ecc_uncorrected, after.ecc_uncorrected),
+        foreign_processes=tuple(sorted({*(before.processes or ()), *(after.processes or ())})) if complete else None,
+    )
+
+
+def _seconds(before_us: int | None, after_us: int | None) -> float | None:
+    growth_us = _growth(before_us, after_us)
+    return None if growth_us is None else round(growth_us / 1e6, 6)
+
+
+def _growth(before: int | None, after: int | None) -> int | None:
+    """Return by how much a counter grew; None when a value is missing, or the counter was reset in between."""
+    return None if before is None or after is None or after < before else after - before
