@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-api bench-scale bench-routes bench-fleet bench-projectors screens bench-paint chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale bench-fleet bench-projectors screens bench-paint chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ fix: $(STAMP)  ## format and repair what ruff can
 docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, recipes
 	$(BIN)/python -m tests.architecture.pages
 
-golden: $(STAMP)  ## store the frozen REST document and verdicts again, after a change that was wanted
+golden: $(STAMP)  ## freeze the REST interface and the verdicts again, after a wanted breaking change
 	$(BIN)/python -m tests.golden.freeze_openapi
 	$(BIN)/python -m tests.golden.freeze_verdicts
 
@@ -88,14 +88,8 @@ fuzz-tpu: $(TPU_STAMP)  ## random specs through the compiler of a TPU that is no
 simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
 	$(BIN)/python -m tests.simulation
 
-bench-api: $(STAMP)  ## POST /v1/ablations against a bare endpoint that inserts the same rows
-	$(BIN)/python -m tests.bench.api
-
-bench-scale: $(STAMP)  ## 100,000 trials, 200 clients, 50 workers, 500 event streams against one API process
+bench-scale: $(STAMP)  ## pages and submissions of one API process with 100,000 trials, 50 users, 50 workers, 50 streams
 	$(BIN)/python -m tests.bench.scale $(SCALE)
-
-bench-routes: $(STAMP)  ## what one call of each route of bench-scale costs: processor time of API and database, statements
-	$(BIN)/python -m tests.bench.route_costs $(SCALE)
 
 bench-fleet: $(STAMP)  ## 1,000 nodes and 10,000 queued ablations, simulated from measured costs, into docs/fleet.md
 	$(BIN)/python -m tests.bench.fleet

@@ -1,6 +1,5 @@
 """The API process: `create_app` builds it, `python -m service.app` serves it with one uvloop worker."""
 
-import gc
 import logging
 import pkgutil
 import resource
@@ -13,7 +12,7 @@ from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import BaseRoute
@@ -21,15 +20,14 @@ from starlette.routing import BaseRoute
 from experiments.runtime.logs import configure_logging
 from service import routes
 from service.errors import ConfigurationError
-from service.http import call_limits, openapi, problems
-from service.http.authentication import Authenticator, bootstrap
+from service.http import openapi, problems
+from service.http.authentication import Authenticator, RateLimiter, bootstrap
 from service.http.connection_limits import BoundedHttp
 from service.http.deps import Services
 from service.http.event_streams import Streams
+from service.http.metrics import StoreMetrics
 from service.http.middleware import RequestMiddleware
-from service.http.operator_pages import OperatorPages
-from service.http.outlook import Outlook
-from service.http.rate_limit import RateLimiter
+from service.http.readiness import ReadinessMonitor
 from service.queue.wake_ups import WakePublisher
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
@@ -42,11 +40,6 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 5
 DISCONNECT_S = 30
 _MAX_FILES = 65_536
-_ASKED_FIRST = ("attempts", "submissions")
-"""Modules of routes that are called most: a request is held against one route after another until one fits."""
-_SWITCH_S = 0.001
-"""A thread that talks to the database asks for the interpreter's lock after every statement, and a claim has seven: by
-Python's own 5 ms each, its transaction would last many times longer than its work while another thread computes."""
 
 
 def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI:
@@ -74,36 +67,27 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         authenticator=authenticator,
         limiter=RateLimiter(per_s=settings.rate_limit_per_s, burst=settings.rate_limit_burst),
         wakes=wakes,
-        in_flight=set(),
-        large_bodies=CapacityLimiter(1),
-        call_limits=call_limits.CallLimits(),
-        outlook=Outlook(store, settings),
     )
-    app.state.operator_pages = OperatorPages(store, settings)
+    app.state.readiness = ReadinessMonitor(store, settings)
+    app.state.store_metrics = StoreMetrics(store, settings)
     app.state.stopping = False
     app.state.streams = Streams(store, most=settings.max_streams, stopping=lambda: bool(app.state.stopping))
     app.add_middleware(RequestMiddleware, settings=settings, authenticator=authenticator)
     problems.install(app)
     html.install(app)
     openapi.install(app)
-    app.state.noise = pages.shared_noise(store)
     app.state.write_docs = docs_page.writer(app)
     return app
 
 
 def _routes() -> list[BaseRoute]:
-    """Return all routes, one beside the other: of routers inside of the application each is asked whether it has one.
-
-    That took a tenth of the processor time of a submission.
-    """
-    names = sorted((module.name for module in pkgutil.iter_modules(routes.__path__)), key=_place)
-    rest = [import_module(f"{routes.__name__}.{name}") for name in names]
-    parts = [*rest, pages, actions, sign_in, docs_page, static_files]
-    return [route for part in parts for route in part.router.routes]
-
-
-def _place(name: str) -> tuple[bool, str]:
-    return name not in _ASKED_FIRST, name
+    """Return the routes of every module in `service.routes` and of the pages, in one flat list."""
+    modules = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
+    return [
+        route
+        for module in (*modules, pages, actions, sign_in, docs_page, static_files)
+        for route in module.router.routes
+    ]
 
 
 def _prepare(store: Store, settings: ServiceSettings) -> None:
@@ -112,7 +96,7 @@ def _prepare(store: Store, settings: ServiceSettings) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells streams to end as soon as a signal comes, so that they do not hold the shutdown."""
+    """Ends all streams as soon as a signal arrives, so that they do not delay the shutdown."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -125,7 +109,7 @@ class _Server(uvicorn.Server):
 
 
 def _allow_many_files() -> None:
-    """Take as many open files as the system gives, within reason: every stream and every connection is one."""
+    """Raise the limit of open files: every stream and every connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if most == resource.RLIM_INFINITY else min(most, _MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
@@ -161,9 +145,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again after a clean end
         signal.signal(signum, lambda *_: None)
     _allow_many_files()
-    import_module("scipy.optimize")  # every plan needs it: who submits first would wait 0.3 s, and all others with them
-    gc.freeze()  # what was imported stays: a full collection would look at all of it, 0.1 s in which nobody is answered
-    sys.setswitchinterval(_SWITCH_S)
+    import_module("scipy.optimize")  # every plan needs it; imported later, it would delay the first submission
     server = _Server(config, app)
     server.run()
     return 0 if server.started else 1

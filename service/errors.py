@@ -1,6 +1,6 @@
-"""Errors of the service, and the one table that turns them into HTTP answers.
+"""Errors of the service with their HTTP status and problem type.
 
-A class's docstring is its default message. Routes and the store raise these; only `service.http.problems` knows HTTP.
+A class's docstring is its default message. Routes and the store raise these; `service.http.problems` answers them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from experiments.errors import SpecProblem
 
 
 class ServiceError(Exception):
-    """The service could not do what was asked."""
+    """The service failed."""
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     slug: ClassVar[str] = "internal"
@@ -34,19 +34,19 @@ class ConfigurationError(ServiceError):
 
 
 class LeaseLost(ServiceError):
-    """Another process may have taken this over: its lease ran out."""
+    """The lease expired; another process may have taken over."""
 
 
 class StackError(ServiceError):
-    """The embedded stack could not do what was asked."""
+    """The embedded stack failed."""
 
 
 class StackBusy(StackError):
-    """Another `ablate up` holds this home."""
+    """Another `ablate up` uses this home."""
 
 
 class PartFailed(StackError):
-    """A part of the stack ended, or did not answer in time, while the stack was starting."""
+    """A part of the stack ended or did not answer in time during the start."""
 
     def __init__(self, part: str, what: str, log_tail: str) -> None:
         super().__init__(f"{part} {what}; the end of its log:\n{log_tail or '(the log is empty)'}")
@@ -54,14 +54,14 @@ class PartFailed(StackError):
 
 
 class NotFound(ServiceError):
-    """There is nothing with this id."""
+    """Nothing has this id."""
 
     status = HTTPStatus.NOT_FOUND
     slug = "not-found"
 
 
 class Ambiguous(ServiceError):
-    """Several things are called so; write more of the name."""
+    """Several things match this name; write more of it."""
 
     status = HTTPStatus.CONFLICT
     slug = "ambiguous"
@@ -85,21 +85,21 @@ class Forbidden(ServiceError):
 
 
 class MissingIdempotencyKey(ServiceError):
-    """Header Idempotency-Key is missing; send a fresh random value with every new submission."""
+    """Header Idempotency-Key is missing; send a new random value with every submission."""
 
     status = HTTPStatus.BAD_REQUEST
     slug = "missing-idempotency-key"
 
 
 class IdempotencyMismatch(ServiceError):
-    """This Idempotency-Key was used with another body; send a fresh key for a new submission."""
+    """This Idempotency-Key was used with another body; send a new key for a new submission."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     slug = "idempotency-mismatch"
 
 
 class IdempotencyInFlight(ServiceError):
-    """A request with this Idempotency-Key is still being answered; repeat it in a moment."""
+    """A request with this Idempotency-Key is in progress; repeat it in a moment."""
 
     status = HTTPStatus.CONFLICT
     slug = "idempotency-in-flight"
@@ -109,7 +109,7 @@ class IdempotencyInFlight(ServiceError):
 
 
 class Invalid(ServiceError):
-    """The request is not acceptable; every problem found is listed."""
+    """The request is invalid; every problem is listed."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     slug = "invalid-request"
@@ -130,14 +130,14 @@ class UnsupportedMediaType(ServiceError):
 
 
 class TooManyRequests(ServiceError):
-    """This token sends more requests than it may; wait as long as Retry-After says."""
+    """This token sends too many requests; wait for the seconds in Retry-After."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     slug = "rate-limited"
 
 
 class StaleToken(ServiceError):
-    """This attempt no longer holds its block; nothing was changed."""
+    """This attempt no longer owns its block; nothing was changed."""
 
     status = HTTPStatus.CONFLICT
     slug = "stale-token"
@@ -151,7 +151,7 @@ class AblationOver(ServiceError):
 
 
 class ImportedOtherwise(ServiceError):
-    """This ablation is here already, from other bundles or submitted; what was judged is not changed."""
+    """This ablation exists, submitted or from other bundles; a judged ablation does not change."""
 
     status = HTTPStatus.CONFLICT
     slug = "imported-otherwise"
@@ -165,21 +165,21 @@ class KeyRefused(ServiceError):
 
 
 class NotOwner(ServiceError):
-    """A token may change only what it submitted itself; operators may change everything."""
+    """A token may change only its own ablations; operators may change all."""
 
     status = HTTPStatus.FORBIDDEN
     slug = "not-owner"
 
 
 class QuotaUsedUp(ServiceError):
-    """The ablations of this token have used its device minutes up, or reserved them."""
+    """The ablations of this token have used or reserved all its device minutes."""
 
     status = HTTPStatus.FORBIDDEN
     slug = "quota-used-up"
 
 
 class NameTaken(ServiceError):
-    """There is something of this name already."""
+    """This name is taken."""
 
     status = HTTPStatus.CONFLICT
     slug = "name-taken"
@@ -193,21 +193,21 @@ class TokenOfSettings(ServiceError):
 
 
 class NodeTaken(ServiceError):
-    """A living node of this name is registered as something else."""
+    """A live node of this name is registered with another class or key."""
 
     status = HTTPStatus.CONFLICT
     slug = "node-taken"
 
 
 class NodeBusy(ServiceError):
-    """This node holds as many blocks as it has devices."""
+    """This node runs as many blocks as it has devices."""
 
     status = HTTPStatus.CONFLICT
     slug = "node-busy"
 
 
 class WebhookRefused(ServiceError):
-    """The receiver of a webhook did not take it; it is sent again later."""
+    """The receiver rejected the webhook; the service retries later."""
 
 
 class NotYet(ServiceError):
@@ -218,21 +218,21 @@ class NotYet(ServiceError):
 
 
 class IllegalMove(ServiceError):
-    """A state machine was asked for a move that its table does not allow."""
+    """The state machine does not allow this transition."""
 
     status = HTTPStatus.CONFLICT
     slug = "illegal-move"
 
 
 class Unavailable(ServiceError):
-    """Something that this answer needs cannot be reached."""
+    """A dependency of this answer cannot be reached."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     slug = "unavailable"
 
 
 _TITLES = {413: "Content Too Large", 422: "Unprocessable Content"}
-"""RFC 9110 renamed them; the standard library follows only from Python 3.13."""
+"""New names in RFC 9110; the standard library has them only from Python 3.13."""
 
 
 def title_of(status: int) -> str:

@@ -1,28 +1,28 @@
-"""Who sends requests: the scopes of tokens, and the principal behind one."""
+"""Principals, which send requests, and the scopes of their tokens."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 SERVICE: Final = "service"
-"""Who submits sentinels: the service itself."""
+"""Name of the service itself, which submits sentinels."""
 
 
 class Scope(StrEnum):
-    """What a token may do. Each human scope includes the ones before it; a node's key stands apart."""
+    """Permission of a token. Each scope of people includes those before it; a node's key stands apart."""
 
     READ = "read"
     SUBMIT = "submit"
-    """Submit, and change what the same token submitted."""
+    """Submit, and change own ablations."""
     OPERATE = "operate"
-    """Change what anybody submitted; import; nodes and their keys."""
+    """Change all ablations, import, and manage nodes and their keys."""
     ADMIN = "admin"
-    """Tokens."""
+    """Manage tokens."""
     WORKER = "worker"
     """Register, claim and report for one node."""
 
     def includes(self, needed: "Scope") -> bool:
-        """Tell whether a token of this scope may do what `needed` is asked for."""
+        """Return whether a token of this scope has the permission `needed`."""
         if Scope.WORKER in (self, needed):
             return self == needed
         ranks = list(Scope)
@@ -31,7 +31,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """Who sent a request."""
+    """The sender of a request."""
 
     token_id: str
     name: str
@@ -41,4 +41,4 @@ class Principal:
     node_class: str | None = None
     """The only class under which that node may register; None for any."""
     device_minutes: float | None = None
-    """Device minutes that its ablations may use in all; None for no limit."""
+    """Device minutes that its ablations may use in total; None for no limit."""

@@ -1,6 +1,6 @@
-"""Everything the service reads from the environment; what its clients read is in client_settings.py, and nowhere else.
+"""Settings of the service from environment variables with prefix ABLATE_; clients have their own in `service.client`.
 
-Names carry the prefix ABLATE_. Without any of them the embedded stack runs on loopback below ./.ablate.
+Without any variable the embedded stack runs on loopback below ./.ablate.
 """
 
 import os
@@ -21,7 +21,7 @@ from service.errors import ConfigurationError
 PLACEHOLDERS = frozenset(
     {"", "changeme", "change-me", "secret", "password", "admin", "worker", "token", "test", "todo"}
 )
-"""Values that people leave in a template; the service refuses to start with one."""
+"""Placeholders of templates; the service does not start with one as a secret."""
 
 MIN_SECRET_CHARS = 16
 
@@ -32,9 +32,9 @@ class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", secrets_dir=secrets_folder())
 
     home: HomePath = Path(".ablate")
-    """Folder of everything that an embedded stack keeps."""
+    """Folder of all files of an embedded stack."""
     host: str = "127.0.0.1"
-    """Address to listen on; off loopback it needs an administrator's token. An embedded stack has its broker there."""
+    """Address to listen on; off loopback ABLATE_ADMIN_TOKEN is needed. An embedded stack has its broker there."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
     database_url: str = ""
@@ -46,53 +46,51 @@ class ServiceSettings(BaseSettings):
     mlflow_public_url: str = ""
     """Base URL of the MLflow server in links for people; empty means ABLATE_MLFLOW_URL."""
     mlflow_experiment: str = "ablate"
-    """MLflow experiment that ablations go to."""
-    projector_lease_s: float = Field(default=30.0, ge=2)
-    """Another background process writes an ablation into MLflow when the one that did was silent for this long."""
+    """MLflow experiment of the ablations."""
+    projector_lease_s: float = Field(default=5.0, ge=2)
+    """Another background process takes over when the leading one was silent for this long."""
     lease_s: float = Field(default=30.0, gt=0)
-    """A block goes back to the queue when its worker was silent for this long."""
+    """A block returns to the queue after this long a silence of its worker."""
     heartbeat_s: float = Field(default=1.0, gt=0)
-    """Workers report this often."""
+    """Interval of the workers' heartbeats."""
     claim_poll_s: float = Field(default=5.0, gt=0)
-    """Workers ask for work at least this often."""
+    """Longest pause between two claims of an idle worker."""
     node_breaks: int = Field(default=3, ge=0)
-    """A node is quarantined after so many attempts in a row that broke for its sake; 0 for never."""
+    """A node is quarantined after this many broken attempts in a row that speak against it; 0 for never."""
     max_body_bytes: int = Field(default=1_048_576, ge=1024)
-    """Largest request body, block reports and imports excepted."""
+    """Largest request body, except block reports and imports."""
     max_report_bytes: int = Field(default=67_108_864, ge=1024)
-    """Largest body of a block report or an import: they carry the raw steps of every trial."""
+    """Largest body of a block report or an import, which contain the raw steps of every trial."""
     max_streams: int = Field(default=1000, ge=1)
-    """Event and log streams that one API process keeps open at once."""
+    """Most open event and log streams of one API process."""
     log_format: LogFormat = LogFormat.TEXT
-    """How log lines are written: text, or json for programs."""
+    """Format of log lines: text, or json for programs."""
     log_requests: bool = False
-    """Whether the API logs a line for every request."""
+    """Whether the API logs every request."""
     control_every: int = Field(default=10, ge=0)
-    """One ablation in so many gets a control arm, which repeats its baseline to watch the noise; 0 for none."""
-    outlook_fresh_s: float = Field(default=1.0, ge=0)
-    """So old may be what the answer to a submission says of expected device minutes and of nodes that it waits for."""
+    """One in this many ablations gets a control arm, which repeats the baseline to watch the noise; 0 for none."""
     webhook_url: str = ""
-    """Address that is told when an ablation is over; empty means nobody."""
+    """Address that gets a webhook at the end of each ablation; empty for none."""
     webhook_secret: SecretStr | None = None
-    """Secret that webhooks are signed with: whsec_ and base64 of at least 24 random bytes."""
+    """Secret that signs webhooks: whsec_ and base64 of at least 24 random bytes."""
     sentinel_days: float = Field(default=7.0, ge=0)
-    """Calibrations get new A/A blocks when their last is older than this many days; 0 for none."""
+    """Calibrations get new A/A blocks when their last one is older than this many days; 0 for never."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
     """Requests per second that one token may sustain."""
     rate_limit_burst: int = Field(default=4000, ge=1)
     """Requests that one token may send at once."""
     restart_pause_s: float = Field(default=0.5, gt=0)
-    """A part of an embedded stack that ended starts again after this pause, which doubles with every end in a row."""
+    """Pause before an ended part of an embedded stack restarts; it doubles with every end in a row."""
     generate_tokens: bool = False
-    """Generate tokens that are not set, on whatever address; an embedded stack does, which keeps them in its home."""
+    """Generate missing tokens into the home, on any address; an embedded stack sets this."""
     log_days: float = Field(default=90.0, ge=0)
-    """Logs are dropped when their ablation was over for so many days, receipts never; 0 keeps them."""
+    """Logs are deleted this many days after the end of their ablation, receipts never; 0 keeps the logs."""
     admin_token: SecretStr | None = None
-    """Secret of the administrator `admin`; on loopback one is generated."""
+    """Secret of the administrator `admin`; on loopback a missing one is generated."""
     worker_token: SecretStr | None = None
-    """Key of the node that comes with this installation; on loopback one is generated, elsewhere it may be absent."""
+    """Key of this installation's own node; on loopback a missing one is generated, elsewhere it is optional."""
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
-    """Name of that node: what its worker has as ABLATE_NODE_NAME."""
+    """Name of that node, the same as ABLATE_NODE_NAME of its worker."""
 
     @property
     def sqlalchemy_url(self) -> str:
@@ -106,7 +104,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def mlflow_link_url(self) -> str:
-        """Base URL of the MLflow server as people reach it."""
+        """Base URL of the MLflow server in links for people."""
         return self.mlflow_public_url or self.mlflow_url
 
     @property
@@ -121,7 +119,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def makes_tokens(self) -> bool:
-        """Whether tokens that are not set are generated into the home."""
+        """Whether missing tokens are generated into the home."""
         return self.is_loopback or self.generate_tokens
 
     def checked_secret(self, name: str) -> str | None:
@@ -156,8 +154,8 @@ def get_settings() -> ServiceSettings:
 def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()) -> dict[str, str]:
     """Return this process's environment with `changes`, for processes of the embedded stack.
 
-    Secrets and addresses of another installation are left out: the stack makes its own. So are secrets of this one,
-    but those that the process `knows`, by their variables.
+    It lacks the addresses and secrets of other installations, because the stack creates its own, and the secrets of
+    this one, except the variables in `knows`.
     """
     hidden = _NOT_INHERITED.difference(knows)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -165,5 +163,5 @@ def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()
 
 
 WEBHOOK_KEY = "ABLATE_WEBHOOK_SECRET"
-"""Variable of `webhook_secret`, which the background process alone uses."""
+"""Variable of `webhook_secret`, which only the background process uses."""
 _NOT_INHERITED = frozenset({"ABLATE_URL", "ABLATE_TOKEN", "ABLATE_ADMIN_TOKEN", "ABLATE_WORKER_TOKEN", WEBHOOK_KEY})

@@ -82,9 +82,9 @@ def database_url(kind: str, folder: Path) -> str:
 
 
 def settings_for(url: str, home: Path, **changes: Any) -> ServiceSettings:
-    """Return settings for tests; no broker and no MLflow are there unless named, and nothing is told from memory."""
+    """Return settings for tests; there is no broker and no MLflow unless named."""
     secrets = {"admin_token": ADMIN, "worker_token": WORKER, "node_name": NODE}
-    values: dict[str, Any] = {"home": home, "database_url": url, "outlook_fresh_s": 0, **secrets}
+    values: dict[str, Any] = {"home": home, "database_url": url, **secrets}
     return ServiceSettings(**{"mlflow_url": nobody_url(), **values, **changes})
 
 

@@ -1,6 +1,8 @@
 """Plan files and bundles for tests: made of sealed receipts with believable numbers, nothing is run."""
 
+import io
 import json
+import tarfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -135,3 +137,15 @@ def write_folder(files: dict[str, bytes], folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return folder
+
+
+def archive_of(*bundles: dict[str, bytes], mode: str = "w") -> bytes:
+    """Return a tar archive of bundles, each in a folder: bundle-1, bundle-2 and so on."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode=mode) as tar:  # type: ignore[call-overload]  # the mode is a variable
+        for number, files in enumerate(bundles, start=1):
+            for path, content in files.items():
+                member = tarfile.TarInfo(f"bundle-{number}/{path}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return archive.getvalue()

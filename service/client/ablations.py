@@ -1,5 +1,6 @@
-"""The parts of the Python client that submit ablations, follow them and read what they and their trials left."""
+"""The parts of the Python client about ablations and trials."""
 
+import io
 import math
 import re
 import time
@@ -15,27 +16,25 @@ from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
 from service.client.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked
 from service.lifecycle import OVER, EventKind
-from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
-from service.schemas.events import Event
+from service.schemas.ablations import AblationPublic, BlockPublic, Event, TrialPublic
 from service.schemas.problems import Problem
 
 if TYPE_CHECKING:
     from experiments.analysis.verdicts import Verdict
-    from experiments.records.signed_receipt import SignedReceipt
-    from service.schemas.imports import ImportPublic
-    from service.schemas.submissions import AblationAccepted, PlanPublic, SpecBody
+    from experiments.records.receipt_check import SignedReceipt
+    from service.schemas.submissions import AblationAccepted, ImportPublic, PlanPublic, SpecBody
 
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 _WATCH_PATIENCE_S = 60.0
-"""How long a watcher tries to reach a service that went away."""
-_LOOK_EVERY_S = 2.0
-"""How often `wait` looks; a look costs the service less than a stream."""
+"""How long `watch` and `wait` retry while the service does not answer."""
+_POLL_S = 2.0
+"""Between two polls of `wait`, which cost the service less than a stream."""
 _REPORT_PATIENCE_S = 60.0
 _ID = re.compile(id_pattern("abl"))
 
 
 class StillRunning(ClientError):
-    """An ablation was not over when somebody had waited as long as they wanted; it goes on."""
+    """An ablation was not over at the end of the waiting time; it goes on."""
 
 
 class Ablations:
@@ -45,7 +44,7 @@ class Ablations:
         self._connection = connection
 
     def plan(self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "PlanPublic":
-        """Say what a spec would run, without running it: a mapping, or the path of a file."""
+        """Return the plan of a spec, given as a mapping or as the path of a file, without running it."""
         from service.schemas.submissions import PlanPublic, SpecBody
 
         body = SpecBody.of(spec)
@@ -57,7 +56,7 @@ class Ablations:
     def submit(
         self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]", *, idempotency_key: str | None = None
     ) -> "AblationAccepted":
-        """Submit a spec: a mapping, or the path of a file. The same key with the same spec gives the same ablation."""
+        """Submit a spec, a mapping or the path of a file; the same key and spec give the same ablation."""
         from service.schemas.submissions import AblationAccepted, SpecBody
 
         body = SpecBody.of(spec)
@@ -66,47 +65,52 @@ class Ablations:
         return AblationAccepted.model_validate(answer.json())
 
     def import_bundles(
-        self, bundles: Sequence[Mapping[str, str]], *, trust: Sequence[str] = (), unsigned: bool = False
+        self, bundles: Sequence[Mapping[str, bytes]], *, trust: Sequence[str] = (), unsigned: bool = False
     ) -> "ImportPublic":
-        """Take in bundles of one plan, each as the text of its files by path; again changes nothing.
+        """Import the bundles of one plan, each a mapping from path to content; repeating it changes nothing.
 
-        Keys in `trust` are trusted from now on; `unsigned` takes files that nobody signed.
+        The service trusts the keys in `trust` from now on. `unsigned` allows files without a signature.
         """
-        from service.schemas.imports import ImportPublic
+        from service.schemas.submissions import ImportPublic
 
-        body = {"bundles": [{"files": dict(files)} for files in bundles], "trust": list(trust), "unsigned": unsigned}
-        answer = self._connection.call("POST", "/v1/ablations:import", json=body)
+        answer = self._connection.call(
+            "POST",
+            "/v1/ablations:import",
+            content=_archive(bundles),
+            headers={"Content-Type": "application/x-tar"},
+            params={"trust": list(trust), "unsigned": unsigned},
+        )
         return ImportPublic.model_validate(answer.json())
 
     def find(self, name: str) -> AblationPublic:
-        """Return the ablation of a name or an id, of a beginning that only one has, or the newest for `latest`."""
+        """Return the ablation of a name, an id or an unambiguous prefix, or the newest for `latest`."""
         return self._connection.get("/v1/ablations:find", AblationPublic, params={"name": name})
 
     def id_of(self, name: str) -> str:
-        """Return the id of what `find` finds; a whole id is taken as it is."""
+        """Return the id of the ablation that `find` returns; a whole id is returned unchanged."""
         return name if _ID.fullmatch(name) else self.find(name).id
 
     def wait(self, name: str, *, timeout_s: float | None = None) -> AblationPublic:
-        """Return an ablation once it is over and, where it ends with a verdict, judged.
+        """Wait until an ablation is over and has its verdict, if it gets one; return it.
 
         Raises StillRunning after `timeout_s`, and Unreachable when the service stays away for a minute.
         """
-        ablation_id, began, heard_at = self.id_of(name), time.monotonic(), time.monotonic()
+        ablation_id, began, answered_at = self.id_of(name), time.monotonic(), time.monotonic()
         while True:
             try:
-                row, heard_at = self.get(ablation_id), time.monotonic()
+                row, answered_at = self.get(ablation_id), time.monotonic()
                 if self._is_judged(row):
                     return row
             except Unreachable:
-                if time.monotonic() - heard_at > _WATCH_PATIENCE_S:
+                if time.monotonic() - answered_at > _WATCH_PATIENCE_S:
                     raise
             left_s = math.inf if timeout_s is None else began + timeout_s - time.monotonic()
             if left_s <= 0:
                 raise _still_running(ablation_id, timeout_s)
-            time.sleep(min(_LOOK_EVERY_S, left_s))
+            time.sleep(min(_POLL_S, left_s))
 
     def _is_judged(self, row: AblationPublic) -> bool:
-        """Say whether nothing more comes: the verdict follows the end by a moment."""
+        """Return whether the ablation is over and nothing more comes; the verdict follows a moment later."""
         if row.state not in OVER or row.state == AblationState.CANCELLED:
             return row.state in OVER
         return self._has_verdict(row.id)
@@ -137,18 +141,18 @@ class Ablations:
         return self._connection.pages(f"/v1/ablations/{ablation_id}/trials", TrialPublic, {})
 
     def cancel(self, ablation_id: str) -> AblationPublic:
-        """Ask for the end of an ablation; it is `cancelling` until its worker has stopped."""
+        """Cancel an ablation; it is `cancelling` until its worker has stopped."""
         return AblationPublic.model_validate(
             self._connection.call("POST", f"/v1/ablations/{ablation_id}:cancel").json()
         )
 
     def set_priority(self, ablation_id: str, priority: int) -> AblationPublic:
-        """Change the priority of what is not over; higher runs first."""
+        """Change the priority of an ablation's waiting blocks; higher runs first."""
         answer = self._connection.call("PATCH", f"/v1/ablations/{ablation_id}", json={"priority": priority})
         return AblationPublic.model_validate(answer.json())
 
     def verdict(self, ablation_id: str) -> "Verdict":
-        """Return the verdict; raises Refused (409) before there is one."""
+        """Return the verdict. Raises Refused (409) before there is one."""
         from experiments.analysis.verdicts import Verdict
 
         return self._connection.get(f"/v1/ablations/{ablation_id}/verdict", Verdict)
@@ -157,13 +161,13 @@ class Ablations:
         """Return the spec as it was submitted."""
         from service.schemas.submissions import SpecBody, SpecText
 
-        found = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
-        return SpecBody(content=found.text.encode(), content_type=found.content_type)
+        spec = self._connection.get(f"/v1/ablations/{ablation_id}/spec", SpecText)
+        return SpecBody(content=spec.text.encode(), content_type=spec.content_type)
 
     def report(self, ablation_id: str, *, patience_s: float = _REPORT_PATIENCE_S) -> str:
-        """Return the report as one HTML page; raises Refused (409) while the ablation goes on, or has none.
+        """Return the report as one HTML page. Raises Refused (409) if there is none.
 
-        The page follows the verdict by some seconds, for which this waits, at most `patience_s`.
+        The report follows the verdict by some seconds; this waits for it, at most `patience_s`.
         """
         until = time.monotonic() + patience_s
         while True:
@@ -176,9 +180,9 @@ class Ablations:
             time.sleep(PAUSE_S)
 
     def watch(self, ablation_id: str, *, after: int = 0) -> Iterator[Event]:
-        """Yield events from the one after sequence number `after` to `end`; reconnects where it was cut off.
+        """Yield the events after sequence number `after` up to `end`; reconnects when the connection breaks.
 
-        Raises Unreachable when the service stays away.
+        Raises Unreachable when the service stays away for a minute.
         """
         lost_at: float | None = None
         while True:
@@ -210,6 +214,20 @@ class Ablations:
                 yield Event.of(message.event, message.id, message.json())
 
 
+def _archive(bundles: Sequence[Mapping[str, bytes]]) -> bytes:
+    """Return a compressed tar archive with one folder for each bundle."""
+    import tarfile
+
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for number, files in enumerate(bundles, start=1):
+            for path, content in files.items():
+                member = tarfile.TarInfo(f"bundle-{number}/{path}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return archive.getvalue()
+
+
 def _still_running(ablation_id: str, timeout_s: float | None) -> StillRunning:
     detail = f"{ablation_id} is not over after {timeout_s:g} s; it goes on: ablate watch {ablation_id}"
     return StillRunning(Problem(title="Still running", detail=detail))
@@ -222,12 +240,12 @@ class Trials:
         self._connection = connection
 
     def receipt(self, trial_id: str) -> "SignedReceipt":
-        """Return the receipt of a trial with its block's signature; raises Refused before there is one."""
-        from experiments.records.signed_receipt import SignedReceipt
+        """Return the receipt of a trial with its block's signature. Raises Refused before there is one."""
+        from experiments.records.receipt_check import SignedReceipt
 
         return self._connection.get(f"/v1/trials/{trial_id}/receipt", SignedReceipt)
 
     def log(self, trial_id: str, *, offset: int = 0) -> tuple[str, int]:
-        """Return the log from a byte offset, and the offset where it ends."""
+        """Return the log from a byte offset on, and the offset of its end."""
         answer = self._connection.call("GET", f"/v1/trials/{trial_id}/log", params={"offset": offset})
         return answer.text, int(answer.headers["X-Log-End-Offset"])

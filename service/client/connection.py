@@ -1,4 +1,4 @@
-"""The HTTP connection of the Python client, and what it raises when the service does not give what was asked for."""
+"""The HTTP connection of the Python client, and its errors."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
 class ClientError(Exception):
-    """The service did not give what was asked for."""
+    """A call to the service failed."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem_text(problem))
@@ -28,7 +28,7 @@ class ClientError(Exception):
 
 
 def problem_text(problem: Problem) -> str:
-    """Return a problem document as text: what it says, and every single problem with its hint on a line of its own."""
+    """Return a problem document as text: its detail, then one line for every problem with its hint."""
     lines = [problem.detail or problem.title]
     for entry in problem.errors:
         hint = f" ({entry.hint})" if entry.hint else ""
@@ -37,24 +37,24 @@ def problem_text(problem: Problem) -> str:
 
 
 def named(route: str, name: str) -> str:
-    """Return the path of `route` about what is called `name`, whatever signs that has."""
+    """Return the path of `route` with the quoted `name`."""
     return route.format(name=quote(name, safe=""))
 
 
 class Refused(ClientError):
-    """The service answered with a problem document (4xx)."""
+    """The service rejected the request with a problem document (4xx)."""
 
 
 class ServiceFailed(ClientError):
-    """The service answered that it failed (5xx), or with something that is no answer of ours."""
+    """The service failed (5xx), or the answer is not one of the service's."""
 
 
 class Unreachable(ClientError):
-    """No answer came from the service's address."""
+    """The service's address did not answer."""
 
 
 class Connection:
-    """One HTTP connection pool with the token in it; turns every failure into a ClientError."""
+    """An HTTP connection pool with a token, which turns every failure into a ClientError."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
@@ -63,7 +63,7 @@ class Connection:
         self.http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send one request; the caller makes sure that repeating it is harmless."""
+        """Send a request that may be repeated; retry it when the connection breaks."""
         for left in reversed(range(_TRIES)):
             try:
                 return checked(self.http.request(method, path, **options))
@@ -84,7 +84,7 @@ class Connection:
         return answer.model_validate(self.call("POST", path, json=body).json())
 
     def post_once(self, path: str, answer: type[_Answer], body: Mapping[str, Any]) -> _Answer:
-        """Return the JSON answer of a POST that is never repeated: each one makes something new."""
+        """Return the JSON answer of a POST that is never repeated, because each one creates something."""
         try:
             return answer.model_validate(checked(self.http.request("POST", path, json=body)).json())
         except httpx.TransportError as error:
@@ -94,24 +94,27 @@ class Connection:
         """Yield the items of all pages of a list."""
         cursor: str | None = None
         while True:
-            given = {"limit": _PAGE, **params, "cursor": cursor}
-            page = self.call("GET", path, params={k: v for k, v in given.items() if v is not None}).json()
+            query = {"limit": _PAGE, **params, "cursor": cursor}
+            page = self.call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
             yield from (answer.model_validate(item) for item in page["items"])
             cursor = page.get("next_cursor")
             if cursor is None:
                 return
 
     def unreachable(self, error: httpx.TransportError) -> Unreachable:
-        """Return the error for an address that does not answer, with what to do."""
-        refused = isinstance(error, httpx.ConnectError)
+        """Return the error for an address that does not answer, with a remedy."""
         here = "start a stack here with `ablate up`" if self.has_token else f"{_nothing_here()}; start it: ablate up"
         hint = f"{here}, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
-        what = "nothing listens there" if refused else f"the connection failed ({type(error).__name__})"
+        what = (
+            "nothing listens there"
+            if isinstance(error, httpx.ConnectError)
+            else f"the connection failed ({type(error).__name__})"
+        )
         return Unreachable(Problem(title="Service unreachable", detail=f"no answer from {self.url}: {what}; {hint}"))
 
 
 def checked(response: httpx.Response) -> httpx.Response:
-    """Return a good response; raise Refused or ServiceFailed for another."""
+    """Return a successful response. Raises Refused or ServiceFailed for any other."""
     if response.is_success:
         return response
     if response.headers.get("Content-Type", "").startswith("application/problem+json"):
@@ -127,7 +130,7 @@ def checked(response: httpx.Response) -> httpx.Response:
 
 
 def _no_token(url: httpx.URL) -> str:
-    """Say why there was no token to send; usually the stack was started in another folder."""
+    """Explain the missing token; usually the stack was started in another folder."""
     return (
         f"{_nothing_here()}; a service answers at {url.join('/')}, but this folder has no token: "
         "run the command where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN"

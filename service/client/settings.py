@@ -1,4 +1,4 @@
-"""What the CLI and the Python client read from the environment, without the packages that reading a service's takes."""
+"""Settings of the CLI and the Python client, read without the packages of the service's settings."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class ClientSettings(BaseModel):
     url: str = ""
     """Base URL of the API; empty means the embedded stack's."""
     token: SecretStr | None = None
-    """Bearer token; absent means the embedded stack's admin token."""
+    """Bearer token; empty means the embedded stack's admin token."""
 
     @property
     def api_url(self) -> str:
@@ -52,5 +52,5 @@ class ClientSettings(BaseModel):
 @lru_cache(maxsize=1)
 def get_client_settings() -> ClientSettings:
     """Read the client's settings once."""
-    given = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in ClientSettings.model_fields}
-    return ClientSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    values = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in ClientSettings.model_fields}
+    return ClientSettings.model_validate({name: value for name, value in values.items() if value is not None})

@@ -1,7 +1,4 @@
-"""Between wire and store for workers: what a claimed block looks like, and whether a report is what was asked for.
-
-Nothing here runs inside a transaction.
-"""
+"""Claimed blocks for workers, and the verification of their reports; nothing here runs in a transaction."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -54,9 +51,9 @@ _KEPT_PLANS = 64
 
 @cached(LRUCache(_KEPT_PLANS), condition=threading.Condition())
 def plan_of(store: Store, ablation_id: str) -> Plan:
-    """Return the plan of an ablation, which never changes; a large one takes longer to read than the rest of a claim.
+    """Return the plan of an ablation, from a cache: plans never change, and a large one takes long to parse.
 
-    A fleet that begins at once reads it once: who asks for a plan that is being read waits for it, nobody else does.
+    Concurrent callers wait for one read of the same plan.
     """
     with store.read() as connection:
         text = connection.execute(select(ablations.c.plan).where(ablations.c.id == ablation_id)).scalar_one()
@@ -66,7 +63,7 @@ def plan_of(store: Store, ablation_id: str) -> Plan:
 def claimed_block(
     store: Store, attempt_id: str, *, lease_s: float = UNLIMITED_S, heartbeat_s: float = UNLIMITED_S
 ) -> ClaimedBlock:
-    """Return the block that an attempt was given, as its worker receives it."""
+    """Return the block of an attempt as its worker receives it."""
     with store.read() as connection:
         rows = connection.execute(_CLAIMED, {"attempt": attempt_id}).all()
         row = rows[0]
@@ -90,12 +87,12 @@ def claimed_block(
 
 
 def report_digest(report: BlockReport) -> str:
-    """Return the digest by which a repeated report is recognised; log text does not count."""
+    """Return the digest that identifies a repeated report; log text is not part of it."""
     return digest(report.model_dump(mode="json", exclude={"logs"}))
 
 
 def verify_report(store: Store, attempt_id: str, report: BlockReport) -> list[VerifiedReceipt]:
-    """Check every receipt against its own digest and against the attempt. Raises Invalid with every problem found."""
+    """Verify every receipt against its digest and the attempt. Raises Invalid with all problems."""
     with store.read() as connection:
         node_id = find_attempt(connection, attempt_id).node_id
     claimed = claimed_block(store, attempt_id)
@@ -125,7 +122,7 @@ def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Itera
 
 
 def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
-    """Return a receipt, which the caller has checked, as the store takes it."""
+    """Convert a verified receipt for the store."""
     return VerifiedReceipt(
         trial_id=receipt["ids"]["trial"],
         outcome=receipt["outcome"],

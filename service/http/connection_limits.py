@@ -1,24 +1,22 @@
-"""One HTTP connection with the limits that hold before there is a request: its head, its pace, its silence.
+"""Limits of one HTTP connection: the size of a head, the time for a request, and the time for a slow reader.
 
-uvicorn's own protocol waits for ever for the rest of a request and keeps a head of any size.
+uvicorn's own protocol waits for ever for the rest of a request and accepts a head of any size.
 """
 
 import json
 from asyncio import TimerHandle, Transport
-from typing import Any, cast
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.http.joined_writes import JoinedWrites
-
 MAX_HEAD_BYTES = 65_536
-"""Request line and headers together; also all of a request that is no body, such as trailers."""
+"""Request line, headers and everything else of a request that is not its body, such as trailers."""
 HEAD_S = 30.0
 """From the connection, or the first byte of a further request, to the end of its headers."""
 BODY_S = 120.0
 """From the end of the headers to the end of the body."""
 STUCK_S = 60.0
-"""For a reader that takes nothing while its answer waits to be sent."""
+"""For a reader that reads nothing while its answer waits to be sent."""
 _FRAMING = 8
 """Bytes of chunk framing allowed for each byte of a body: a chunk of one byte has five."""
 _REFUSAL = {
@@ -30,71 +28,71 @@ _REFUSAL = {
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Closes the connection of a client that is too slow, sends too much beside a body, or stops reading."""
+    """Closes the connection of a client that is too slow, sends too much besides a body, or stops reading."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._began = False
         self._unexplained = 0
-        """Bytes of the latest piece that are no body."""
+        """Bytes of the latest piece that are not part of a body."""
         self._overhead = 0
-        """Bytes of the current request that are no body."""
+        """Bytes of the current request that are not part of its body."""
         self._deadline: TimerHandle | None = None
         self._stuck: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """Give the client a time for its first request."""
-        super().connection_made(cast("Transport", JoinedWrites(transport, self.loop)))
+        """Start the timer of the first request."""
+        super().connection_made(transport)
         self._expect(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Stop the timers."""
         self._expect(None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, then look at what it could not use."""
+        """Feed the parser, then count the bytes that are not part of a body."""
         self._began, self._unexplained = False, len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # what of this piece came before the request began is unknown: at most one piece is not counted
+        # the share of this piece before the request began is unknown: at most one piece is not counted
         self._overhead = 0 if self._began else self._overhead + self._unexplained
         if self._overhead > MAX_HEAD_BYTES:
             self._refuse()
         elif self._deadline is None and self.timeout_keep_alive_task is None and self._is_idle:
-            self._expect(HEAD_S)  # bytes that begin no request ended the keep-alive's own timer
+            self._expect(HEAD_S)  # bytes that begin no request ended the timer of the keep-alive
 
     def on_message_begin(self) -> None:
-        """Begin to time and to count a request."""
+        """Start the timer and the count of a request."""
         super().on_message_begin()
         self._began = True
         self._expect(HEAD_S)
 
     def on_headers_complete(self) -> None:
-        """Give the body its time."""
+        """Start the timer of the body."""
         super().on_headers_complete()
         self._expect(BODY_S)
 
     def on_body(self, body: bytes) -> None:
-        """Count a piece of the body as explained."""
+        """Exclude a piece of the body, with its framing, from the count."""
         self._unexplained -= _FRAMING * len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the clock: now it is our turn."""
+        """Stop the timer: the request is complete."""
         super().on_message_complete()
         self._expect(None)
 
     def pause_writing(self) -> None:
-        """Give a reader that takes nothing a last time."""
+        """Start the timer of a reader that reads nothing."""
         super().pause_writing()
         if self._stuck is None:
             self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the reader took something."""
+        """Stop that timer: the reader continued."""
         super().resume_writing()
         if self._stuck is not None:
             self._stuck.cancel()
@@ -105,7 +103,7 @@ class BoundedHttp(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect(self, seconds: float | None) -> None:
-        """Close the connection unless the next step comes within `seconds`; None stops the clock."""
+        """Close the connection unless the next step comes within `seconds`; None stops the timer."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_slow)
@@ -115,7 +113,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self) -> None:
-        """Say what is wrong where nothing was said yet, and close."""
+        """Send the problem unless an answer has begun, and close."""
         if self._is_idle:
             body = json.dumps(_REFUSAL).encode()
             head = (

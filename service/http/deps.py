@@ -1,11 +1,13 @@
-"""What routes depend on: the store, who asks, the submitted body, ids. Cheap checks stay on the event loop."""
+"""Dependencies of the routes: services, the caller, the body and ids, and the threads that a route's calls run in."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Annotated, Any, ClassVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Path, Request
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic_core import from_json
 from starlette.convertors import Convertor, register_url_convertor
@@ -14,38 +16,33 @@ from experiments.design.load import CONTENT_TYPES
 from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
-from service.http.authentication import Authenticator
-from service.http.call_limits import CallLimits
-from service.http.outlook import Outlook
-from service.http.patient_json import PatientRequest
-from service.http.rate_limit import RateLimiter
+from service.http.authentication import Authenticator, RateLimiter
 from service.principals import Principal, Scope
 from service.queue.wake_ups import WakePublisher
 from service.schemas.submissions import SpecBody
 from service.settings import ServiceSettings
 from service.store.session import Store
+from service.threads import LONG_AT_ONCE, WORKERS_AT_ONCE
 
 _bearer = HTTPBearer(auto_error=False, description="A token of scope read, submit, operate or admin, or a node's key.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What one process of the API holds."""
+    """The objects that all requests of one API process share."""
 
     settings: ServiceSettings
     store: Store
     authenticator: Authenticator
     limiter: RateLimiter
     wakes: WakePublisher
-    in_flight: set[tuple[str, str]]
-    """Idempotency keys that are being answered, as (token id, key)."""
-    large_bodies: CapacityLimiter
-    """Lets one large body be parsed at a time."""
-    call_limits: CallLimits
-    outlook: Outlook
+    in_flight: set[tuple[str, str]] = field(default_factory=set)
+    """Idempotency keys of submissions in progress, as (token id, key)."""
+    worker_threads: CapacityLimiter = field(default_factory=partial(CapacityLimiter, WORKERS_AT_ONCE))
+    long_threads: CapacityLimiter = field(default_factory=partial(CapacityLimiter, LONG_AT_ONCE))
 
 
-async def _services(request: Request) -> Services:  # a plain function would cost a trip to another thread
+async def _services(request: Request) -> Services:
     return _services_of(request)
 
 
@@ -55,7 +52,7 @@ def _services_of(request: Request) -> Services:
 
 
 def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
-    """Return the dependency that lets tokens with `scope` pass (None: any) and counts them against their rate."""
+    """Return the dependency that allows tokens with `scope` (None: any) and enforces their rate limit."""
 
     async def check(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -84,22 +81,53 @@ Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]
 Anyone = Annotated[Principal, Depends(requires(None))]
 
 
+class _LimitedRoute(APIRoute):
+    """A route whose calls run in a limited number of threads of their own; its function takes `services`."""
+
+    threads: ClassVar[str]
+    """The field of Services that limits them."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, _limited(endpoint, self.threads), **options)
+
+
+class WorkerRoute(_LimitedRoute):
+    """A route for workers."""
+
+    threads = "worker_threads"
+
+
+class LongRoute(_LimitedRoute):
+    """A route whose calls may compute for seconds."""
+
+    threads = "long_threads"
+
+
+def _limited(call: Callable[..., Any], threads: str) -> Callable[..., Awaitable[Any]]:
+    @wraps(call)
+    async def wait_and_run(**values: Any) -> Any:
+        limiter: CapacityLimiter = getattr(values["services"], threads)
+        return await to_thread.run_sync(partial(call, **values), limiter=limiter)
+
+    return wait_and_run
+
+
 class _Name(Convertor[str]):
-    """A name before a verb; a slash is part of it: `node/x` is the key of node `x`."""
+    """A name before a verb; it may contain a slash: `node/x` is the key of node `x`."""
 
     regex = ".+"
 
     def convert(self, value: str) -> str:
-        """Take it as it is."""
+        """Return the name unchanged."""
         return value
 
     def to_string(self, value: str) -> str:
-        """Write it as it is."""
+        """Return the name unchanged."""
         return value
 
 
 class _Word(_Name):
-    """A part of a path without the sign that a verb begins with: `/x:cancel` is not the thing named `x:cancel`."""
+    """A path segment without a colon, which begins a verb: `/x:cancel` does not name the thing `x:cancel`."""
 
     regex = "[^/:]+"
 
@@ -115,18 +143,23 @@ AttemptId = Annotated[str, Path(pattern=id_pattern("att"), examples=["att_01KAHZ
 _DOUBTFUL = (rb"\ud", rb"\uD", b"NaN", b"Infinity")
 
 
+async def body_of_type(request: Request, *types: str) -> bytes:
+    """Return the body. Raises UnsupportedMediaType unless its content type is one of `types`."""
+    if media_type(request) not in types:
+        raise UnsupportedMediaType(
+            f"content type {media_type(request)!r} is not supported; allowed: {', '.join(types)}"
+        )
+    return await request.body()
+
+
 def media_type(request: Request) -> str:
     """Return the request's content type without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def json_only(request: Request) -> None:
-    """Refuse a body that is not JSON, or holds what UTF-8 and a receipt cannot: lone surrogates, NaN, Infinity."""
-    if media_type(request) != "application/json":
-        raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: application/json")
-    if isinstance(request, PatientRequest) and await request.is_large():
-        return  # its parser refused that already
-    body = await request.body()
+    """Reject a body that is not JSON, or has lone surrogates, NaN or Infinity, which a receipt cannot hold."""
+    body = await body_of_type(request, "application/json")
     if any(word in body for word in _DOUBTFUL):
         try:
             from_json(body, allow_inf_nan=False)
@@ -135,10 +168,7 @@ async def json_only(request: Request) -> None:
 
 
 async def _spec_body(request: Request) -> SpecBody:
-    kind = media_type(request)
-    if kind not in CONTENT_TYPES:
-        raise UnsupportedMediaType(f"content type {kind!r} is not supported; allowed: {', '.join(CONTENT_TYPES)}")
-    return SpecBody(content=await request.body(), content_type=kind)
+    return SpecBody(content=await body_of_type(request, *CONTENT_TYPES), content_type=media_type(request))
 
 
 SpecBodyDep = Annotated[SpecBody, Depends(_spec_body)]

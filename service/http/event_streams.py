@@ -1,14 +1,14 @@
-"""Server-sent events from the database, replayed from any position; one poll for all streams tells which have news.
+"""Server-sent events from the database, replayed from any position; each open stream polls for its own news.
 
-Between news a stream holds neither a thread nor a connection. All that one look finds is sent in one piece: FastAPI's
-own event routes send every event by itself through two queues, at three times the processor time per event.
+Between two polls a stream holds neither a thread nor a connection. All events of one poll are sent in one piece.
 """
 
+import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from anyio import CapacityLimiter, to_thread
@@ -19,145 +19,126 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.outcomes import AblationState
 from service.errors import ServiceError, Unavailable
-from service.http.change_feed import ChangeFeed
 from service.http.serializers import event_public
-from service.http.shared_looks import SharedLooks
 from service.lifecycle import OVER, EventKind
-from service.schemas.events import Event
+from service.schemas.ablations import Event
 from service.store.ablations.ablations import check_exists
-from service.store.ablations.changes import ALL, Mark, ablation_marks, last_event, log_marks, marks_of_all
+from service.store.ablations.events import ending, events_after, last_event
 from service.store.ablations.logs import read_log
-from service.store.blocks.transitions import ending, events_after
 from service.store.columns import rfc3339
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
 
+POLL_S = 0.5
+"""Between two polls of a stream while few are open."""
+STREAM_S = 0.004
+"""Between two polls of a stream for each open stream, so that a thousand of them leave time for requests."""
 KEEP_ALIVE_S = 15.0
 _EVENTS_AT_ONCE = 100
 _LOG_BYTES_AT_ONCE = 131_072
-"""What a stream holds for a reader that is slow is bounded by these."""
+"""These two bound the memory of a stream whose reader is slow."""
 _THREADS = 4
-_LOOKS_KEPT = 64
-"""Batches, for streams that come to the same place a moment later."""
 _RETRY_S = 5
 _UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventBatch:
-    """What one look at the database found."""
+    """The events that one poll returned."""
 
     frames: bytes = b""
     position: Hashable
-    """Where the next look begins."""
+    """Where the next poll begins."""
     is_last: bool = False
-    is_all: bool = False
-    """Whether nothing more was there, so that the next look can wait for the next mark."""
 
 
-Look = Callable[[Any], EventBatch]
-"""Looks from a position: of events that is a sequence number."""
+Poll = Callable[[Any], EventBatch]
+"""Reads the events after a position, which for events is a sequence number."""
 
 
 class LogPosition(NamedTuple):
     """A place in a trial's log."""
 
     attempt: int | None
-    """Whose log it is; None for that of the newest attempt, whichever it is."""
+    """The attempt whose log it is; None for the newest attempt."""
     offset: int
 
     @classmethod
     def of(cls, event_id: str) -> "LogPosition":
-        """Return the place after the event that had this id."""
+        """Return the place after the event with this id."""
         attempt, _, offset = event_id.rpartition("-")
         return cls(int(attempt) if attempt else None, int(offset))
 
     def __str__(self) -> str:
-        """Write it as an event's id."""
+        """Format the place as an event's id."""
         return f"{self.attempt}-{self.offset}"
 
 
 class Streams:
-    """The open streams of this process: how many there may be, and what wakes them."""
+    """The open streams of this process, at most `most`."""
 
     def __init__(self, store: Store, *, most: int, stopping: Callable[[], bool]) -> None:
+        self._store = store
         self._most = most
         self._open = 0
         self._stopping = stopping
         self._threads = CapacityLimiter(_THREADS)
-        self._looks: SharedLooks[EventBatch] = SharedLooks(most=_LOOKS_KEPT)
-        self._known: SharedLooks[None] = SharedLooks(most=_LOOKS_KEPT)
-        self._store = store
-        self._ablations = ChangeFeed(store, ablation_marks, stopping=stopping)
-        self._logs = ChangeFeed(store, log_marks, stopping=stopping)
-        self._all = ChangeFeed(store, marks_of_all, stopping=stopping)
 
     async def of_ablation(self, ablation_id: str, position: int) -> EventSourceResponse:
         """Follow an ablation's events after a sequence number.
 
         Raises NotFound, and Unavailable when too many streams are open.
         """
-        check = partial(to_thread.run_sync, self._check_exists, ablation_id, limiter=self._threads)
-        await self._known.get(ablation_id, check)  # once for hundreds that come at once: no ablation is ever deleted
-        return self._answer(self._ablations, ablation_id, ablation_events(self._store, ablation_id), position)
+        await to_thread.run_sync(self._check_exists, ablation_id, limiter=self._threads)
+        return self._answer(ablation_events(self._store, ablation_id), position)
 
     def of_log(self, trial_id: str, position: LogPosition) -> EventSourceResponse:
         """Follow a trial's log from a place in it. Raises Unavailable when too many streams are open."""
-        return self._answer(self._logs, trial_id, log_events(self._store, trial_id), position)
+        return self._answer(log_events(self._store, trial_id), position)
 
     def of_all(self, position: int) -> EventSourceResponse:
-        """Tell of changes anywhere after a sequence number. Raises Unavailable when too many streams are open."""
-        return self._answer(self._all, ALL, changes(self._store), position)
+        """Report changes anywhere after a sequence number. Raises Unavailable when too many streams are open."""
+        return self._answer(changes(self._store), position)
 
     def _check_exists(self, ablation_id: str) -> None:
         with self._store.read() as connection:
             check_exists(connection, ablation_id)
 
-    def _answer(self, feed: ChangeFeed, subject: str, look: Look, position: Hashable) -> EventSourceResponse:
+    def _answer(self, poll: Poll, position: Hashable) -> EventSourceResponse:
         if self._open >= self._most:
             raise Unavailable(
                 f"{self._most} streams are open and no more are allowed; ask again later, or ask for the list",
                 headers={"Retry-After": str(_RETRY_S)},
             )
-        return EventSourceResponse(self._frames(feed, subject, look, position), headers=_UNBUFFERED)
+        return EventSourceResponse(self._frames(poll, position), headers=_UNBUFFERED)
 
-    async def _frames(self, feed: ChangeFeed, subject: str, look: Look, position: Hashable) -> AsyncIterator[bytes]:
+    async def _frames(self, poll: Poll, position: Hashable) -> AsyncIterator[bytes]:
         self._open += 1
         try:
             yield format_sse_event(comment="the stream begins")
-            async for frames in self._news(feed, subject, look, position):
+            async for frames in self._news(poll, position):
                 yield frames
-        except (SQLAlchemyError, ServiceError) as error:  # the reader connects again and asks from where it was
+        except (SQLAlchemyError, ServiceError) as error:  # the reader reconnects with its last position
             log.warning("a stream ends early: %s", error)
         finally:
             self._open -= 1
 
-    async def _news(self, feed: ChangeFeed, subject: str, look: Look, position: Hashable) -> AsyncIterator[bytes]:
-        mark: Mark | None = None
+    async def _news(self, poll: Poll, position: Hashable) -> AsyncIterator[bytes]:
+        sent_at = time.monotonic()
         while not self._stopping():
-            batch = await self._found(feed, subject, look, position, mark)
+            batch = await to_thread.run_sync(poll, position, limiter=self._threads)
             position = batch.position
             if batch.frames:
                 yield batch.frames
+                sent_at = time.monotonic()
                 if batch.is_last:
                     return
-                if not batch.is_all:
-                    continue
-            seen, mark = mark, await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
-            while mark == seen and not self._stopping():
+                continue
+            if time.monotonic() - sent_at >= KEEP_ALIVE_S:
                 yield format_sse_event(comment="keep-alive")
-                mark = await feed.changed(subject, mark, patience_s=KEEP_ALIVE_S)
-
-    async def _found(
-        self, feed: ChangeFeed, subject: str, look: Look, position: Hashable, mark: Mark | None
-    ) -> EventBatch:
-        """Look from a position, once for all that stand there: it finds all that their mark tells of.
-
-        Those that have heard of no mark yet share a look only while it is made, and are told of a mark afterwards.
-        """
-        here = partial(to_thread.run_sync, look, position, limiter=self._threads)
-        return await self._looks.get((feed, subject, position, mark), here, is_settled=mark is not None)
+                sent_at = time.monotonic()
+            await asyncio.sleep(max(POLL_S, STREAM_S * self._open))
 
 
 def streams_of(request: Request) -> Streams:
@@ -166,23 +147,20 @@ def streams_of(request: Request) -> Streams:
     return streams
 
 
-def ablation_events(store: Store, ablation_id: str) -> Look:
-    """Return the look for an ablation's events after a sequence number; `end` once nothing more can come."""
+def ablation_events(store: Store, ablation_id: str) -> Poll:
+    """Return the poll for an ablation's events after a sequence number; `end` once nothing more can come."""
 
-    def look(after: int) -> EventBatch:
+    def poll(after: int) -> EventBatch:
         with store.read() as connection:
             end = ending(connection, ablation_id)  # before the events: none comes after an ending
             rows = events_after(connection, ablation_id, after, limit=_EVENTS_AT_ONCE)
-        is_over = end.state in OVER and (end.judged or end.state == AblationState.CANCELLED)
         if rows:
-            frames = b"".join(_frame(event_public(row)) for row in rows)
-            is_all = len(rows) < _EVENTS_AT_ONCE and not is_over
-            return EventBatch(frames=frames, position=rows[-1].seq, is_all=is_all)
-        if is_over:
+            return EventBatch(frames=b"".join(_frame(event_public(row)) for row in rows), position=rows[-1].seq)
+        if end.state in OVER and (end.judged or end.state == AblationState.CANCELLED):
             return EventBatch(frames=_frame(_end_event(ablation_id, after, end)), position=after, is_last=True)
         return EventBatch(position=after)
 
-    return look
+    return poll
 
 
 def _frame(event: Event) -> bytes:
@@ -202,39 +180,39 @@ def _end_event(ablation_id: str, seq: int, end: Row[Any]) -> Event:
     )
 
 
-def changes(store: Store) -> Look:
-    """Return the look for whether anything has changed after a sequence number, not what."""
+def changes(store: Store) -> Poll:
+    """Return the poll that reports whether anything has changed after a sequence number, without details."""
 
-    def look(after: int) -> EventBatch:
+    def poll(after: int) -> EventBatch:
         with store.read() as connection:
             newest = last_event(connection)
         if newest <= after:
             return EventBatch(position=after)
         frame = format_sse_event(event=EventKind.CHANGED, id=str(newest), data_str=json.dumps({"seq": newest}))
-        return EventBatch(frames=frame, position=newest, is_all=True)
+        return EventBatch(frames=frame, position=newest)
 
-    return look
+    return poll
 
 
-def log_events(store: Store, trial_id: str) -> Look:
-    """Return the look for a trial's log from a place in it; an event's id is the place after it, `end` is the last.
+def log_events(store: Store, trial_id: str) -> Poll:
+    """Return the poll for a trial's log from a place in it; an event's id is the place after it, `end` is the last.
 
-    With the next attempt the log begins again, and so does what is sent.
+    With the next attempt the log begins again, and so does the stream.
     """
 
-    def look(place: LogPosition) -> EventBatch:
+    def poll(place: LogPosition) -> EventBatch:
         with store.read() as connection:
             page = read_log(connection, trial_id, offset=place.offset, attempt=place.attempt, most=_LOG_BYTES_AT_ONCE)
         after = LogPosition(page.attempt, page.end_offset)
         if page.data:
-            told = {"attempt": page.attempt, "text": page.data.decode("utf-8", "replace")}
-            return EventBatch(frames=_log_frame(EventKind.LOG, after, told), position=after)
+            piece = {"attempt": page.attempt, "text": page.data.decode("utf-8", "replace")}
+            return EventBatch(frames=_log_frame(EventKind.LOG, after, piece), position=after)
         if page.complete:
             over = {"reason": "the trial is over"}
             return EventBatch(frames=_log_frame(EventKind.END, after, over), position=after, is_last=True)
         return EventBatch(position=after)
 
-    return look
+    return poll
 
 
 def _log_frame(kind: EventKind, after: LogPosition, data: Mapping[str, Any]) -> bytes:

@@ -1,24 +1,30 @@
-"""Prometheus metrics: requests as they happen, the queue and the outbox as the database has them when asked."""
+"""Prometheus metrics: counters of requests, and gauges of the queue and the outbox read from the database."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
+from anyio import CapacityLimiter, to_thread
+from prometheus_client import Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.records.calibration import Ledger
+from service.http.readiness import SharedAnswer
 from service.http.serializers import silent_limit_s
 from service.schemas.health import DependencyCheck
 from service.settings import ServiceSettings
-from service.store import leaders, outbox, projections
+from service.store import leaders, outbox
 from service.store.ablations.ablations import count_by_state
 from service.store.nodes import nodes
 from service.store.nodes.calibrations import read_ledger
 from service.store.session import Store
 from service.store.tables import ablations, attempts, blocks
+
+log = logging.getLogger(__name__)
 
 REQUESTS = Counter("ablate_requests_total", "Requests answered.", ["method", "route", "status"])
 SECONDS = Histogram("ablate_request_seconds", "Seconds until the answer was sent.", ["route"])
@@ -38,7 +44,7 @@ def observe_request(scope: Mapping[str, Any], status: int, seconds: float) -> No
 
 
 class StoreCollector(Collector):
-    """Gauges read from the database at the moment of the scrape."""
+    """Gauges read from the database."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
@@ -51,7 +57,6 @@ class StoreCollector(Collector):
             yield from _backlog(connection)
             yield _nodes(connection, self._silent_s)
             yield _duties(connection)
-            yield _projectors(connection)
             yield from _ledger(read_ledger(connection))
 
 
@@ -65,7 +70,7 @@ def _states(connection: Connection) -> Iterator[Metric]:
 
 
 def _backlog(connection: Connection) -> Iterator[Metric]:
-    """Yield how much waits in the outbox, and for how long."""
+    """Yield the number of waiting outbox rows and the age of the oldest."""
     rows = GaugeMetricFamily("ablate_outbox_rows", "Outbox rows not handled yet.", labels=["kind"])
     age = GaugeMetricFamily("ablate_outbox_oldest_seconds", "Age of the oldest row.", labels=["kind"])
     for kind, count, oldest_s in outbox.backlog(connection):
@@ -76,7 +81,7 @@ def _backlog(connection: Connection) -> Iterator[Metric]:
 
 
 def _ledger(ledger: Ledger) -> Iterator[Metric]:
-    """Yield the service's own rate of false words, as far as A/A ablations support it."""
+    """Yield the service's own rate of false words, from its A/A ablations."""
     yield GaugeMetricFamily("ablate_aa_ablations", "Disjoint A/A ablations judged.", value=ledger.ablations)
     yield GaugeMetricFamily("ablate_aa_false_words", "Those called better or worse.", value=ledger.false_words)
     what = "Upper 95 % bound of the rate of false words (Clopper and Pearson)."
@@ -86,59 +91,52 @@ def _ledger(ledger: Ledger) -> Iterator[Metric]:
 def _nodes(connection: Connection, silent_s: float) -> Metric:
     """Return the number of nodes by class, live and silent."""
     gauge = GaugeMetricFamily("ablate_nodes", "Nodes that ever registered.", labels=["node_class", "health"])
-    live, all_of = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, nodes.EVER_S))
-    for node_class, count in sorted(all_of.items()):
-        heard = live.get(node_class, 0)
-        gauge.add_metric([node_class, "live"], heard)
-        gauge.add_metric([node_class, "silent"], count - heard)
+    live, registered = (nodes.count_live(connection, silent_s=limit) for limit in (silent_s, nodes.EVER_S))
+    for node_class, count in sorted(registered.items()):
+        num_live = live.get(node_class, 0)
+        gauge.add_metric([node_class, "live"], num_live)
+        gauge.add_metric([node_class, "silent"], count - num_live)
     return gauge
 
 
 def _duties(connection: Connection) -> Metric:
-    """Return which duties of the background process somebody holds."""
-    gauge = GaugeMetricFamily("ablate_duty_held", "Whether a background process holds the duty.", labels=["duty"])
-    lapsed = leaders.lapsed_duties(connection)
+    """Return whether a background process leads, for each of its duties."""
+    gauge = GaugeMetricFamily("ablate_duty_held", "Whether a background process does the duty.", labels=["duty"])
+    leads = leaders.has_leader(connection)
     for duty in leaders.DUTIES:
-        gauge.add_metric([duty], float(duty not in lapsed))
+        gauge.add_metric([duty], float(leads))
     return gauge
 
 
-def _projectors(connection: Connection) -> Metric:
-    """Return what every living projector is behind with."""
-    what = "Age of the oldest outbox row that a projector answers now; 0 when it has none in hand."
-    gauge = GaugeMetricFamily("ablate_projector_lag_seconds", what, labels=["projector"])
-    for holder, lag_s in sorted(projections.lags(connection).items()):
-        gauge.add_metric([holder], lag_s)
-    return gauge
+class StoreMetrics:
+    """The gauges from the database in Prometheus' text form, one answer for all callers within two seconds."""
+
+    def __init__(self, store: Store, settings: ServiceSettings) -> None:
+        self._collector = StoreCollector(store, settings)
+        self._shared = SharedAnswer(self._read)
+        self._thread = CapacityLimiter(1)
+
+    async def text(self) -> bytes:
+        """Return the gauges; nothing while the database cannot be read."""
+        return await self._shared.get()
+
+    async def _read(self) -> bytes:
+        try:
+            return await to_thread.run_sync(generate_latest, self._collector, limiter=self._thread)
+        except SQLAlchemyError as error:  # the gauge of dependencies shows that the database is away
+            log.warning("metrics without the gauges from the database: %s", error)
+            return b""
 
 
-def dependency_lines(checks: Mapping[str, DependencyCheck]) -> bytes:
-    """Return what was found reachable, in Prometheus' text form."""
-    gauge = GaugeMetricFamily("ablate_dependency_up", "Whether the service reaches it.", labels=["dependency"])
-    for name, check in checks.items():
-        gauge.add_metric([name], float(check.ok))
-    registry = CollectorRegistry()
-    registry.register(_Ready(gauge))
-    return generate_latest(registry)
+class DependencyCollector(Collector):
+    """The gauge of dependencies, from the results of readiness checks."""
 
-
-class _Ready(Collector):
-    """A gauge that has its values already."""
-
-    def __init__(self, gauge: Metric) -> None:
-        self._gauge = gauge
+    def __init__(self, checks: Mapping[str, DependencyCheck]) -> None:
+        self._checks = checks
 
     def collect(self) -> Iterator[Metric]:
-        """Yield it."""
-        yield self._gauge
-
-
-def registry_for(store: Store, settings: ServiceSettings) -> CollectorRegistry:
-    """Return a registry with this store's gauges, to be scraped together with the process's own metrics."""
-    registry = CollectorRegistry()
-    registry.register(StoreCollector(store, settings))
-    return registry
-
-
-PROCESS_REGISTRY = REGISTRY
-"""Request counters and the process's own metrics."""
+        """Yield the gauge."""
+        gauge = GaugeMetricFamily("ablate_dependency_up", "Whether the service reaches it.", labels=["dependency"])
+        for name, check in self._checks.items():
+            gauge.add_metric([name], float(check.ok))
+        yield gauge

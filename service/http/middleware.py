@@ -1,12 +1,13 @@
-"""What happens to every request: an id, who asks, how large its head and body may be, and its place in the metrics.
+"""The middleware of every request: its id, its principal, the limits of head and body, metrics and the log.
 
-Who asks is known before a byte of the body is read: a stranger's body costs nothing.
+The principal is looked up before a byte of the body is read, so an unauthenticated body costs nothing.
 """
 
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -19,7 +20,6 @@ from experiments.runtime.logs import requested_by
 from service.errors import HeadTooLarge, Unauthorized
 from service.http import problems
 from service.http.authentication import Authenticator
-from service.http.body_budget import BodyBudget
 from service.http.connection_limits import MAX_HEAD_BYTES
 from service.http.metrics import observe_request
 from service.principals import Principal, Scope
@@ -34,19 +34,49 @@ Headers = dict[bytes, bytes]
 
 log = logging.getLogger(__name__)
 
-GIVEN_ID = r"[A-Za-z0-9._-]{8,64}"
-_GIVEN_ID = re.compile(GIVEN_ID.encode())
-_FOR_STRANGERS = frozenset({"/v1/schema/ablation.json"})
-"""Below /v1 everything else needs a token."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
+_PUBLIC = frozenset({"/v1/schema/ablation.json"})
+"""Paths below /v1 that need no token."""
 _LARGE_BODIES = {":report": Scope.WORKER, ":import": Scope.OPERATE}
-"""Who may send a large body to which verb; anybody else gets the small limit there, too."""
+"""The scope that may send a large body, by verb; others have the small limit there too."""
 _LOOKUP_THREADS = 2
-"""For tokens that are not in the cache: strangers wait for each other, not the requests of others for them."""
+"""For tokens that are not in the cache: unknown tokens delay each other, never other requests."""
 _BUDGET_IN_REPORTS = 4
+_RETRY_S = 2
+
+
+class BodyBudget:
+    """Limits the total bytes of request bodies that the process holds in memory."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._total = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that counts bytes of one request; release all of them at the end.
+
+        The function raises HTTPException (503) instead of exceeding the budget.
+        """
+        own = 0
+
+        def take(count: int) -> None:
+            nonlocal own
+            if count and self._total + count > self._most:
+                detail = f"bodies of {self._total} bytes are being read; allowed at once: {self._most}. Retry later"
+                headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
+                raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers)
+            self._total += count
+            own += count
+
+        try:
+            yield take
+        finally:
+            self._total -= own
 
 
 class RequestMiddleware:
-    """Pure ASGI, so that streams stream and a submission pays microseconds for it."""
+    """Pure ASGI middleware, so that it neither buffers streams nor costs more than microseconds."""
 
     def __init__(self, app: App, *, settings: ServiceSettings, authenticator: Authenticator) -> None:
         self._app = app
@@ -61,21 +91,21 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         headers: Headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _GIVEN_ID.fullmatch(given) else new_id("req")
+        sent_id = headers.get(b"x-request-id", b"")
+        request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else new_id("req")
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), HTTPStatus.INTERNAL_SERVER_ERROR.value
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*_marks(message["headers"], request_id), *message["headers"]]
+                message["headers"] = [*_extra_headers(message["headers"], request_id), *message["headers"]]
             await send(message)
 
         with requested_by(request_id):
             try:
-                await self._admit(scope, headers, receive, send_marked)
+                await self._admit(scope, headers, receive, send_with_headers)
             finally:
                 seconds = time.perf_counter() - started
                 observe_request(scope, status, seconds)
@@ -88,16 +118,16 @@ class RequestMiddleware:
         except problems.ANSWERED as error:
             answer = await problems.answer(Request(scope), error)
             if _has_body(headers):
-                answer.headers["Connection"] = "close"  # instead of reading to its end what nobody wants
+                answer.headers["Connection"] = "close"  # instead of reading an unwanted body
             await answer(scope, receive, send)
             return
-        with self._budget.share() as share:
+        with self._budget.share() as take:
             limit = self._limit(scope["path"], principal)
-            await self._app(scope, _limited(receive, headers, limit, share.take), send)
+            await self._app(scope, _limited(receive, headers, limit, take), send)
 
     async def _principal(self, path: str, headers: Headers) -> Principal | None:
-        """Return who asks, None where strangers may. Raises Unauthorized."""
-        if not path.startswith("/v1/") or path in _FOR_STRANGERS:
+        """Return the principal, None for a public path. Raises Unauthorized."""
+        if not path.startswith("/v1/") or path in _PUBLIC:
             return None
         scheme, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not secret:
@@ -118,11 +148,11 @@ class RequestMiddleware:
             log.info("%s %a %d in %.1f ms", scope["method"], scope["path"], status, 1000 * seconds)
 
 
-def _marks(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
-    marks = [(b"x-content-type-options", b"nosniff")]
+def _extra_headers(headers: list[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    extra = [(b"x-content-type-options", b"nosniff")]
     if not any(name == b"x-request-id" for name, _ in headers):
-        marks.append((b"x-request-id", request_id.encode()))
-    return marks
+        extra.append((b"x-request-id", request_id.encode()))
+    return extra
 
 
 def _check_head(scope: HttpScope) -> None:

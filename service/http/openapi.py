@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, with the spec's JSON Schema among its components and complete examples."""
+"""The OpenAPI document: FastAPI's own, plus the JSON Schema of a spec and complete examples."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ TAGS = [
     {"name": "submissions", "description": "Plan and submit specs."},
     {"name": "ablations", "description": "Watch, list and cancel ablations; read specs, verdicts and reports."},
     {"name": "trials", "description": "Receipts and logs."},
-    {"name": "catalogue", "description": "What can be asked for."},
-    {"name": "calibrations", "description": "What is known about the noise of nodes."},
-    {"name": "nodes", "description": "The machines that run trials, and the key that each of them has."},
-    {"name": "tokens", "description": "Who may do what: tokens of people, quotas, and who somebody is."},
+    {"name": "catalogue", "description": "Gates and the schema of a spec."},
+    {"name": "calibrations", "description": "The measured noise of nodes."},
+    {"name": "nodes", "description": "The machines that run trials, and their keys."},
+    {"name": "tokens", "description": "Tokens of people, quotas, identities and sign-in links."},
     {"name": "workers", "description": "For workers, with the key of their node and an attempt's token."},
     {"name": "health", "description": "For operators; no token needed."},
 ]

@@ -1,4 +1,4 @@
-"""List pages: a cursor is the key of the last item shown; one row more than the limit tells that more follow."""
+"""Pages of lists: a cursor is the key of the last item shown; one extra row reveals that more follow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ PLACE = "(0|[1-9][0-9]{0,8})"
 
 
 def text_like(pattern: str) -> WithJsonSchema:
-    """Return how the schema tells of a parameter that may be absent: as text, for nothing that is sent means null."""
+    """Return the schema of an optional text parameter without null: no query value means null."""
     return WithJsonSchema({"type": "string", "pattern": pattern})
 
 
 class PageQuery(BaseModel):
-    """Which page of a list; each list adds the pattern of its cursors."""
+    """A page of a list; each list adds the pattern of its cursors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,15 +37,15 @@ class PageQuery(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Generic[Key, Item]):
-    """How the rows of a list are read, in the order of their keys, and shown."""
+    """Functions that read the rows of a list, ordered by key, and convert them."""
 
     start: Key
     """The key before the first row."""
     key: Callable[[Row[Any]], Key]
     read: Callable[[Connection, Key, int], list[Row[Any]]]
-    """Returns the rows after a key, at most so many."""
+    """Returns at most this many rows after a key."""
     items: Callable[[Connection, list[Row[Any]]], list[Item]]
-    """Builds what is shown of rows."""
+    """Converts rows to wire types."""
 
 
 def page(request: Request, store: Store, wanted: PageQuery, listing: Listing[Key, Item]) -> Response:
@@ -73,4 +73,4 @@ def encode_cursor(key: tuple[str | int, ...]) -> str:
 def decode_cursor(cursor: str, like: Key) -> Key:
     """Read a cursor that fits its list's pattern as a key with the types of `like`."""
     parts = zip(like, cursor.split("."), strict=True)
-    return tuple(type(part)(given) for part, given in parts)  # type: ignore[return-value]  # of the same types
+    return tuple(type(part)(text) for part, text in parts)  # type: ignore[return-value]  # of the same types

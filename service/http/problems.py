@@ -1,4 +1,4 @@
-"""Turn errors into RFC 9457 problem documents: ours, the framework's, and the ones nobody expected."""
+"""Turn errors into RFC 9457 problem documents: our own, the framework's, and unexpected ones."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ _SLUGS = {
 }
 _METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _CLIENT_LEFT = 499
-"""For the metrics only: nobody is there to read it."""
+"""Status for the metrics only; the client is gone."""
 
 
 def install(app: FastAPI) -> None:
@@ -42,7 +42,7 @@ def install(app: FastAPI) -> None:
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Turn an error of one of the `ANSWERED` kinds into its answer."""
+    """Return the answer to an error of one of the `ANSWERED` kinds."""
     handler = next(handler for kind, handler in _HANDLERS.items() if isinstance(error, kind))
     return handler(request, error)
 
@@ -105,7 +105,7 @@ def _translate(item: dict[str, Any]) -> SpecProblem:
 def _http_error(request: Request, error: Any) -> Response:
     if isinstance(error.__cause__, ClientDisconnect):
         return _client_left(request, error)
-    if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's word for a body that cannot be decoded
+    if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework raises it for a body that it cannot decode
         detail = f"the body cannot be read: {error.__cause__ or error.detail}"
         return _from_service_error(request, Invalid(problems=[SpecProblem(pointer="#", detail=detail)]))
     headers = dict(error.headers or {})
@@ -116,18 +116,18 @@ def _http_error(request: Request, error: Any) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes with this path; the framework knows those of the first one only."""
-    asked = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
+    """Return the methods of all routes with this path; the framework returns only those of the first."""
+    scope = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
     routes = request.app.routes
     return [
         method
         for method in _METHODS
-        if any(route.matches({**asked, "method": method})[0] is Match.FULL for route in routes)
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
     ]
 
 
 def _client_left(request: Request, _error: Any) -> Response:
-    """Say it to the log; a client may go away whenever it likes."""
+    """Log that the client closed the connection, which is no error."""
     log.info("%s %a: the client went away before its request was whole", request.method, request.url.path)
     return Response(status_code=_CLIENT_LEFT)
 
@@ -136,7 +136,7 @@ def _database_error(request: Request, error: Any) -> Response:
     read_only = is_read_only(error.orig) if isinstance(error, DBAPIError) else False
     if isinstance(error, InternalError) and not read_only:
         raise error
-    what = "takes no changes now; what is stored can be read" if read_only else "cannot be reached or is too busy"
+    what = "takes no changes now; stored data can be read" if read_only else "cannot be reached or is too busy"
     log.warning(
         "the database %s: %s", what, getattr(error, "orig", None) or error
     )  # without the statement and its values
@@ -144,7 +144,7 @@ def _database_error(request: Request, error: Any) -> Response:
 
 
 async def unexpected_error(request: Request, error: Exception) -> Response:
-    """Log our own mistake and answer without telling of it."""
+    """Log our own mistake and answer without details."""
     with requested_by(request.scope.get("state", {}).get("request_id")):
         log.error("unexpected error in %s %a", request.method, request.url.path, exc_info=error)
     detail = "an unexpected error was recorded; tell an operator the request id"
@@ -163,4 +163,4 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Any], Response]] = {
     PoolTimeout: _database_error,
 }
 ANSWERED: tuple[type[Exception], ...] = tuple(_HANDLERS)
-"""Errors that have an answer; any other is our own mistake."""
+"""Errors with a planned answer; any other is our own mistake."""

@@ -1,10 +1,13 @@
-"""What the service needs and whether it is there: each thing is asked in a thread of its own and given up in time."""
+"""Readiness: whether the service reaches its dependencies. Each check runs in a thread of its own, with a time limit.
+
+Anybody may ask without a token. All callers within two seconds share one answer, so their number costs nothing.
+"""
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 import httpx
 from kombu.exceptions import OperationalError
@@ -12,72 +15,83 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.runtime.wake import celery_app
-from service.http.shared_answer import SharedAnswer
 from service.schemas.health import DependencyCheck, Readiness
 from service.settings import ServiceSettings
 from service.store import leaders
 from service.store.session import Store
 
 FRESH_S = 2.0
-"""Everybody who asks within this time hears the same."""
 PATIENCE_S = 3.0
 _CONNECT_S = 2.0
 _MLFLOW_PATH = "/api/2.0/mlflow/experiments/get-by-name"
-"""Not /health: that answers even to host names which the server refuses everywhere else."""
+"""Not /health: that answers even for host names that the server rejects everywhere else."""
+
+_Answer = TypeVar("_Answer")
+
+
+class SharedAnswer(Generic[_Answer]):
+    """One answer for all callers, computed again when it is older than FRESH_S, never twice at once."""
+
+    def __init__(self, compute: Callable[[], Awaitable[_Answer]]) -> None:
+        self._compute = compute
+        self._lock = asyncio.Lock()
+        self._cached: tuple[float, _Answer] | None = None
+
+    async def get(self) -> _Answer:
+        """Return the cached answer, or compute it."""
+        async with self._lock:
+            if self._cached is None or time.monotonic() - self._cached[0] > FRESH_S:
+                answer = await self._compute()
+                self._cached = time.monotonic(), answer
+            return self._cached[1]
 
 
 class _Failed(Exception):
-    """A check found what it looks for missing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Finished:
-    at: float
-    check: DependencyCheck
+    """A check failed; the message says why."""
 
 
 class DependencyProbe:
-    """Asks for one thing; a question that hangs is never asked twice, and holds up nobody."""
+    """Checks one dependency. A check that hangs is never started twice and delays no other."""
 
     def __init__(self, name: str, ask: Callable[[], str]) -> None:
         self.name = name
         self._ask = ask
         self._answer: asyncio.Future[DependencyCheck] | None = None
-        self._asked_at = 0.0
+        self._began_at = 0.0
 
     async def check(self) -> DependencyCheck:
-        """Return what was found, or for how long nothing has been heard."""
+        """Return the result, or for how long there has been no answer."""
         if self._answer is None or self._answer.done():
-            self._answer, self._asked_at = asyncio.get_running_loop().create_future(), time.monotonic()
+            self._answer, self._began_at = asyncio.get_running_loop().create_future(), time.monotonic()
             threading.Thread(target=self._run, args=(self._answer,), name=f"probe-{self.name}", daemon=True).start()
         try:
             return await asyncio.wait_for(asyncio.shield(self._answer), PATIENCE_S)
         except TimeoutError:
-            silent_s = time.monotonic() - self._asked_at
+            silent_s = time.monotonic() - self._began_at
             return DependencyCheck(ok=False, detail=f"no answer for {silent_s:.0f} s")
 
     def _run(self, answer: "asyncio.Future[DependencyCheck]") -> None:
         try:
-            found = DependencyCheck(ok=True, detail=self._ask())
-        except (_Failed, SQLAlchemyError, OperationalError, httpx.HTTPError, OSError) as error:
-            said = str(error) if isinstance(error, _Failed) else f"{type(error).__name__}: {error}"
-            found = DependencyCheck(ok=False, detail=said[:500])
-        except Exception as error:  # a thread's boundary: what nobody expected is a failed check, not silence
-            found = DependencyCheck(ok=False, detail=f"unexpected {type(error).__name__}: {error}"[:500])
-        loop = answer.get_loop()
+            result = DependencyCheck(ok=True, detail=self._ask())
+        except _Failed as error:
+            result = DependencyCheck(ok=False, detail=str(error)[:500])
+        except (SQLAlchemyError, OperationalError, httpx.HTTPError, OSError) as error:
+            result = DependencyCheck(ok=False, detail=f"{type(error).__name__}: {error}"[:500])
+        except Exception as error:  # a thread's boundary: an unexpected error is a failed check, not silence
+            result = DependencyCheck(ok=False, detail=f"unexpected {type(error).__name__}: {error}"[:500])
         try:
-            loop.call_soon_threadsafe(_tell, answer, found)
-        except RuntimeError:  # the process ends; nobody waits any more
+            answer.get_loop().call_soon_threadsafe(_deliver, answer, result)
+        except RuntimeError:  # the process is ending; nobody waits any more
             return
 
 
-def _tell(answer: "asyncio.Future[DependencyCheck]", found: DependencyCheck) -> None:
+def _deliver(answer: "asyncio.Future[DependencyCheck]", result: DependencyCheck) -> None:
     if not answer.done():
-        answer.set_result(found)
+        answer.set_result(result)
 
 
 class ReadinessMonitor:
-    """Answers `/readyz` for everybody who asks, with one round of checks every two seconds at most."""
+    """Answers `/readyz` for all callers, with at most one round of checks every two seconds."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._essential = DependencyProbe("database", lambda: _database(store))
@@ -87,16 +101,16 @@ class ReadinessMonitor:
             DependencyProbe("broker", lambda: _broker(settings.celery_url)),
             DependencyProbe("mlflow", lambda: _mlflow(settings.mlflow_url)),
         )
-        self._shared = SharedAnswer(self._ask_all, fresh_s=FRESH_S)
+        self._shared = SharedAnswer(self._check_all)
 
     async def readiness(self) -> Readiness:
-        """Return what was found at most two seconds ago."""
+        """Return the result of checks that are at most two seconds old."""
         return await self._shared.get()
 
-    async def _ask_all(self) -> Readiness:
+    async def _check_all(self) -> Readiness:
         probes = (self._essential, *self._others)
-        found = await asyncio.gather(*(probe.check() for probe in probes))
-        checks = {probe.name: check for probe, check in zip(probes, found, strict=True)}
+        results = await asyncio.gather(*(probe.check() for probe in probes))
+        checks = {probe.name: check for probe, check in zip(probes, results, strict=True)}
         degraded = [probe.name for probe in self._others if not checks[probe.name].ok]
         return Readiness(ready=checks[self._essential.name].ok, degraded=degraded, checks=checks)
 
@@ -110,21 +124,21 @@ def _database(store: Store) -> str:
 def _writes(store: Store) -> str:
     with store.write() as connection:
         leaders.touch_nothing(connection)
-    return "the database takes changes"
+    return "the database accepts changes"
 
 
 def _background(store: Store) -> str:
     with store.read() as connection:
-        silent = leaders.lapsed_duties(connection)
-    if silent:
-        raise _Failed(f"nobody does: {', '.join(silent)}; start `python -m service.background.main`, or read its log")
-    return "every duty is held"
+        leads = leaders.has_leader(connection)
+    if not leads:
+        raise _Failed("no background process leads; start `python -m service.background.main`, or read its log")
+    return "a background process leads"
 
 
 def _broker(url: str) -> str:
     app = celery_app(url, name="ablate-probe")
-    patience = {"socket_timeout": _CONNECT_S}  # a frozen broker takes connections and answers nothing
-    with app.connection_for_write(connect_timeout=_CONNECT_S, transport_options=patience) as connection:
+    timeout = {"socket_timeout": _CONNECT_S}  # a frozen broker accepts connections and answers nothing
+    with app.connection_for_write(connect_timeout=_CONNECT_S, transport_options=timeout) as connection:
         connection.ensure_connection(
             max_retries=1, interval_start=0, timeout=_CONNECT_S, reraise_as_library_errors=True
         )

@@ -1,4 +1,4 @@
-"""What routes declare about their answers besides the good one, and how documents with an ETag are sent."""
+"""Declarations of error answers in OpenAPI, and answers with an ETag or as a self-contained page."""
 
 import hashlib
 from http import HTTPStatus
@@ -21,7 +21,7 @@ _EXAMPLES: dict[int, tuple[str, str]] = {
     403: ("forbidden", "this needs a token with scope 'submit'; this one has 'read'"),
     404: ("not-found", "there is no ablation 'abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3'"),
     405: ("method-not-allowed", "Method Not Allowed"),
-    409: ("not-yet", "the ablation is running; its verdict is made when every block has ended"),
+    409: ("not-yet", "the ablation is running; its verdict is written when every block has ended"),
     413: ("body-too-large", "the body is larger than the 1048576 bytes allowed"),
     415: ("unsupported-media-type", "content type 'text/plain' is not supported; allowed: application/json"),
     422: ("invalid-spec", "the spec has 1 problem"),
@@ -69,9 +69,9 @@ def document(request: Request, content: BaseModel, *, headers: dict[str, str] | 
     """Send `content` as JSON with its ETag, or 304 when the client already has it."""
     body = content.model_dump_json().encode()
     tag = etag_of(body)
-    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    cached_tags = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
     all_headers = {**(headers or {}), "ETag": tag, "Cache-Control": "no-cache"}
-    if tag in known or "*" in known:
+    if tag in cached_tags or "*" in cached_tags:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=all_headers)
     return Response(body, headers=all_headers, media_type="application/json")
 
@@ -80,10 +80,10 @@ _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""A report holds its style and pictures itself; nothing in it may run, load or send."""
+"""A report contains its style and pictures; it may run no script, load nothing and send nothing."""
 
 
 def html_page(page: str) -> HTMLResponse:
-    """Send a page that needs nothing but itself, and forbid it everything else."""
+    """Send a self-contained page with a policy that forbids everything else."""
     headers = {"Content-Security-Policy": _PAGE_POLICY, "Referrer-Policy": "no-referrer"}
     return HTMLResponse(page, headers=headers)

@@ -1,4 +1,4 @@
-"""Rows to wire types: how ablations, blocks, trials and nodes look from outside."""
+"""Conversion of rows to wire types: ablations, blocks, trials, nodes, keys and tokens."""
 
 import json
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from experiments.analysis.noise.admission import mending_command
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, TrialState
+from experiments.records.calibration import Sizing
 from experiments.records.messages import NodeRegistration
-from experiments.records.sizing import Sizing
 from service.http import mlflow_links
 from service.queue.plan_cost import warnings_of
 from service.queue.waiting import Waiting
@@ -19,12 +19,12 @@ from service.schemas.ablations import (
     AblationPublic,
     BlockCounts,
     BlockPublic,
+    Event,
     Links,
     Progress,
     TrialCounts,
     TrialPublic,
 )
-from service.schemas.events import Event
 from service.schemas.nodes import KeyPublic, NodePublic
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
 from service.schemas.tokens import SecretPublic, TokenPublic
@@ -34,7 +34,7 @@ from service.store.columns import rfc3339
 
 
 def links_of(ablation_id: str) -> Links:
-    """Return where to go from an ablation."""
+    """Return the links of an ablation."""
     own = f"/v1/ablations/{ablation_id}"
     return Links(
         self=own, events=f"{own}/events", verdict=f"{own}/verdict", report=f"{own}/report", cancel=f"{own}:cancel"
@@ -51,20 +51,20 @@ def plan_public(
 ) -> PlanPublic:
     """Build the wire type."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
-    answers = {
+    estimates = {
         "expected_device_minutes": expected_device_minutes,
         "node_classes": node_classes,
         "sizing": sizing,
         "mended_by": _mended_by(spec, sizing),
     }
-    asked = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
+    limits = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
     return PlanPublic.model_validate(
         {
             **_plan_fields(plan),
             "arms": arms,
             "blocks": [block.model_dump() for block in plan.blocks],
-            **answers,
-            **asked,
+            **estimates,
+            **limits,
             "warnings": warnings_of(spec, expected_device_minutes),
         }
     )
@@ -95,7 +95,7 @@ def silent_limit_s(settings: ServiceSettings) -> float:
 
 
 def _fields(row: Row[Any], **changes: Any) -> dict[str, Any]:
-    """Return a row by its columns' names, which are the wire types' fields, with moments as RFC 3339 UTC."""
+    """Return a row as a dict by column, which are the wire type's fields, with times in RFC 3339 UTC."""
     values = row._asdict()
     moments = {name: rfc3339(at) for name, at in values.items() if name.endswith("_at") and at is not None}
     return {**values, **moments, **changes}
@@ -140,7 +140,7 @@ def trial_public(row: Row[Any]) -> TrialPublic:
 
 
 def _reason(row: Row[Any]) -> str | None:
-    """Return why a trial did not measure: its receipt says so, or its block that ended without one."""
+    """Return why a trial has no measurement, from its receipt or from its block that ended without one."""
     if row.unmeasured is not None:
         message: str | None = json.loads(row.unmeasured)["message"]
         return message
@@ -159,11 +159,11 @@ def key_public(row: Row[Any]) -> KeyPublic:
 
 
 def node_public(row: Row[Any], runs: list[dict[str, Any]], settings: ServiceSettings) -> NodePublic:
-    """Build the wire type; `runs` are the node's blocks that run."""
-    found = NodeRegistration.model_validate_json(row.registration)
+    """Build the wire type; `runs` are the node's running blocks."""
+    registration = NodeRegistration.model_validate_json(row.registration)
     health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
-    own = {"health": health, "state": _node_state(row, is_busy=bool(runs)), "lanes": found.lanes, "runs": runs}
-    return NodePublic.model_validate({**found.model_dump(), **_fields(row, **own)})
+    own = {"health": health, "state": _node_state(row, is_busy=bool(runs)), "lanes": registration.lanes, "runs": runs}
+    return NodePublic.model_validate({**registration.model_dump(), **_fields(row, **own)})
 
 
 def _node_state(row: Row[Any], *, is_busy: bool) -> str:
@@ -177,7 +177,7 @@ def _node_state(row: Row[Any], *, is_busy: bool) -> str:
 
 
 def token_public(row: Row[Any], *, secrets: list[SecretPublic], minutes: Minutes) -> TokenPublic:
-    """Build the wire type; `secrets` are those that count, `minutes` those of its ablations."""
+    """Build the wire type from valid `secrets` and the device `minutes` of the token's ablations."""
     quota = {"device_minutes_used": minutes.used, "device_minutes_reserved": minutes.reserved}
     return TokenPublic.model_validate(_fields(row, secrets=secrets, **quota))
 

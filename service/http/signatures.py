@@ -1,4 +1,4 @@
-"""Whether what a node handed in is signed by a key that this service trusts."""
+"""Checks that reports and bundles are signed by keys that this service trusts."""
 
 from collections.abc import Collection, Iterator
 
@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 def checked_signature(store: Store, attempt_id: str, report: BlockReport) -> Signature:
-    """Return the signature of the node that holds the attempt. Raises Invalid unless it fits this report."""
+    """Return the signature of the attempt's node. Raises Invalid unless it fits this report."""
     with store.read() as connection:
         key = keys.key_of_attempt(connection, attempt_id)
         refused = keys.refusals(connection, [key] if key else [])
@@ -23,8 +23,8 @@ def checked_signature(store: Store, attempt_id: str, report: BlockReport) -> Sig
         raise _unsigned_report(f"key {key} {refused[key]}")
     signature = report.signature
     if signature is None or signature.key != key:
-        given = "nobody" if signature is None else signature.key
-        raise _unsigned_report(f"is by {given}; the node that holds this attempt registered {key or 'no key'}")
+        signer = "nobody" if signature is None else signature.key
+        raise _unsigned_report(f"is by {signer}; the node that holds this attempt registered {key or 'no key'}")
     problem = signature_problem(signature, report.statement(claimed_block(store, attempt_id)))
     if problem is not None:
         raise _unsigned_report(problem)
@@ -36,36 +36,36 @@ def _unsigned_report(problem: str) -> Invalid:
 
 
 def check_bundle(store: Store, bundle: Bundle, *, trusted: Collection[str], unsigned: bool) -> None:
-    """Check that every key of `bundle` is trusted here or in `trusted`, and all is signed. Raises Invalid."""
+    """Check that all files of `bundle` are signed, by keys that are trusted here or in `trusted`. Raises Invalid."""
     with store.read() as connection:
         refused = keys.refusals(connection, bundle.keys - set(trusted))
     problems = [*_untrusted(refused), *_unused(bundle, trusted)]
     if bundle.unsigned and not unsigned:
         problems.append(_unsigned(bundle.unsigned))
     if problems:
-        raise Invalid("it is not proved who wrote these bundles; nothing was imported", problems=problems)
+        raise Invalid("the origin of these bundles is not proved; nothing was imported", problems=problems)
 
 
 def _untrusted(refused: dict[str, str]) -> Iterator[SpecProblem]:
     for key, why in refused.items():
-        hint = f"compare it with what `ablate exec` printed on the node, then import with --trust {key}"
-        yield _at("#/trust", f"the bundles are signed by {key}, which {why}", hint)
+        hint = f"compare it with the key that `ablate exec` printed on the node, then import with --trust {key}"
+        yield _at("query:trust", f"the bundles are signed by {key}, which {why}", hint)
 
 
 def _unused(bundle: Bundle, trusted: Collection[str]) -> Iterator[SpecProblem]:
     for key in sorted(set(trusted) - bundle.keys):
-        yield _at("#/trust", f"{key} signed nothing in these bundles; they are signed by {_listed(bundle.keys)}")
+        yield _at("query:trust", f"{key} signed nothing in these bundles; they are signed by {_listed(bundle.keys)}")
 
 
 def _unsigned(files: Collection[str]) -> SpecProblem:
-    hint = "if you know where they come from, import with --unsigned; the verdict will say so"
-    return _at("#/unsigned", f"{len(files)} files are not signed: {_listed(files)}", hint)
+    hint = "if you know their origin, import with --unsigned; the verdict will mention it"
+    return _at("query:unsigned", f"{len(files)} files are not signed: {_listed(files)}", hint)
 
 
 def _listed(names: Collection[str]) -> str:
-    found = sorted(names)
-    rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return (", ".join(found[:_SHOWN]) or "nobody") + rest
+    ordered = sorted(names)
+    rest = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    return (", ".join(ordered[:_SHOWN]) or "nobody") + rest
 
 
 def _at(pointer: str, detail: str, hint: str | None = None) -> SpecProblem:

@@ -1,52 +1,62 @@
-"""Routes that read and cancel ablations."""
+"""Routes that find, read, cancel and reprioritize ablations."""
 
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
-from experiments.ids import id_pattern
+from experiments.ids import CALLED_PATTERN, id_pattern
 from experiments.outcomes import AblationState
 from service.errors import NotYet
-from service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter
+from service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter, json_only
 from service.http.event_streams import streams_of
 from service.http.pagination import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
 from service.http.responses import document, html_page, secured
 from service.http.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.lifecycle import OVER
 from service.queue.waiting import waiting
-from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
+from service.schemas.ablations import AblationPublic, BlockPublic, PriorityChange, TrialPublic
 from service.schemas.public import Page
 from service.schemas.submissions import SpecText
 from service.settings import ServiceSettings
 from service.store.ablations import ablations as store_ablations
 from service.store.ablations import results
+from service.store.ablations.names import find_ablation
 from service.store.access import tokens
+from service.store.blocks import turns
 
 router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
 _SEQUENCE = "^(0|[1-9][0-9]{0,17})$"
-"""Pattern of a sequence number: what 64 bits hold."""
+"""Pattern of a sequence number that fits 64 bits."""
 _LABEL = "^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _ABLATION, _BLOCK, _TRIAL = id_pattern("abl"), f"^{PLACE}$", f"^{PLACE}[.]{PLACE}$"
 """Patterns of cursors."""
+CalledName = Annotated[
+    str,
+    Query(
+        pattern=CALLED_PATTERN,
+        description="A name, an id, a beginning that only one of them has, or `latest`. A name means its newest.",
+        examples=["psiv-cache"],
+    ),
+]
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The client has this already (If-None-Match)."}}
 
 
 def _page_of(item: type[BaseModel], *statuses: int) -> dict[str, Any]:
-    """Declare a page of items, and problem documents for `statuses`."""
+    """Declare a page of items, and problem documents for `statuses`, in OpenAPI."""
     return {"response_model": Page[item], "responses": {**secured(*statuses), **_NOT_MODIFIED}}  # type: ignore[valid-type]
 
 
 class AblationQuery(PageQuery):
-    """Which ablations a list shows."""
+    """Filters of the list of ablations."""
 
     limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
     cursor: Annotated[str | None, text_like(_ABLATION)] = Field(default=None, pattern=_ABLATION, description=FROM_NEXT)
@@ -60,13 +70,13 @@ class AblationQuery(PageQuery):
 
 
 class BlockQuery(PageQuery):
-    """Which blocks of an ablation a list shows."""
+    """The page of an ablation's blocks."""
 
     cursor: Annotated[str | None, text_like(_BLOCK)] = Field(default=None, pattern=_BLOCK, description=FROM_NEXT)
 
 
 class TrialQuery(PageQuery):
-    """Which trials of an ablation a list shows."""
+    """The page of an ablation's trials."""
 
     cursor: Annotated[str | None, text_like(_TRIAL)] = Field(default=None, pattern=_TRIAL, description=FROM_NEXT)
 
@@ -94,7 +104,7 @@ def list_ablations(
 
 
 def public(connection: Connection, rows: Sequence[Row[Any]], settings: ServiceSettings) -> list[AblationPublic]:
-    """Return ablations as they stand."""
+    """Return ablations in their current state."""
     labels = store_ablations.labels_of(connection, [row.id for row in rows])
     waits = waiting(connection, rows, silent_s=silent_limit_s(settings))
     url = settings.mlflow_link_url
@@ -109,12 +119,12 @@ def public(connection: Connection, rows: Sequence[Row[Any]], settings: ServiceSe
     responses={**secured(404, 422), **_NOT_MODIFIED},
 )
 def get_ablation(request: Request, ablation_id: AblationId, services: ServicesDep, principal: Reader) -> Response:
-    """Return the ablation as it stands."""
+    """Return the ablation in its current state."""
     return document(request, load(services, ablation_id))
 
 
 def load(services: Services, ablation_id: str) -> AblationPublic:
-    """Return the ablation as it stands. Raises NotFound."""
+    """Return the ablation in its current state. Raises NotFound."""
     with services.store.read() as connection:
         return public(connection, [store_ablations.get_ablation(connection, ablation_id)], services.settings)[0]
 
@@ -174,15 +184,46 @@ def list_trials(
 @router.get(
     "/{ablation_id}/spec",
     operation_id="getSpec",
-    summary="The spec as it was submitted",
+    summary="Show the submitted spec",
     responses=secured(404, 422),
 )
 def get_spec(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> SpecText:
-    """Return the text with its content type."""
+    """Return the submitted text with its content type."""
     with services.store.read() as connection:
         store_ablations.check_exists(connection, ablation_id)
         body = results.read_spec(connection, ablation_id)
     return SpecText(text=body.content.decode(), content_type=body.content_type)
+
+
+@router.get(
+    ":find",
+    operation_id="findAblation",
+    summary="Find an ablation by its name or id",
+    response_model=AblationPublic,
+    responses={**secured(404, 409, 422), **_NOT_MODIFIED},
+)
+def find(request: Request, name: CalledName, services: ServicesDep, principal: Reader) -> Response:
+    """Return the ablation with this name or id."""
+    with services.store.read() as connection:
+        ablation_id = find_ablation(connection, name)
+    return document(request, load(services, ablation_id))
+
+
+@router.patch(
+    "/{ablation_id:word}",
+    operation_id="setPriority",
+    summary="Change the priority of an ablation",
+    dependencies=[Depends(json_only)],
+    responses=secured(404, 409, 413, 415, 422),
+)
+def set_priority(
+    ablation_id: AblationId, change: PriorityChange, services: ServicesDep, principal: Submitter
+) -> AblationPublic:
+    """Change the priority of waiting blocks. Running blocks go on, and keep the new priority if they break."""
+    with services.store.write() as connection:
+        tokens.check_owner(connection, principal, ablation_id)
+        turns.set_priority(connection, ablation_id, change.priority, actor=principal.name)
+    return load(services, ablation_id)
 
 
 @router.post(
@@ -196,7 +237,7 @@ def get_spec(ablation_id: AblationId, services: ServicesDep, principal: Reader) 
 def cancel_ablation(ablation_id: AblationId, services: ServicesDep, principal: Submitter) -> AblationPublic:
     """Cancel queued blocks at once and running ones through their workers; repeating it changes nothing.
 
-    Operators cancel any ablation, others what they submitted.
+    Operators cancel any ablation, others only their own.
     """
     with services.store.write() as connection:
         tokens.check_owner(connection, principal, ablation_id)
@@ -224,7 +265,7 @@ def get_verdict(ablation_id: AblationId, services: ServicesDep, principal: Reade
     responses=secured(404, 409, 422),
 )
 def get_report(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> HTMLResponse:
-    """Return the report: one self-contained page."""
+    """Return the report as one self-contained page."""
     return html_page(_document(services, ablation_id, "report_html"))
 
 
@@ -239,7 +280,7 @@ def _document(services: Services, ablation_id: str, column: str) -> str:
 def _why_not(name: str, state: AblationState) -> str:
     if state == AblationState.CANCELLED:
         return f"the ablation was cancelled and has no {name}"
-    when = "is being made" if state in OVER else "is made when every block has ended"
+    when = "is being written" if state in OVER else "is written when every block has ended"
     return f"the ablation is {state}; its {name} {when}"
 
 
@@ -257,11 +298,11 @@ async def stream_events(
     request: Request,
     ablation_id: AblationId,
     principal: Reader,
-    last_event_id: Annotated[str, Header(pattern=_SEQUENCE, description="Replay what came after this one.")] = "0",
+    last_event_id: Annotated[str, Header(pattern=_SEQUENCE, description="Replay the events after this one.")] = "0",
 ) -> Response:
     """Replay events after Last-Event-ID, follow new ones, and close with an `end` event once nothing more can come.
 
-    That is after the `verdict`, which the background process gives a moment after the last block has ended, or after
-    the cancellation, which has none. While no background process runs, an ablation that is over keeps its stream open.
+    The last event is `verdict`, which the background process writes a moment after the last block has ended, or the
+    cancellation, which has no verdict. Without a background process, the stream of a finished ablation stays open.
     """
     return await streams_of(request).of_ablation(ablation_id, int(last_event_id))

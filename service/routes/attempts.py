@@ -8,11 +8,10 @@ from experiments.outcomes import AttemptState, BlockState, FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.http.block_wire import claimed_block, report_digest, verify_report
-from service.http.call_limits import WorkerRoute
-from service.http.deps import AttemptId, Services, ServicesDep, Worker, json_only
+from service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from service.http.responses import secured
 from service.http.signatures import checked_signature
-from service.schemas.attempts import AttemptClosed
+from service.schemas.nodes import AttemptClosed
 from service.store.ablations import logs
 from service.store.access import keys
 from service.store.blocks import attempts, claims, reports
@@ -75,10 +74,7 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
         nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
         if reports.was_reported(connection, attempt_id, report.token, digest):
             return _closed(services, attempt_id)
-        if report.failure_class is None:
-            reports.check_wanted(connection, attempt_id, report.token)
-        else:
-            attempts.check_holds(connection, attempt_id, report.token)
+        reports.check_wanted(connection, attempt_id, report.token, has_result=report.failure_class is None)
     signature = checked_signature(services.store, attempt_id, report)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
     with services.store.write() as connection:
@@ -106,9 +102,9 @@ def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep
     """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
     why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
     with services.store.write() as connection:
-        locked = attempts.lock_own(connection, attempt_id, release.token, owner=principal.node)
-        node_id, released = locked.attempt.node_id, AttemptState.RELEASED
-        state = attempts.end_without_result(connection, locked, released, why, actor=node_id)
+        node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
+        locked = attempts.lock_attempt(connection, attempt_id, release.token)
+        state = attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=node_id)
     _judge_node(services, node_id, release.failure_class)
     services.wakes.notify()
     return AttemptClosed(attempt_id=attempt_id, block_id=locked.block.id, block_state=state)
@@ -124,5 +120,5 @@ def _judge_node(services: Services, node_id: str, failure: FailureClass) -> None
 
 def _closed(services: Services, attempt_id: str) -> AttemptClosed:
     with services.store.read() as connection:
-        block_id, state = attempts.block_state(connection, attempt_id)
-    return AttemptClosed(attempt_id=attempt_id, block_id=block_id, block_state=BlockState(state))
+        block = attempts.block_of(connection, attempts.find_attempt(connection, attempt_id))
+    return AttemptClosed(attempt_id=attempt_id, block_id=block.id, block_state=BlockState(block.state))

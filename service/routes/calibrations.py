@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from experiments.analysis.noise.admission import mending_command, standing_problems
 from experiments.records.calibration import Calibration
-from experiments.reporting.ledger_words import false_words
+from experiments.reporting.wording import false_verdicts
 from service.http.deps import Reader, ServicesDep
 from service.http.responses import secured
 from service.schemas.calibrations import CalibrationList, CalibrationPublic
@@ -22,7 +22,7 @@ def list_calibrations(services: ServicesDep, principal: Reader) -> CalibrationLi
     with services.store.read() as connection:
         found = read_noise(connection)
         ledger = calibrations.read_ledger(connection)
-    return CalibrationList(items=found, ledger=ledger, statement=false_words(ledger))
+    return CalibrationList(items=found, ledger=ledger, statement=false_verdicts(ledger))
 
 
 def read_noise(connection: Connection) -> list[CalibrationPublic]:

@@ -6,8 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from experiments.design.gate import GatePublic
-from experiments.design.gates import catalogue
+from experiments.design.listings import GatePublic, public_gates
 from experiments.design.spec import ablation_json_schema
 from service.http.deps import Reader
 from service.http.responses import problems, secured
@@ -18,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["catalogue"])
 @router.get("/gates", operation_id="listGates", summary="List every gate", responses=secured())
 def list_gates(principal: Reader) -> list[GatePublic]:
     """Return every gate with its values and the node classes that can run them."""
-    return catalogue()
+    return public_gates()
 
 
 @router.get(

@@ -1,23 +1,22 @@
-"""Routes for operators: alive, ready, measured, which version. Strangers may ask; all who ask share one answer."""
+"""Routes for operators, without a token: liveness, readiness, metrics and versions."""
 
 from http import HTTPStatus
+from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from experiments.errors import SpecProblem
+from experiments.records.receipts import SCHEMA_VERSION
 from service.errors import Unavailable
-from service.http.operator_pages import OperatorPages
+from service.http.deps import ServicesDep
+from service.http.metrics import DependencyCollector
 from service.http.responses import problems
 from service.schemas.health import Readiness, Version
+from service.store.migrate import current_revision
 
 router = APIRouter(tags=["health"])
-
-
-def _pages(request: Request) -> OperatorPages:
-    pages: OperatorPages = request.app.state.operator_pages
-    return pages
 
 
 @router.get("/healthz", operation_id="getHealth", summary="Is the process alive", response_class=PlainTextResponse)
@@ -28,13 +27,18 @@ async def get_health() -> str:
 
 @router.get("/readyz", operation_id="getReadiness", summary="What works and what does not", responses=problems(503))
 async def get_readiness(request: Request) -> Readiness:
-    """Reach everything by its configured name: 503 where the database cannot be read, `degraded` names the rest."""
-    found = await _pages(request).readiness()
-    if not found.ready:
-        failed = {name: check for name, check in found.checks.items() if not check.ok}
+    """Check every dependency: 503 while the database cannot be read; `degraded` names the others that fail."""
+    readiness = await _readiness(request)
+    if not readiness.ready:
+        failed = {name: check for name, check in readiness.checks.items() if not check.ok}
         named = [SpecProblem(pointer=f"#/checks/{name}", detail=check.detail) for name, check in failed.items()]
         raise Unavailable(f"not reachable: {', '.join(failed)}", problems=named)
-    return found
+    return readiness
+
+
+async def _readiness(request: Request) -> Readiness:
+    readiness: Readiness = await request.app.state.readiness.readiness()
+    return readiness
 
 
 @router.get(
@@ -45,11 +49,14 @@ async def get_readiness(request: Request) -> Readiness:
     responses=problems(),
 )
 async def get_metrics(request: Request) -> Response:
-    """Return request counters, queue depth, blocks by state, nodes, what is reachable and the outbox's age."""
-    return Response(await _pages(request).metrics(), HTTPStatus.OK, media_type=CONTENT_TYPE_LATEST)
+    """Return request counters, queue depth, blocks by state, nodes, dependencies and the outbox's age."""
+    dependencies = DependencyCollector((await _readiness(request)).checks)
+    text = generate_latest() + generate_latest(dependencies) + await request.app.state.store_metrics.text()
+    return Response(text, HTTPStatus.OK, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", operation_id="getVersion", summary="Which code and schema answer", responses=problems())
-async def get_version(request: Request) -> Version:
+def get_version(services: ServicesDep) -> Version:
     """Return the versions of code, database schema and receipts."""
-    return await _pages(request).version()
+    revision = current_revision(services.store)
+    return Version(version=version("ablate"), schema_revision=revision or "none", receipt_schema=SCHEMA_VERSION)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from experiments.analysis.history_series import HistorySeries
 from experiments.analysis.noise.history import history_of
+from experiments.analysis.noise.history_series import HistorySeries
 from experiments.design.metrics import METRIC_LABELS, METRICS
 from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import RECIPES

@@ -1,45 +1,82 @@
-"""Route that takes bundles of ablations which ran where no service was."""
+"""The route that imports bundles: ablations that ran without a service."""
 
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 
-from experiments.design.problems import pointer
 from experiments.design.rule import rule_digest
 from experiments.errors import BundleError, SpecProblem
 from experiments.outcomes import AblationState
 from experiments.records.bundle import Bundle, join_bundles
-from experiments.records.bundle_paths import PLAN
+from experiments.records.bundle_files import MANIFEST, PLAN, read_tar_stream
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import differences
+from experiments.records.signing import PublicKey
 from service.errors import ImportedOtherwise, Invalid
 from service.http.block_wire import verified
-from service.http.call_limits import ImportRoute
-from service.http.deps import Operator, Services, ServicesDep, json_only
+from service.http.deps import LongRoute, Operator, Services, ServicesDep, body_of_type
 from service.http.responses import secured
 from service.http.serializers import links_of
 from service.http.signatures import check_bundle
-from service.schemas.imports import BundleFiles, ImportPublic, ImportRequest
+from service.schemas.submissions import ImportPublic
 from service.store.ablations.ablations import get_ablation
 from service.store.ablations.imports import Import, known_bundles, store_import
 from service.store.ablations.submissions import Submission
 
-router = APIRouter(prefix="/v1", tags=["submissions"], dependencies=[Depends(json_only)], route_class=ImportRoute)
+router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
+
+MEDIA_TYPE = "application/x-tar"
+MAX_BUNDLES = 100
+"""Bundles in one archive."""
+_ARCHIVE = "archive"
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A tar archive, compressed with gzip or not. Each folder with a manifest.json is a bundle.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+class ImportQuery(BaseModel):
+    """Options of an import."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trust: list[PublicKey] = Field(default=[], max_length=100, description="Keys to trust from now on.")
+    unsigned: bool = Field(default=False, description="Accept unsigned files; the verdict will mention it.")
+
+
+async def _archive(request: Request) -> bytes:
+    return await body_of_type(request, MEDIA_TYPE)
 
 
 @router.post(
     "/ablations:import",
     operation_id="importBundles",
-    summary="Take in an ablation that ran without a service",
+    summary="Import an ablation that ran without a service",
     response_model=ImportPublic,
     responses=secured(409, 413, 415, 422),
+    openapi_extra=_BODY,
 )
-def import_bundles(wanted: ImportRequest, services: ServicesDep, principal: Operator) -> ImportPublic:
-    """Verify every file of the bundles and store the ablation, all of it or nothing. Again changes nothing."""
-    bundle = _verified(wanted.bundles)
-    check_bundle(services.store, bundle, trusted=wanted.trust, unsigned=wanted.unsigned)
-    changed = _store(services, _import_of(bundle, principal.name, wanted.trust))
+def import_bundles(
+    archive: Annotated[bytes, Depends(_archive)],
+    options: Annotated[ImportQuery, Query()],
+    services: ServicesDep,
+    principal: Operator,
+) -> ImportPublic:
+    """Verify every file of the bundles of one plan, then store the whole ablation or nothing.
+
+    Importing the same bundles again changes nothing.
+    """
+    bundle = _verified(archive)
+    check_bundle(services.store, bundle, trusted=options.trust, unsigned=options.unsigned)
+    changed = _store(services, _import_of(bundle, principal.name, options.trust))
     if changed:
         services.wakes.notify()
     with services.store.read() as connection:
@@ -56,14 +93,15 @@ def import_bundles(wanted: ImportRequest, services: ServicesDep, principal: Oper
     )
 
 
-def _verified(given: Sequence[BundleFiles]) -> Bundle:
+def _verified(archive: bytes) -> Bundle:
+    """Return the joined bundles of an archive. Raises Invalid."""
     problems: list[SpecProblem] = []
     bundles = []
-    for number, one in enumerate(given):
+    for folder, files in _bundles_in(archive).items():
         try:
-            bundles.append(open_bundle({path: text.encode() for path, text in one.files.items()}))
+            bundles.append(open_bundle(files))
         except BundleError as error:
-            problems += [_pointed(found, number) for found in error.problems]
+            problems += [_in_archive(problem, folder) for problem in error.problems]
     if problems:
         raise Invalid("a bundle is damaged or was altered; nothing was imported", problems=problems)
     try:
@@ -73,17 +111,38 @@ def _verified(given: Sequence[BundleFiles]) -> Bundle:
     ours, planned = rule_digest(bundle.plan_file.spec), bundle.plan_file.plan.rule_digest
     if ours != planned:
         detail = f"the rule was hashed as {planned} before the first sample; this service would judge by {ours}"
-        raise Invalid(problems=[_pointed(SpecProblem(pointer=PLAN, detail=detail), 0)])
+        raise Invalid(problems=[_in_archive(SpecProblem(pointer=PLAN, detail=detail))])
     return bundle
 
 
-def _pointed(found: SpecProblem, number: int) -> SpecProblem:
-    """Return a problem of a file as a problem of the request."""
-    where = pointer("bundles", number, "files", found.pointer)
-    return SpecProblem(pointer=where, detail=f"{found.pointer} {found.detail}")
+def _bundles_in(archive: bytes) -> dict[str, dict[str, bytes]]:
+    """Return the files of each bundle by path below its folder, by the folder's name. Raises Invalid."""
+    try:
+        files = read_tar_stream(io.BytesIO(archive), _ARCHIVE)
+    except BundleError as error:
+        problems = [_in_archive(problem) for problem in error.problems]
+        raise Invalid("the archive cannot be read; nothing was imported", problems=problems) from error
+    folders = [name.removesuffix(MANIFEST) for name in files if PurePosixPath(name).name == MANIFEST]
+    if not 1 <= len(folders) <= MAX_BUNDLES:
+        detail = f"holds {len(folders)} files named {MANIFEST}; one for each bundle is needed, at most {MAX_BUNDLES}"
+        raise Invalid(problems=[SpecProblem(pointer=_ARCHIVE, detail=detail)])
+    bundles: dict[str, dict[str, bytes]] = {folder: {} for folder in sorted(folders, key=len, reverse=True)}
+    for name, content in files.items():
+        folder = next((folder for folder in bundles if name.startswith(folder)), None)
+        if folder is None:
+            raise Invalid(problems=[_in_archive(SpecProblem(pointer=name, detail="belongs to no bundle"))])
+        bundles[folder][name.removeprefix(folder)] = content
+    return {folder: bundles[folder] for folder in folders}
 
 
-def _import_of(bundle: Bundle, imported_by: str, trusted: Sequence[str]) -> Import:
+def _in_archive(problem: SpecProblem, folder: str = "") -> SpecProblem:
+    """Return a problem of a file as a problem of the request: `archive:` and the file's path in it."""
+    path = "" if problem.pointer == _ARCHIVE else f"{folder}{problem.pointer}"
+    pointer = f"{_ARCHIVE}:{path}" if path else _ARCHIVE
+    return SpecProblem(pointer=pointer, detail=f"{path or 'the archive'} {problem.detail}", hint=problem.hint)
+
+
+def _import_of(bundle: Bundle, imported_by: str, trusted: Iterable[str]) -> Import:
     file = bundle.plan_file
     return Import(
         bundle=bundle,
@@ -104,36 +163,37 @@ def _import_of(bundle: Bundle, imported_by: str, trusted: Sequence[str]) -> Impo
 
 
 def _store(services: Services, imported: Import) -> bool:
-    """Store the import once; return whether this call did. Raises ImportedOtherwise."""
+    """Store the import once; return whether this call stored it. Raises ImportedOtherwise."""
     try:
         with services.store.write() as connection:
-            if _is_known(known_bundles(connection, imported.submission.ablation_id), imported):
+            if _is_stored(known_bundles(connection, imported.submission.ablation_id), imported):
                 return False
             store_import(connection, imported)
-    except IntegrityError:  # somebody imported it meanwhile, or an id of the bundle belongs to something else
+    except IntegrityError:  # another request imported it meanwhile, or an id of the bundle belongs to something else
         with services.store.read() as connection:
-            known = known_bundles(connection, imported.submission.ablation_id)
-        if _is_known(known, imported):
+            row = known_bundles(connection, imported.submission.ablation_id)
+        if _is_stored(row, imported):
             return False
         raise ImportedOtherwise("an id in these bundles belongs to something else here; nothing was imported") from None
     return True
 
 
-def _is_known(known: tuple[bool, str | None], imported: Import) -> bool:
-    is_here, bundles = known
+def _is_stored(row: tuple[bool, str | None], imported: Import) -> bool:
+    """Return whether it is stored. Raises ImportedOtherwise if it was submitted or came from other bundles."""
+    is_here, bundles = row
     if is_here and bundles != imported.bundles:
         origin = "was submitted here" if bundles is None else f"was imported from {bundles}"
         raise ImportedOtherwise(
-            f"ablation {imported.submission.ablation_id} {origin}; what was judged is not changed. "
+            f"ablation {imported.submission.ablation_id} {origin}; a judged ablation does not change. "
             "To judge several bundles of one plan together, import them together"
         )
     return is_here
 
 
 def _remarks(bundle: Bundle) -> Iterator[str]:
-    found = differences(bundle.plan_file)
-    if found:
-        yield f"this version would plan the spec otherwise ({'; '.join(found)}); the plan of the bundle counts"
+    changes = differences(bundle.plan_file)
+    if changes:
+        yield f"this version would plan the spec differently ({'; '.join(changes)}); the plan of the bundle counts"
     codes = {trial.receipt.digests.code for block in bundle.blocks for trial in block.trials}
     for code in sorted(codes - {bundle.plan_file.code_digest}):
-        yield f"the trials ran code {code[:19]}; the plan was made beside {bundle.plan_file.code_digest[:19]}"
+        yield f"the trials ran code {code[:19]}; the plan was made with {bundle.plan_file.code_digest[:19]}"

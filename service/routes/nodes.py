@@ -1,28 +1,32 @@
-"""Routes about nodes: what is there, who registers, and the key that each of them has."""
+"""Routes about nodes: list, register, drain and quarantine them, their API keys and their signing keys."""
 
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Body, Depends, Path
 from sqlalchemy import Connection
 
 from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecProblem
 from experiments.records.messages import NodeRegistered, NodeRegistration
+from experiments.records.signing import KEY_PATTERN, PublicKey
 from kernels.backends import NODE_CLASSES
 from service.errors import Invalid
 from service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
 from service.http.responses import secured
-from service.http.serializers import node_public, silent_limit_s
-from service.schemas.nodes import NodeList, NodePublic
-from service.schemas.tokens import NODE_NAME, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
+from service.http.serializers import key_public, node_public, silent_limit_s
+from service.schemas.nodes import KeyList, NodeList, NodePublic
+from service.schemas.tokens import NODE_NAME, REASON, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
 from service.settings import ServiceSettings
 from service.store.access import keys, tokens
 from service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["nodes"])
 
-NodeName = Annotated[str, Path(pattern=NODE_NAME)]
+NodeName = Annotated[str, Path(pattern=NODE_NAME, examples=["gpu-7"])]
+Reason = Annotated[str, Body(embed=True, pattern=REASON, examples=["its fan is loud"])]
+KeyPath = Annotated[PublicKey, Path(pattern=KEY_PATTERN)]
+KeyOwner = Annotated[str, Body(embed=True, pattern="^[ -~]{1,120}$", examples=["gpu-7"])]
 
 
 @router.get("/nodes", operation_id="listNodes", summary="List every node", responses=secured())
@@ -32,13 +36,13 @@ def list_nodes(services: ServicesDep, principal: Reader) -> NodeList:
 
 
 def node_list(services: Services) -> NodeList:
-    """Return every node as it is now."""
+    """Return every node in its current state."""
     with services.store.read() as connection:
         return NodeList(items=nodes_public(connection, services.settings))
 
 
 def nodes_public(connection: Connection, settings: ServiceSettings) -> list[NodePublic]:
-    """Return every node with what it runs."""
+    """Return every node with its running blocks."""
     runs = nodes.running_on(connection)
     return [node_public(row, runs.get(row.id, []), settings) for row in nodes.list_nodes(connection)]
 
@@ -54,7 +58,7 @@ def nodes_public(connection: Connection, settings: ServiceSettings) -> list[Node
 def register_node(
     name: NodeName, registration: NodeRegistration, services: ServicesDep, principal: Worker
 ) -> NodeRegistered:
-    """Store what a worker found on its machine; the same name is the same node."""
+    """Store a worker's description of its machine; the same name is the same node."""
     _check_class(registration.node_class)
     nodes.check_key(principal, name, registration.node_class)
     if registration.public_key is None:
@@ -84,7 +88,7 @@ def _check_class(node_class: str) -> None:
     responses=secured(409, 413, 415, 422),
 )
 def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator) -> TokenSecret:
-    """Return the key with which one worker registers as this node, claims and reports for it, and does nothing else."""
+    """Return a key that allows one worker to register as this node and to claim and report for it."""
     if wanted.node_class is not None:
         _check_class(wanted.node_class)
     token = tokens.node_token(wanted.name, wanted.node_class)
@@ -101,7 +105,7 @@ def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator)
     responses=secured(404, 409, 413, 415, 422),
 )
 def rotate_node_key(name: NodeName, wanted: RotateRequest, services: ServicesDep, principal: Operator) -> TokenSecret:
-    """Return a fresh key; the one before it counts until the grace is over."""
+    """Return a new key; the old one stays valid for the grace period."""
     with services.store.write() as connection:
         secret = tokens.rotate(connection, tokens.key_name(name), grace_s=wanted.grace_s)
     services.authenticator.forget()
@@ -111,12 +115,12 @@ def rotate_node_key(name: NodeName, wanted: RotateRequest, services: ServicesDep
 @router.post(
     "/nodes/{name:name}:end-old-keys",
     operation_id="endOldNodeKeys",
-    summary="End the keys of a node that were replaced",
+    summary="End the replaced keys of a node",
     status_code=HTTPStatus.NO_CONTENT,
     responses=secured(404, 409, 422),
 )
 def end_old_node_keys(name: NodeName, services: ServicesDep, principal: Operator) -> None:
-    """Let the newest key count alone, before the grace is over."""
+    """End the grace period of old keys now."""
     with services.store.write() as connection:
         tokens.end_old_secrets(connection, tokens.key_name(name))
     services.authenticator.forget()
@@ -131,7 +135,86 @@ def end_old_node_keys(name: NodeName, services: ServicesDep, principal: Operator
     responses=secured(404, 409, 413, 415, 422),
 )
 def revoke_node_key(name: NodeName, wanted: RevokeRequest, services: ServicesDep, principal: Operator) -> None:
-    """End every key of the node; a block that it holds goes back when its lease runs out. It may be added again."""
+    """End every key of the node. Its running block returns to the queue when its lease expires.
+
+    The node may be added again.
+    """
     with services.store.write() as connection:
         tokens.revoke(connection, tokens.key_name(name), reason=wanted.reason)
     services.authenticator.forget()
+
+
+@router.post("/nodes/{name:name}:drain", operation_id="drainNode", summary="Drain a node", responses=secured(404, 422))
+def drain_node(name: NodeName, services: ServicesDep, principal: Operator) -> NodeList:
+    """Let the node finish its block and give it no other until it is resumed."""
+    with services.store.write() as connection:
+        node_states.drain(connection, name, by=principal.name)
+    return node_list(services)
+
+
+@router.post(
+    "/nodes/{name:name}:quarantine",
+    operation_id="quarantineNode",
+    summary="Quarantine a node",
+    dependencies=[Depends(json_only)],
+    responses=secured(404, 413, 415, 422),
+)
+def quarantine_node(name: NodeName, reason: Reason, services: ServicesDep, principal: Operator) -> NodeList:
+    """Give the node no block until it is resumed; its running block goes on. People will read the reason."""
+    with services.store.write() as connection:
+        node_states.quarantine(connection, name, reason, by=principal.name)
+    return node_list(services)
+
+
+@router.post(
+    "/nodes/{name:name}:resume", operation_id="resumeNode", summary="Resume a node", responses=secured(404, 422)
+)
+def resume_node(name: NodeName, services: ServicesDep, principal: Operator) -> NodeList:
+    """Give the node work again; blocks that broke on it before no longer count against it."""
+    with services.store.write() as connection:
+        node_states.resume(connection, name)
+    return node_list(services)
+
+
+@router.get(
+    "/keys",
+    operation_id="listKeys",
+    summary="List the keys of nodes",
+    responses=secured(),
+)
+def list_keys(services: ServicesDep, principal: Reader) -> KeyList:
+    """Return every key that was ever trusted, with its node, who trusted it, and whether it was revoked."""
+    return _keys(services)
+
+
+@router.post(
+    "/keys/{key}:trust",
+    operation_id="trustKey",
+    summary="Trust a key for a node",
+    dependencies=[Depends(json_only)],
+    responses=secured(413, 415, 422),
+)
+def trust_key(key: KeyPath, node: KeyOwner, services: ServicesDep, principal: Operator) -> KeyList:
+    """Accept this key's signatures for the node, in place of the node's other keys."""
+    with services.store.write() as connection:
+        keys.replace(connection, node, key, by=principal.name)
+    return _keys(services)
+
+
+@router.post(
+    "/keys/{key}:revoke",
+    operation_id="revokeKey",
+    summary="Revoke a key",
+    dependencies=[Depends(json_only)],
+    responses=secured(404, 413, 415, 422),
+)
+def revoke_key(key: KeyPath, reason: Reason, services: ServicesDep, principal: Operator) -> KeyList:
+    """Reject this key's signatures from now on; results accepted earlier stay."""
+    with services.store.write() as connection:
+        keys.revoke(connection, key, reason=reason)
+    return _keys(services)
+
+
+def _keys(services: Services) -> KeyList:
+    with services.store.read() as connection:
+        return KeyList(items=[key_public(row) for row in keys.list_keys(connection)])

@@ -1,4 +1,4 @@
-"""Routes that take a spec: plan it, or store it and let it run."""
+"""Routes that plan or submit a spec."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -6,22 +6,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from experiments.analysis.auto_blocks import with_number
-from experiments.analysis.sizing import sizing_problems
+from experiments.analysis.sizing import sizing_problems, with_number
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
 from experiments.ids import new_id
-from experiments.records.sizing import Sizing
+from experiments.records.calibration import Sizing
 from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
 from service.errors import IdempotencyInFlight
-from service.http.call_limits import SubmissionRoute
-from service.http.deps import Reader, Services, ServicesDep, SpecBodyDep, Submitter
+from service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
-from service.http.outlook import Outlook
 from service.http.responses import etag_of, secured
 from service.http.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.principals import Principal
@@ -40,7 +37,7 @@ from service.store.ablations.submissions import (
 from service.store.nodes.calibrations import read_calibrations, read_sizing
 from service.store.nodes.nodes import count_live
 
-router = APIRouter(prefix="/v1", tags=["submissions"], route_class=SubmissionRoute)
+router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 
 RETRY_AFTER_S = 1
 _SPEC = {"$ref": "#/components/schemas/AblationSpec"}
@@ -57,7 +54,7 @@ _BODY: dict[str, Any] = {
 }
 _HEADERS = {
     "Location": {"description": "The ablation.", "schema": {"type": "string"}},
-    "Retry-After": {"description": "Seconds until a look is worth it.", "schema": {"type": "integer"}},
+    "Retry-After": {"description": "Seconds until the next request is worthwhile.", "schema": {"type": "integer"}},
     "ETag": {"schema": {"type": "string"}},
 }
 
@@ -79,22 +76,22 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         plan = make_plan(spec)
     silent_s = silent_limit_s(services.settings)
     with services.store.read() as connection:
-        found = takers_of(connection, plan.node_class, needs_of(plan), silent_s=silent_s)
+        takers = takers_of(connection, plan.node_class, needs_of(plan), silent_s=silent_s)
         sizing = read_sizing(connection, spec, plan)
         minutes = expected_device_minutes(connection, plan)
         live = count_live(connection, silent_s=silent_s)
-    answers = [_answer(entry, found, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
+    answers = [_eligibility(entry, takers, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
     return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
 
 
 def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec, Plan]:
-    """Return a spec that leaves its number of blocks to the noise, with the number, and its plan without a control.
+    """Return a spec with `blocks: auto` with the number of blocks filled in, and its plan without a control.
 
     Raises SpecError, also for a number that takes more device minutes than the spec allows.
     """
     with services.store.read() as connection:
-        known = read_calibrations(connection)
-    content, content_type = with_number(body.content, body.content_type, known)
+        calibrations = read_calibrations(connection)
+    content, content_type = with_number(body.content, body.content_type, calibrations)
     spec = parse_spec(content, content_type)
     plan = make_plan(spec)
     with services.store.read() as connection:
@@ -102,12 +99,12 @@ def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpe
     return SpecBody(content=content, content_type=content_type), spec, plan
 
 
-def _answer(node_class: NodeClass, asked: Takers, live: int) -> NodeClassAnswer:
-    """Say whether the nodes of a class could run a plan: none could but those of the class that it asks for."""
-    if node_class.name != asked.node_class:
-        reason: str | None = f"the spec asks for node class '{asked.node_class}'"
+def _eligibility(node_class: NodeClass, takers: Takers, live: int) -> NodeClassAnswer:
+    """Say whether nodes of a class could run a plan; only those of the class in its spec could."""
+    if node_class.name != takers.node_class:
+        reason: str | None = f"the spec asks for node class '{takers.node_class}'"
     else:
-        live, reason = asked.working, asked.waits_for and f"it waits for {asked.waits_for}"
+        live, reason = takers.working, takers.waits_for and f"it waits for {takers.waits_for}"
     return NodeClassAnswer(node_class=node_class.name, live_nodes=live, eligible=reason is None, reason=reason)
 
 
@@ -135,20 +132,20 @@ def submit_ablation(
             min_length=1,
             max_length=255,
             pattern="^[!-~]+$",
-            description="A fresh random value; repeating it with the same body gives the same answer.",
+            description="A new random value; the same value with the same body gives the same answer.",
         ),
     ],
 ) -> Response:
-    """Validate, plan and store the spec in one transaction; nothing is stored when anything is wrong."""
+    """Validate and plan the spec, then store it in one transaction; nothing is stored when anything is wrong."""
     key = IdempotencyKey(token_id=principal.token_id, key=idempotency_key, body_digest=_body_digest(body))
-    held = (key.token_id, key.key)
-    if held in services.in_flight:
+    in_flight = (key.token_id, key.key)
+    if in_flight in services.in_flight:
         raise IdempotencyInFlight
-    services.in_flight.add(held)
+    services.in_flight.add(in_flight)
     try:
         answer = _submit(services, key, body, principal)
     finally:
-        services.in_flight.discard(held)
+        services.in_flight.discard(in_flight)
     services.wakes.notify()
     return _accepted(answer)
 
@@ -161,9 +158,9 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
     spec = parse_spec(body.content, body.content_type)
     if spec.design.blocks.auto:
         with services.store.read() as connection:
-            before = find_answer(connection, key)
-        if before is not None:
-            return before
+            earlier = find_answer(connection, key)
+        if earlier is not None:
+            return earlier
         body, spec, _ = _numbered(services, body)
     ablation_id = new_id("abl")
     submission = Submission(
@@ -175,48 +172,48 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         submitted_by=principal.name,
         token_id=principal.token_id,
     )
-    answer = _answer_to(submission, services.outlook)
+    answer = _answer_to(services, submission)
     try:
         with services.store.write() as connection:
             _check_size(spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
     except KeyKnown:
         with services.store.read() as connection:
-            before = find_answer(connection, key)
-        if before is None:
+            earlier = find_answer(connection, key)
+        if earlier is None:
             raise
-        return before
+        return earlier
     return answer
 
 
-def _answer_to(submission: Submission, outlook: Outlook) -> GivenAnswer:
-    minutes = outlook.device_minutes(submission.plan)
-    warnings = [*warnings_of(submission.spec, minutes), *_warnings(submission.plan, outlook)]
-    accepted = accepted_public(
-        submission.ablation_id, submission.plan, expected_device_minutes=minutes, warnings=warnings
-    )
+def _answer_to(services: Services, submission: Submission) -> GivenAnswer:
+    plan = submission.plan
+    with services.store.read() as connection:
+        minutes = expected_device_minutes(connection, plan)
+        silent_s = silent_limit_s(services.settings)
+        waits_for = takers_of(connection, plan.node_class, needs_of(plan), silent_s=silent_s).waits_for
+    warnings = [*warnings_of(submission.spec, minutes), *_warnings(plan, waits_for)]
+    accepted = accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
     return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
 
 
-def _warnings(plan: Plan, outlook: Outlook) -> Iterator[str]:
-    """Yield what a plan cannot tell, as it is drawn at the submission, or tells at the node class."""
+def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:
     if plan.control is not None:
         more = wording.counted(len(plan.blocks), "trial")
         yield f"arm '{plan.control.name}' was added: it repeats the baseline, to watch the noise, {more} more"
-    waits_for = outlook.waits_for(plan)
     if waits_for is not None:
         yield f"it waits for {waits_for}"
 
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
-    """Draw by its id whether an ablation gets a control: one in `every` whose metric has noise, none for 0."""
+    """Decide by the id whether an ablation gets a control: one in `every` whose metric has noise, none for 0."""
     if every == 0 or spec.purpose == "calibration" or spec.verdict.primary.exact:
         return False
     return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
 
 
 def _check_size(spec: AblationSpec, sizing: Sizing | None) -> None:
-    """Undo a submission whose design cannot see what its own rule asks for. Raises SpecError."""
+    """Raise SpecError, which undoes the submission, if its design cannot detect the effect that its rule asks for."""
     problems = sizing_problems(spec, sizing)
     if problems:
         raise SpecError(problems)

@@ -1,41 +1,48 @@
-"""Routes about tokens: create, list, replace and revoke them, their quotas, and who somebody is."""
+"""Routes about tokens: create, list, replace and revoke them, their quotas, identities and sign-in links."""
 
 from collections import defaultdict
 from http import HTTPStatus
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Request
 from sqlalchemy import Connection, Row
 
-from service.http.deps import Admin, Anyone, Operator, Services, ServicesDep, json_only
+from service.errors import Forbidden
+from service.http.deps import Admin, Anyone, Operator, Reader, Services, ServicesDep, json_only
 from service.http.responses import secured
 from service.http.serializers import secret_public, token_public
+from service.principals import Scope
 from service.schemas.tokens import (
-    HELD_NAME,
+    LISTED_NAME,
     Identity,
     QuotaRequest,
     RevokeRequest,
     RotateRequest,
     SecretPublic,
+    SignInLink,
+    SignInRequest,
     TokenList,
     TokenPublic,
     TokenRequest,
     TokenSecret,
 )
 from service.store.ablations import quotas
-from service.store.access import tokens
+from service.store.access import tokens, web_sessions
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 
-TokenName = Annotated[str, Path(pattern=HELD_NAME)]
+SIGN_IN = "/sign-in"
+"""Address of the page that accepts sign-in links."""
+TokenName = Annotated[str, Path(pattern=LISTED_NAME)]
 
 
 @router.get("/identity", operation_id="getIdentity", summary="Who am I", responses=secured())
 def get_identity(services: ServicesDep, principal: Anyone) -> Identity:
-    """Return whose token this is, what it may do, and what its ablations have used."""
+    """Return the token's name, scope and quota, and the device minutes of its ablations."""
     with services.store.read() as connection:
-        known = quotas.minutes_of(connection, [principal.token_id])
-    minutes = known.get(principal.token_id, quotas.Minutes())
+        minutes_of = quotas.minutes_of(connection, [principal.token_id])
+    minutes = minutes_of.get(principal.token_id, quotas.Minutes())
     return Identity(
         name=principal.name,
         scope=principal.scope,
@@ -49,18 +56,20 @@ def get_identity(services: ServicesDep, principal: Anyone) -> Identity:
 
 @router.get("/tokens", operation_id="listTokens", summary="List tokens and keys of nodes", responses=secured())
 def list_tokens(services: ServicesDep, principal: Operator) -> TokenList:
-    """Return every token, revoked ones too, without any secret."""
+    """Return every token without its secrets, revoked ones too."""
     with services.store.read() as connection:
         return TokenList(items=_public(connection, tokens.list_tokens(connection)))
 
 
 def _public(connection: Connection, rows: list[Row[Any]]) -> list[TokenPublic]:
     ids = [row.id for row in rows]
-    minutes = quotas.minutes_of(connection, ids)
-    held: dict[str, list[SecretPublic]] = defaultdict(list)
+    minutes_of = quotas.minutes_of(connection, ids)
+    secrets: dict[str, list[SecretPublic]] = defaultdict(list)
     for secret in tokens.secrets_of(connection, ids):
-        held[secret.token_id].append(secret_public(secret))
-    return [token_public(row, secrets=held[row.id], minutes=minutes.get(row.id, quotas.Minutes())) for row in rows]
+        secrets[secret.token_id].append(secret_public(secret))
+    return [
+        token_public(row, secrets=secrets[row.id], minutes=minutes_of.get(row.id, quotas.Minutes())) for row in rows
+    ]
 
 
 @router.post(
@@ -72,7 +81,7 @@ def _public(connection: Connection, rows: list[Row[Any]]) -> list[TokenPublic]:
     responses=secured(409, 413, 415, 422),
 )
 def create_token(wanted: TokenRequest, services: ServicesDep, principal: Admin) -> TokenSecret:
-    """Return the secret of a new token, once."""
+    """Create a token and return its secret, which is never shown again."""
     token = tokens.NewToken(name=wanted.name, scope=wanted.scope, device_minutes=wanted.device_minutes)
     with services.store.write() as connection:
         secret = tokens.create(connection, token, by=principal.name)
@@ -87,7 +96,7 @@ def create_token(wanted: TokenRequest, services: ServicesDep, principal: Admin) 
     responses=secured(404, 409, 413, 415, 422),
 )
 def rotate_token(name: TokenName, wanted: RotateRequest, services: ServicesDep, principal: Admin) -> TokenSecret:
-    """Return a fresh secret; the one before it counts until the grace is over."""
+    """Return a new secret; the old one stays valid for the grace period."""
     with services.store.write() as connection:
         secret = tokens.rotate(connection, name, grace_s=wanted.grace_s)
     services.authenticator.forget()
@@ -97,11 +106,11 @@ def rotate_token(name: TokenName, wanted: RotateRequest, services: ServicesDep, 
 @router.post(
     "/tokens/{name:name}:end-old",
     operation_id="endOldSecrets",
-    summary="End the secrets of a token that were replaced",
+    summary="End the replaced secrets of a token",
     responses=secured(404, 409, 422),
 )
 def end_old_secrets(name: TokenName, services: ServicesDep, principal: Admin) -> TokenPublic:
-    """Let the newest secret count alone, before the grace is over."""
+    """End the grace period of old secrets now."""
     with services.store.write() as connection:
         tokens.end_old_secrets(connection, name)
     services.authenticator.forget()
@@ -116,7 +125,7 @@ def end_old_secrets(name: TokenName, services: ServicesDep, principal: Admin) ->
     responses=secured(404, 409, 413, 415, 422),
 )
 def set_quota(name: TokenName, wanted: QuotaRequest, services: ServicesDep, principal: Admin) -> TokenPublic:
-    """Let the ablations of this token use so many device minutes in all. What was submitted before goes on."""
+    """Limit the total device minutes of this token's ablations. Submitted ablations go on."""
     with services.store.write() as connection:
         tokens.set_quota(connection, name, wanted.device_minutes)
     services.authenticator.forget()
@@ -137,7 +146,26 @@ def _shown(services: Services, name: str) -> TokenPublic:
     responses=secured(404, 409, 413, 415, 422),
 )
 def revoke_token(name: TokenName, wanted: RevokeRequest, services: ServicesDep, principal: Admin) -> None:
-    """End every secret of a token. What it submitted stays and is owned by operators alone; the name is free again."""
+    """End every secret of a token and free its name. Only operators may change its ablations from then on."""
     with services.store.write() as connection:
         tokens.revoke(connection, name, reason=wanted.reason)
     services.authenticator.forget()
+
+
+@router.post(
+    "/sign-ins",
+    operation_id="createSignIn",
+    summary="Create a link to sign in to the pages",
+    status_code=HTTPStatus.CREATED,
+    dependencies=[Depends(json_only)],
+    responses=secured(413, 415, 422),
+)
+def create_sign_in(request: Request, wanted: SignInRequest, services: ServicesDep, principal: Reader) -> SignInLink:
+    """Return a link that works once, for two minutes, and allows its user to read, or also to operate."""
+    scope = Scope.OPERATE if wanted.operate else Scope.READ
+    if not principal.scope.includes(scope):
+        raise Forbidden(f"to operate needs a token with scope 'operate'; this one has '{principal.scope}'")
+    secret = request.headers["authorization"].partition(" ")[2]
+    with services.store.write() as connection:
+        link = web_sessions.add_link(connection, principal.token_id, tokens.secret_digest(secret), scope)
+    return SignInLink(path=f"{SIGN_IN}?{urlencode({'link': link})}", scope=scope, lasts_s=web_sessions.LINK_S)

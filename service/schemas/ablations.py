@@ -1,14 +1,40 @@
-"""Ablations, their blocks and their trials, as they stand."""
+"""Wire types of ablations, their blocks, trials and events."""
 
-from pydantic import Field
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
 
 from experiments.documents import Frozen, Whole
 from experiments.outcomes import AblationState, BlockState, TrialState
+from service.lifecycle import EventKind
 from service.schemas.public import INDEX, Public
 
 
+class Event(Public):
+    """One event of an ablation, as streams carry it."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    seq: int = 0
+    at: str = ""
+    kind: Annotated[EventKind | str, Field(union_mode="left_to_right")]
+    """A value that is not an EventKind comes from a newer service."""
+    subject: str | None = None
+    came_from: str | None = Field(default=None, alias="from")
+    went_to: str | None = Field(default=None, alias="to")
+    actor: str | None = None
+    reason: str | None = None
+    data: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, kind: str, sequence: str, values: dict[str, Any]) -> "Event":
+        """Parse one server-sent event; its name and id are defaults for its data."""
+        fields = {"kind": kind, **({"seq": int(sequence)} if sequence else {}), **values}
+        return cls.model_validate(fields)
+
+
 class Links(Public):
-    """Where to go from an ablation."""
+    """Addresses of an ablation's parts."""
 
     self: str
     events: str
@@ -18,7 +44,7 @@ class Links(Public):
 
 
 class BlockCounts(Public):
-    """Blocks of an ablation."""
+    """Numbers of blocks of an ablation."""
 
     planned: int
     done: int
@@ -26,14 +52,14 @@ class BlockCounts(Public):
 
 
 class TrialCounts(Public):
-    """Trials of an ablation."""
+    """Numbers of trials of an ablation."""
 
     planned: int
     done: int
 
 
 class AblationPublic(Public):
-    """An ablation as it stands."""
+    """An ablation in its current state."""
 
     id: str
     name: str
@@ -49,33 +75,33 @@ class AblationPublic(Public):
     trials: TrialCounts
     priority: int
     waiting_for: str | None
-    """What stands between it and its next block, in words; null while a block runs and when it is over."""
+    """Why its next block does not run yet; null while a block runs and when it is over."""
     blocks_ahead: int | None
-    """Blocks of its node class that are given out before its next one."""
+    """Blocks of its node class that run before its next one."""
     starts_in_s: float | None
-    """Seconds until its next block starts, at the recent pace; null where nothing of the kind was measured."""
+    """Seconds until its next block starts, at the recent pace; null without similar measurements."""
     time_left_s: float | None = None
-    """Seconds until its last block ends, with the blocks of others that come before it by now, without held ones; null
-    where nothing of the kind was measured, and where it has taken as long as it should."""
+    """Seconds until its last block ends, including blocks of others that come first, without blocks held for a look.
+    Null without similar measurements, and when the expected time is over."""
     answer: str | None = None
-    """The word and the effect of its best variant, for lists, or why no block counted; null before it has a verdict."""
+    """Word and effect of its best variant, or why no block counted; null before the verdict."""
     labels: dict[str, str]
     mlflow_url: str | None
     bundles: list[str] = Field(default=[])
-    """Digests of the bundles that it was imported from; empty when it was submitted here."""
+    """Digests of the imported bundles; empty when it was submitted here."""
     request_id: str | None = None
-    """Of the request that submitted it: log lines about it, the workers' too, carry this id."""
+    """Id of the submitting request; log lines about the ablation carry it, the workers' too."""
     links: Links
 
 
 class PriorityChange(Frozen):
-    """Another place in the queue."""
+    """A new priority."""
 
     priority: Whole = Field(ge=0, le=100, description="Higher runs first.")
 
 
 class BlockPublic(Public):
-    """A block as it stands."""
+    """A block in its current state."""
 
     id: str
     index: int = Field(description=INDEX)
@@ -90,7 +116,7 @@ class BlockPublic(Public):
 
 
 class Progress(Public):
-    """How far a trial is."""
+    """Progress of a trial."""
 
     steps_done: int
     steps_total: int | None
@@ -99,7 +125,7 @@ class Progress(Public):
 
 
 class TrialPublic(Public):
-    """A trial as it stands."""
+    """A trial in its current state."""
 
     id: str
     block_id: str
@@ -108,15 +134,15 @@ class TrialPublic(Public):
     role: str
     position: int = Field(description="Place in the block's order, from 0.")
     state: TrialState
-    runs_now: bool = Field(description="Of the running trials of a block: the one whose process computes now.")
+    runs_now: bool = Field(description="Whether its process computes now; a block runs one trial at a time.")
     outcome: str | None
-    reason: str | None = Field(default=None, description="Why it is over without a measurement.")
-    node: str | None = Field(default=None, description="The node that runs its block, or ran it last.")
-    broke: str | None = Field(default=None, description="While its block runs again: why the attempt before broke.")
+    reason: str | None = Field(default=None, description="Why it ended without a measurement.")
+    node: str | None = Field(default=None, description="The node that runs its block or ran it last.")
+    broke: str | None = Field(default=None, description="While its block runs again: why the previous attempt broke.")
     progress: Progress | None
     receipt_digest: str | None
 
     @property
     def had_its_turn(self) -> bool:
-        """Whether it ran, or a slice of it, and its block goes on: a block hands in all trials together, at its end."""
+        """Whether it, or a slice of it, ran while its block goes on. A block reports all trials at its end."""
         return self.state is TrialState.RUNNING and not self.runs_now

@@ -1,23 +1,23 @@
-"""Calibrations: what is known about the noise of the nodes."""
+"""Wire types of calibrations: the measured noise of the nodes."""
 
 from experiments.records.calibration import Calibration, Ledger
 from service.schemas.public import Public
 
 
 class CalibrationPublic(Public):
-    """What A/A blocks say about one device and workload, and whether that still holds."""
+    """Noise of one device and workload, from A/A blocks, and whether the calibration is valid."""
 
     calibration: Calibration
     problem: str | None
-    """Why it admits nothing now; None when it does."""
+    """Why it is not valid now; None when it is."""
     mended_by: str | None
-    """The command that mends it."""
+    """The command that renews it; None when it is valid."""
 
 
 class CalibrationList(Public):
-    """Everything that is known about noise, the newest last."""
+    """Every calibration, newest last, and the ledger of A/A verdicts."""
 
     items: list[CalibrationPublic]
     ledger: Ledger
     statement: str
-    """What the ledger supports, in one sentence."""
+    """The conclusion from the ledger in one sentence."""

@@ -1,4 +1,4 @@
-"""Answers to operators: versions and readiness."""
+"""Wire types of versions and readiness."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from service.schemas.public import Public
 
 
 class Version(Public):
-    """Which code and schema answer."""
+    """Versions of the code and of the schemas."""
 
     version: str
     schema_revision: str
@@ -14,17 +14,17 @@ class Version(Public):
 
 
 class DependencyCheck(Public):
-    """One thing that the service needs."""
+    """The check of one dependency."""
 
     ok: bool
     detail: str
 
 
 class Readiness(Public):
-    """Whether this process answers requests, and what of the whole does not work."""
+    """Whether this process answers requests, and the checks of all dependencies."""
 
     ready: bool
     degraded: list[str] = Field(
-        description="Checks that fail while everything else goes on; empty when all is well.", examples=[["broker"]]
+        description="Failing checks that stop no request; empty when all is well.", examples=[["broker"]]
     )
     checks: dict[str, DependencyCheck]

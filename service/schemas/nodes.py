@@ -1,38 +1,46 @@
-"""Nodes and the keys that they sign with."""
+"""Wire types of nodes, their signing keys, and answers to workers."""
 
 from pydantic import Field
 
+from experiments.outcomes import BlockState
 from experiments.records.messages import DeviceInfo
 from experiments.records.signing import PublicKey
 from service.schemas.public import INDEX, Public
 
 
+class AttemptClosed(Public):
+    """The answer to a report or a release."""
+
+    attempt_id: str
+    block_id: str
+    block_state: BlockState
+
+
 class NodeRuns(Public):
-    """A block that a node runs."""
+    """A running block of a node."""
 
     ablation: str
     name: str
     block_index: int = Field(description=INDEX)
     arms: list[str]
-    """Of the trials that run; none between two."""
+    """Arms of the running trials; empty between two trials."""
 
 
 class NodePublic(Public):
-    """A node as it stands."""
+    """A node in its current state."""
 
     id: str
     name: str
     node_class: str
     health: str
-    """`live`, or `silent` when it has not been heard for longer than a lease."""
+    """`live`, or `silent` after no call for longer than a lease."""
     state: str
-    """`works`; `draining` and then `drained`, or `quarantined`: it gets no block until an operator resumes it;
-    `revoked`: it has no key any more."""
+    """`works`; `draining`, `drained` or `quarantined`: it gets no block until an operator resumes it; `revoked`."""
     quarantined_reason: str | None
     stopped_by: str | None
     stopped_at: str | None
     lanes: dict[str, str | None] | None
-    """What its check of the lanes found: null for a lane that ran, else why it did not; null when none was made."""
+    """Results of its lane check: null for a lane that ran, else the reason; null without a check."""
     devices: list[DeviceInfo]
     versions: dict[str, str]
     code_digest: str
@@ -51,7 +59,7 @@ class NodeList(Public):
 
 
 class KeyPublic(Public):
-    """A key that a node signs with."""
+    """A signing key of a node."""
 
     key: PublicKey
     node: str

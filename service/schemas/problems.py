@@ -1,4 +1,4 @@
-"""Problem documents: what is said when something is wrong."""
+"""Wire types of problem documents (RFC 9457)."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from service.schemas.public import Public
 
 
 def _all_sent(schema: dict[str, Any]) -> None:
-    """Say that the service sends every field; defaults are for the documents of others, such as a proxy's."""
+    """Mark every field as required: the service sends all; defaults are for documents of others, such as proxies."""
     schema["required"] = list(schema["properties"])
     for field in schema["properties"].values():
         field.pop("default", None)
 
 
 class ProblemDetail(Public):
-    """One thing that is wrong with a request."""
+    """One problem of a request."""
 
     model_config = ConfigDict(json_schema_extra=_all_sent)
 
@@ -26,7 +26,7 @@ class ProblemDetail(Public):
 
     @classmethod
     def of(cls, problem: SpecProblem) -> "ProblemDetail":
-        """Return what the experiments found wrong as it is sent."""
+        """Convert a problem of a spec or a document."""
         return cls(pointer=problem.pointer, detail=problem.detail, hint=problem.hint)
 
 
@@ -38,7 +38,7 @@ class Problem(Public):
     type: str = Field(default="about:blank", examples=["urn:ablate:problem:invalid-spec"])
     title: str = Field(examples=["Unprocessable Content"])
     status: int = Field(default=0, examples=[422])
-    """HTTP status; 0 in a problem that no server answered."""
+    """HTTP status; 0 without an answer of a server."""
     detail: str = ""
     instance: str = Field(default="", examples=["/v1/ablations"])
     errors: tuple[ProblemDetail, ...] = ()

@@ -1,6 +1,6 @@
-"""What all wire types share, and pages of them: the service builds them, the client reads them.
+"""The base of all wire types, which service and client share, and pages of lists.
 
-A reader passes over fields that it does not know: a newer service adds some.
+Clients ignore unknown fields, because a newer service may add some.
 """
 
 from typing import Generic, TypeVar
@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict
 
 Item = TypeVar("Item")
 
-INDEX = "Place of the block in the plan, from 0. People are shown its number, which counts from 1."
+INDEX = "Place of the block in the plan, from 0. People see its number, which counts from 1."
 
 
 class Public(BaseModel):
-    """A document that is sent to people and programs."""
+    """A document that the service sends."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
@@ -23,4 +23,4 @@ class Page(Public, Generic[Item]):
 
     items: list[Item]
     next_cursor: str | None
-    """Give it back as `cursor` for the next page; null on the last."""
+    """The `cursor` of the next page; null on the last."""

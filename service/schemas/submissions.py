@@ -1,4 +1,4 @@
-"""A spec on its way in, what it would run, and the answer to its submission."""
+"""Wire types of specs, plans, and the answers to submissions and imports."""
 
 import json
 from collections.abc import Mapping
@@ -10,14 +10,31 @@ from typing import Any
 from pydantic import Field
 
 from experiments.outcomes import AblationState
-from experiments.records.sizing import Sizing
+from experiments.records.calibration import Sizing
 from service.schemas.ablations import Links
 from service.schemas.public import INDEX, Public
 
 
+class ImportPublic(Public):
+    """The answer to an import."""
+
+    id: str = Field(examples=["abl_01KAHZ3V5T8QW2R4Y6M9N0P1S3"])
+    name: str
+    state: AblationState
+    changed: bool
+    """False when exactly these bundles were imported before."""
+    blocks_imported: int
+    block_indices_missing: list[int] = Field(
+        description="Indices, from 0, of planned blocks that are in no bundle: missing data."
+    )
+    remarks: list[str]
+    """Warnings; none of them stops the import."""
+    links: Links
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpecBody:
-    """A spec as somebody wrote it: bytes with their content type."""
+    """The bytes of a spec with their content type."""
 
     content: bytes
     content_type: str = "application/yaml"
@@ -36,14 +53,14 @@ class SpecBody:
 
 
 class SpecText(Public):
-    """A spec as its author wrote it."""
+    """The submitted text of a spec."""
 
     text: str
     content_type: str
 
 
 class PlanSummary(Public):
-    """The size of what will run."""
+    """The size of a plan."""
 
     arms: list[str]
     blocks: int
@@ -64,7 +81,7 @@ class AblationAccepted(Public):
     rule_digest: str
     plan: PlanSummary
     warnings: list[str]
-    """What the spec will not get as it stands, though it runs."""
+    """Problems that do not stop the ablation."""
     links: Links
 
 
@@ -86,17 +103,17 @@ class BlockOrder(Public):
 
 
 class NodeClassAnswer(Public):
-    """Whether nodes could run the plan now."""
+    """Whether nodes of one class could run the plan now."""
 
     node_class: str
     live_nodes: int
     eligible: bool
     reason: str | None
-    """Why not, when not."""
+    """Why they could not; null if they could."""
 
 
 class PlanPublic(Public):
-    """What a spec would run, without running it."""
+    """The plan of a spec, without running it."""
 
     ablation: str
     spec_digest: str
@@ -110,13 +127,13 @@ class PlanPublic(Public):
     """Timed steps of a trial."""
     mde_pct_per_sd_pct: float | None
     sizing: Sizing | None
-    """What it can see at the noise that was measured; None where no node of the class was calibrated for it."""
+    """The detectable effect at the measured noise; None without a calibration of the node class."""
     mended_by: str | None
-    """The command that measures its noise where no node of the class was calibrated for it: until then no word beyond
-    inconclusive is published. None where one was, and where the metric that decides is exact."""
+    """The command that calibrates a node for this plan; until then no verdict goes beyond `inconclusive`. None with a
+    calibration, and if the primary metric is exact."""
     expected_device_minutes: float | None
     device_minutes_allowed: float
-    """Budget of the whole ablation; blocks that wait when it is used up are cancelled."""
+    """Budget of the whole ablation; when it is used up, waiting blocks are cancelled."""
     warnings: list[str]
-    """What the spec would not get as it stands, though it would run."""
+    """Problems that would not stop the ablation."""
     node_classes: list[NodeClassAnswer]

@@ -1,4 +1,4 @@
-"""Tokens of people and keys of nodes. A secret is in one answer only: the one that made it."""
+"""Wire types of tokens and node keys. A secret appears only in the answer that created it."""
 
 from typing import Annotated, Literal
 
@@ -10,14 +10,14 @@ from service.schemas.public import Public
 
 TOKEN_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # noqa: S105 - the pattern of a name
 NODE_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
-HELD_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{0,119})$"
-"""What `ablate tokens list` shows: tokens of people, and keys of nodes."""
+LISTED_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{0,119})$"
+"""Names in `ablate tokens list`: tokens of people and keys of nodes."""
 REASON = "^[ -~]{1,500}$"
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0
 
 HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.OPERATE, Scope.ADMIN]
-"""A worker has the key of its node instead."""
+"""Scopes of people's tokens; a worker has the key of its node."""
 DeviceMinutes = Annotated[
     StrictFloat | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")
 ]
@@ -26,13 +26,13 @@ Why = Annotated[str, Field(pattern=REASON, description="People will read it.", e
 
 
 class AccessRequest(Public):
-    """A request about tokens; what it does not know is refused, so that no misspelt limit is passed over."""
+    """A request about tokens; unknown fields are errors, so that no misspelt limit is ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class TokenRequest(AccessRequest):
-    """A token that is wanted."""
+    """A request for a token."""
 
     name: str = Field(pattern=TOKEN_NAME, examples=["ada"])
     scope: HumanScope = Field(examples=["submit"])
@@ -40,34 +40,34 @@ class TokenRequest(AccessRequest):
 
 
 class NodeKeyRequest(AccessRequest):
-    """A node that wants a key."""
+    """A request for the key of a node."""
 
     name: str = Field(pattern=NODE_NAME, examples=["gpu-7"])
-    node_class: NodeClassName | None = Field(default=None, description="The only class that it may have; null for any.")
+    node_class: NodeClassName | None = Field(default=None, description="The only allowed class; null for any.")
 
 
 class RotateRequest(AccessRequest):
-    """How a secret is replaced."""
+    """A request to replace a secret."""
 
     grace_s: StrictFloat = Field(
-        default=DAY_S, ge=0, le=MAX_GRACE_S, description="So long do the secrets before it count."
+        default=DAY_S, ge=0, le=MAX_GRACE_S, description="The old secrets stay valid for this long."
     )
 
 
 class RevokeRequest(AccessRequest):
-    """What ends, and why."""
+    """A request to revoke a token or key."""
 
     reason: Why
 
 
 class QuotaRequest(AccessRequest):
-    """What the ablations of a token may use in all."""
+    """A request to change a quota."""
 
     device_minutes: DeviceMinutes
 
 
 class TokenSecret(Public):
-    """A fresh secret. It is stored as a digest and cannot be read again."""
+    """A new secret. Only its digest is stored, so it cannot be shown again."""
 
     name: str
     node: str | None
@@ -75,11 +75,11 @@ class TokenSecret(Public):
 
 
 class SecretPublic(Public):
-    """A secret that counts now."""
+    """A valid secret."""
 
     created_at: str
     ends_at: str | None
-    """When it stops, after it was replaced."""
+    """End of its grace period after a replacement."""
 
 
 class TokenPublic(Public):
@@ -89,17 +89,17 @@ class TokenPublic(Public):
     name: str
     scope: Scope
     node: str | None
-    """The node that a key belongs to."""
+    """The node of a key; null for a person's token."""
     node_class: str | None
     device_minutes: float | None
-    """Device minutes that its ablations may use in all."""
+    """Quota of its ablations in total; null for no limit."""
     device_minutes_used: float
     device_minutes_reserved: float
-    """What its ablations that are not over may still use, each up to its own limit."""
+    """Minutes that its unfinished ablations may still use, each up to its own limit."""
     secrets: list[SecretPublic]
     created_at: str
     created_by: str
-    """`settings`, or who asked for it."""
+    """`settings`, or the name of the token that created it."""
     revoked_at: str | None
     reason: str | None
 
@@ -111,7 +111,7 @@ class TokenList(Public):
 
 
 class Identity(Public):
-    """Who asks."""
+    """The caller."""
 
     name: str
     scope: Scope
@@ -120,21 +120,21 @@ class Identity(Public):
     device_minutes: float | None
     device_minutes_used: float
     device_minutes_reserved: float
-    """What its ablations that are not over may still use, each up to its own limit."""
+    """Minutes that its unfinished ablations may still use, each up to its own limit."""
 
 
 class SignInRequest(AccessRequest):
-    """A link to sign in with that is wanted."""
+    """A request for a sign-in link."""
 
-    operate: StrictBool = Field(default=False, description="Whether who follows it may also operate, not only read.")
+    operate: StrictBool = Field(default=False, description="Whether its user may also operate, not only read.")
 
 
 class SignInLink(Public):
-    """A link to sign in with. It counts once, and is stored as a digest."""
+    """A sign-in link. It works once; only its digest is stored."""
 
     path: str = Field(examples=["/sign-in?link=q3..."])
     """Address on this service."""
     scope: Scope
-    """What whoever follows it may do."""
+    """Scope of its user."""
     lasts_s: float
-    """Seconds until it counts no more."""
+    """Seconds until it expires."""

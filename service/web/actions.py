@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from experiments.reporting import wording
 from service.errors import Invalid
 from service.http.deps import AblationId, ServicesDep
-from service.routes.ablations import cancel_ablation, load
-from service.routes.node_states import NodeName, drain_node, resume_node
-from service.routes.priorities import set_priority
+from service.routes.ablations import cancel_ablation, load, set_priority
+from service.routes.nodes import NodeName, drain_node, resume_node
 from service.schemas.ablations import PriorityChange
 from service.web.html import PageRoute, page
 from service.web.sessions import ActingOperator, FormDep, LookingOperator

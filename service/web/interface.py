@@ -12,7 +12,7 @@ from service.web.schema_words import Field, allowed, fields_of, prose, type_id
 
 _FRESH = {"Idempotency-Key": "$(date +%s)-$RANDOM"}
 """Headers whose value is a new one each time, as a shell makes it."""
-_FILES = {"application/yaml": "spec.yaml", "application/json": "body.json"}
+_FILES = {"application/yaml": "spec.yaml", "application/json": "body.json", "application/x-tar": "bundle.tar"}
 """Bodies as the line for the shell sends them, the first that an operation takes."""
 _PROBLEMS_FROM = 400
 

@@ -3,20 +3,16 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from anyio import to_thread
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from service.http import mlflow_links
 from service.http.deps import AblationId, ServicesDep
 from service.http.event_streams import streams_of
-from service.http.shared_answer import SharedAnswer
 from service.routes.calibrations import read_noise
-from service.schemas.calibrations import CalibrationPublic
 from service.store.ablations import names
-from service.store.ablations.changes import last_event
+from service.store.ablations.events import last_event
 from service.store.ablations.results import latest_experiment
-from service.store.session import Store
 from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page
 from service.web.html import PageRoute, page
@@ -26,49 +22,30 @@ from service.web.sessions import ReadingVisitor
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-NOISE_FRESH_S = 15.0
 Called = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$")]
 After = Annotated[int, Query(ge=0, le=10**18)]
 LastEvent = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=10**18)]
 
 
-def shared_noise(store: Store) -> SharedAnswer[list[CalibrationPublic]]:
-    """Return what is known of the noise of devices: read now and then, however many people look."""
-
-    def read() -> list[CalibrationPublic]:
-        with store.read() as connection:
-            return read_noise(connection)
-
-    async def make() -> list[CalibrationPublic]:
-        return await to_thread.run_sync(read)
-
-    return SharedAnswer(make, fresh_s=NOISE_FRESH_S)
-
-
 @router.get("/")
-async def show_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+def show_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
     """Show what waits and runs, the nodes, and the latest answers."""
-    return await _overview(request, services, visitor, "overview.html")
+    return _overview(request, services, visitor, "overview.html")
 
 
 @router.get("/live")
-async def show_live_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+def show_live_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
     """Return the parts of that page which change."""
-    return await _overview(request, services, visitor, "overview_live.html")
+    return _overview(request, services, visitor, "overview_live.html")
 
 
-async def _overview(request: Request, services: ServicesDep, visitor: ReadingVisitor, template: str) -> Response:
-    noise = await request.app.state.noise.get()
-
-    def made() -> Response:
-        with services.store.read() as connection:
-            seq = last_event(connection)
-            found = overview(connection, services.settings, noise)
-            experiment_id = latest_experiment(connection)
-        mlflow = mlflow_links.of_ablations(services.settings.mlflow_link_url, experiment_id)
-        return page(request, template, view=found, seq=seq, visitor=visitor, mlflow=mlflow)
-
-    return await to_thread.run_sync(made)
+def _overview(request: Request, services: ServicesDep, visitor: ReadingVisitor, template: str) -> Response:
+    with services.store.read() as connection:
+        seq = last_event(connection)
+        view = overview(connection, services.settings, read_noise(connection))
+        experiment_id = latest_experiment(connection)
+    mlflow = mlflow_links.of_ablations(services.settings.mlflow_link_url, experiment_id)
+    return page(request, template, view=view, seq=seq, visitor=visitor, mlflow=mlflow)
 
 
 @router.get("/events", response_class=Response)

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from service.errors import Unauthorized
 from service.http.deps import ServicesDep
-from service.routes.sign_ins import SIGN_IN
+from service.routes.tokens import SIGN_IN
 from service.store.access import web_sessions
 from service.store.access.web_sessions import SecretKind
 from service.store.session import Store

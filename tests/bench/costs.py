@@ -22,7 +22,7 @@ from service.store.session import Store
 from service.store.tables import ablations, blocks, trials
 from tests import mlflow_server
 from tests.api_stack import ADMIN, WORKER, Api, database_url, nobody_url, receipts_of
-from tests.bench.api import server
+from tests.bench.processes import server
 from tests.ports import free_port
 
 CALLS = ("claim", "heartbeat", "report", "poll")

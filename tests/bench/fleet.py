@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.bench.api import say
 from tests.bench.costs import CALLS, Costs, measure
+from tests.bench.processes import say
 from tests.stopping import leave_when_told
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"

@@ -29,8 +29,8 @@ from service.store.tables import ablations
 from service.store.tables import outbox as outbox_table
 from tests import mlflow_server
 from tests.api_stack import Api, database_url, running_api
-from tests.bench.api import say
 from tests.bench.mlflow_shown import shown
+from tests.bench.processes import say
 from tests.stopping import leave_when_told
 
 WARM_UP = 3

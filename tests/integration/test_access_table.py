@@ -147,6 +147,7 @@ def _claim(world: World) -> Ask:
 
 
 NODE = {"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "sha256:c", "public_key": SIGNER.key}
+TAR = {"Content-Type": "application/x-tar"}
 REGISTERED = Ask("PUT", "/v1/nodes/node-a", {**NODE, "devices": [{"index": 0, "name": "x", "memory_bytes": 1}] * 64})
 
 
@@ -179,7 +180,7 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "drainNode": (OPERATE, 200, _stop_or_go("drain")),
     "quarantineNode": (OPERATE, 200, _stop_or_go("quarantine", reason="it smokes")),
     "resumeNode": (OPERATE, 200, _stop_or_go("resume")),
-    "importBundles": (OPERATE, 422, lambda _w: Ask("POST", "/v1/ablations:import", {"bundles": [{"files": {}}]})),
+    "importBundles": (OPERATE, 422, lambda _w: Ask("POST", "/v1/ablations:import", {}, TAR)),
     "trustKey": (OPERATE, 200, lambda w: Ask("POST", f"/v1/keys/{SIGNER.key}:trust", {"node": w.fresh("far")})),
     "revokeKey": (OPERATE, 404, lambda _w: Ask("POST", f"/v1/keys/ed25519:{'A' * 43}:revoke", {"reason": "lost"})),
     "addNode": (OPERATE, 201, lambda world: Ask("POST", "/v1/nodes", {"name": world.fresh("new")})),

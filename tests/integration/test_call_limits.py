@@ -1,4 +1,4 @@
-"""Calls that compute for long hold up others of their kind, and nobody who reads."""
+"""Long calls delay others of their kind, but neither workers nor readers."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ import pytest
 from service import threads
 from service.routes import imports, submissions
 from tests.api_stack import Api, running_api
-from tests.bundles import make_bundle, make_file
+from tests.bundles import archive_of, make_bundle, make_file
 
 CALLS = threads.OTHERS_AT_ONCE + 4
 
@@ -42,46 +42,46 @@ class Held:
         patch.setattr(module, call.__name__, waits)
 
 
-def crowd(api: Api, held: Held, limit: str, most: int, call: Callable[[], httpx.Response]) -> list[int]:
-    """Make many calls at once and read while they wait; return how they were answered in the end."""
-    limiter = getattr(api.client.app.state.services.call_limits, limit)  # type: ignore[attr-defined]  # a test client
-    with ThreadPoolExecutor(CALLS + 1) as pool:
+def crowd(api: Api, held: Held, call: Callable[[], httpx.Response]) -> list[int]:
+    """Make many long calls at once; read and claim while they wait. Return the statuses of the calls."""
+    limiter = api.client.app.state.services.long_threads  # type: ignore[attr-defined]  # a test client
+    node = api.register()
+    with ThreadPoolExecutor(CALLS + 2) as pool:
         try:
             calls: list[Future[httpx.Response]] = [pool.submit(call) for _ in range(CALLS)]
             deadline = time.monotonic() + 60
-            while held.begun < most or limiter.statistics().tasks_waiting < CALLS - most:
+            while held.begun < threads.LONG_AT_ONCE or limiter.statistics().tasks_waiting < CALLS - held.begun:
                 assert time.monotonic() < deadline, f"{held.begun} began, {limiter.statistics()}"
                 time.sleep(0.02)
-            read = pool.submit(api.get, "/v1/ablations").result(60)
-            assert (read.status_code, held.begun) == (200, most)
+            assert pool.submit(api.get, "/v1/ablations").result(60).status_code == 200
+            assert pool.submit(api.claim, node).result(60) is None
+            assert held.begun == threads.LONG_AT_ONCE
         finally:
             held.go_on.set()
         return [one.result(60).status_code for one in calls]
 
 
-def test_many_imports_at_once_hold_up_nobody_who_reads(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_imports_at_once_delay_neither_readers_nor_workers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(imports._verified, monkeypatch, imports)
-    files = {path: data.decode() for path, data in make_bundle(make_file()).items()}
-    body = {"bundles": [{"files": files}], "unsigned": True}
+    headers, body = {**api.admin, "Content-Type": "application/x-tar"}, archive_of(make_bundle(make_file()))
 
     def send() -> httpx.Response:
-        return api.client.post("/v1/ablations:import", headers=api.admin, json=body)
+        return api.client.post("/v1/ablations:import?unsigned=true", headers=headers, content=body)
 
-    assert crowd(api, held, "imports", threads.IMPORTS_AT_ONCE, send) == [200] * CALLS
+    assert crowd(api, held, send) == [200] * CALLS
     assert len(api.get("/v1/ablations").json()["items"]) == 1
 
 
-def test_many_large_plans_at_once_hold_up_nobody_who_reads(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_large_plans_at_once_delay_neither_readers_nor_workers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(submissions.make_plan, monkeypatch, submissions)
-    most = threads.SUBMISSIONS_AT_ONCE
-    assert crowd(api, held, "submissions", most, lambda: httpx.Response(202, json=api.submit())) == [202] * CALLS
+    assert crowd(api, held, lambda: httpx.Response(202, json=api.submit())) == [202] * CALLS
     assert len(api.get("/v1/ablations").json()["items"]) == CALLS
 
 
 def test_every_request_that_runs_has_a_connection_and_more_wait_for_one(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [threads.WORKERS_AT_ONCE, threads.IMPORTS_AT_ONCE, threads.SUBMISSIONS_AT_ONCE, threads.OTHERS_AT_ONCE]
+    requests = [threads.WORKERS_AT_ONCE, threads.LONG_AT_ONCE, threads.OTHERS_AT_ONCE]
     store = api.store
     monkeypatch.setattr(store.reader.pool, "_timeout", 1.0)
     with ExitStack() as held:

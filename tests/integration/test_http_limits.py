@@ -14,6 +14,7 @@ import pytest
 
 from service.http.connection_limits import MAX_HEAD_BYTES
 from tests.api_stack import ADMIN, WORKER, Api, served_api
+from tests.bundles import archive_of
 from tests.factories import spec_values
 from tests.waiting import until
 
@@ -92,11 +93,11 @@ def test_a_body_that_nobody_may_send_is_refused_before_it_is_read(
 
 
 def test_the_large_limit_is_for_those_who_may_send_such_bodies(api: Api) -> None:
-    """An import of 60,000 bytes by an operator is read and judged; one by a worker is not read."""
-    body = json.dumps({"bundles": [{"files": {"x": "y" * 60_000}}]})
-    headers = {"Content-Type": "application/json"}
+    """An import of 60,000 bytes by an operator is read and verified; one by a worker is not read."""
+    body = archive_of({"manifest.json": b"y" * 50_000})
+    headers = {"Content-Type": "application/x-tar"}
     judged = api.client.post("/v1/ablations:import", content=body, headers={**api.admin, **headers})
-    assert (judged.status_code, judged.json()["errors"][0]["pointer"]) == (422, "#/bundles/0/files/manifest.json")
+    assert (judged.status_code, judged.json()["errors"][0]["pointer"]) == (422, "archive:bundle-1/manifest.json")
     assert api.client.post("/v1/ablations:import", content=body, headers={**api.worker, **headers}).status_code == 413
 
 
@@ -285,11 +286,11 @@ def test_a_reader_that_takes_nothing_is_cut_off(impatient: Api) -> None:
 
 def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
     """Four imports that stop before their end hold all that is allowed; a fifth waits until one of them is gone."""
-    head = _head("/v1/ablations:import", ADMIN, Content_Type="application/json", Content_Length=str(SMALL_REPORTS - 1))
+    head = _head("/v1/ablations:import", ADMIN, Content_Type="application/x-tar", Content_Length=str(SMALL_REPORTS - 1))
     held = [_connect(api) for _ in range(4)]
     for connection in held:
         connection.sendall(head + b" " * (SMALL_REPORTS - 2))
-    headers = {**api.admin, "Content-Type": "application/json"}
+    headers = {**api.admin, "Content-Type": "application/x-tar"}
 
     def answer() -> httpx.Response:
         return api.client.post("/v1/ablations:import", content=b" " * 8000, headers=headers)

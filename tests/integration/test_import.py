@@ -1,7 +1,8 @@
 """Importing bundles over REST on both databases: whole or not at all, once, refused when anything was altered."""
 
-import asyncio
+import gzip
 import json
+import tarfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +11,14 @@ import pytest
 from sqlalchemy import func, select
 
 from experiments.outcomes import FailureClass
-from experiments.records.bundle_files import PLAN, RECEIPT
+from experiments.records.bundle_files import MAX_BUNDLE_BYTES, PLAN, RECEIPT
 from experiments.records.plan_file import PlanFile, plan_file_text
-from service.http.patient_json import AT_ONCE_BYTES, parse
 from service.lifecycle import OutboxKind
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, running_api
-from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed
+from tests.bundles import archive_of, broken_attempt, make_bundle, make_file, resealed, sealed
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -30,9 +30,19 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def send(
     api: Api, *bundles: dict[str, bytes], headers: dict[str, str] | None = None, unsigned: bool = True, **wanted: Any
 ) -> httpx.Response:
-    sent = [{"files": {path: data.decode() for path, data in files.items()}} for files in bundles]
-    body = {"bundles": sent, "unsigned": unsigned, **wanted}
-    return api.client.post("/v1/ablations:import", headers=headers or api.admin, json=body)
+    return post(api, archive_of(*bundles), headers=headers, unsigned=unsigned, **wanted)
+
+
+def post(
+    api: Api,
+    body: bytes,
+    *,
+    headers: dict[str, str] | None = None,
+    kind: str = "application/x-tar",
+    **options: Any,
+) -> httpx.Response:
+    headers = {**(headers or api.admin), "Content-Type": kind}
+    return api.client.post("/v1/ablations:import", headers=headers, params=options, content=body)
 
 
 def rows(store: Store, table: Any) -> int:
@@ -133,7 +143,7 @@ def test_altered_receipt_is_refused_by_name_and_nothing_is_stored(api: Api) -> N
     path = next(name for name in files if name.endswith(RECEIPT))
     before = rows(api.store, ablations)
     found = problems(send(api, {**files, path: files[path].replace(b'"arm":"', b'"arm":"x')}))
-    pointer = "#/bundles/0/files/" + path.replace("/", "~1")
+    pointer = f"archive:bundle-1/{path}"
     assert "was altered" in found[pointer]
     values = json.loads(files[path])
     values["memory"]["peak_reserved_bytes"] -= 1
@@ -145,7 +155,7 @@ def test_altered_plan_is_refused(api: Api) -> None:
     file = make_file()
     other = file.model_copy(update={"ablation_id": make_file().ablation_id})
     files = {**make_bundle(file), PLAN: plan_file_text(other).encode()}
-    assert "was altered" in problems(send(api, sealed(file, files)))["#/bundles/0/files/plan.json"]
+    assert "was altered" in problems(send(api, sealed(file, files)))["archive:bundle-1/plan.json"]
 
 
 def test_ablation_that_was_submitted_here_is_not_overwritten(api: Api) -> None:
@@ -174,42 +184,45 @@ def test_import_needs_an_operator(api: Api) -> None:
 
 def test_remarks_name_the_code_that_really_ran(api: Api) -> None:
     (remark,) = send(api, make_bundle(make_file(), [0])).json()["remarks"]
-    assert remark.startswith("the trials ran code sha256:code; the plan was made beside sha256:")
+    assert remark.startswith("the trials ran code sha256:code; the plan was made with sha256:")
 
 
-LARGE = "y" * (AT_ONCE_BYTES + 1)
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_archive_may_be_compressed_and_have_its_files_anywhere(api: Api, mode: str) -> None:
+    file = make_file()
+    body = archive_of({f"deep/{path}": content for path, content in make_bundle(file).items()}, mode=mode)
+    assert post(api, body, unsigned=True).json()["blocks_imported"] == 6
 
 
-def test_a_large_body_is_parsed_in_another_thread_than_requests_are_answered_from(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed: list[bool] = []
-
-    def note(body: bytes) -> Any:
-        with pytest.raises(RuntimeError, match="no running event loop"):
-            asyncio.get_running_loop()
-        parsed.append(len(body) > AT_ONCE_BYTES)
-        return parse(body)
-
-    monkeypatch.setattr("service.http.patient_json.parse", note)
-    for text in ("small", LARGE):
-        found = problems(send(api, {"x": text.encode()}))
-        assert list(found) == ["#/bundles/0/files/manifest.json"]
-    assert parsed == [True]
+HUGE = tarfile.TarInfo("bundle-1/manifest.json")
+HUGE.size = MAX_BUNDLE_BYTES + 1
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("body", "pointer", "detail"),
     [
-        ('"trust": [NaN]', "NaN is no JSON"),
-        ('"trust": ["\\ud800"]', "a lone surrogate is no character"),
-        ('"trust": [1', "Expecting ',' delimiter"),
-        ('"trust": ' + "[" * 100_000, "the body cannot be read"),
+        (b"", "archive", "is not a tar file"),
+        (b"no archive" * 1000, "archive", "is not a tar file"),
+        (archive_of(make_bundle(make_file(), [0]))[:2000], "archive", "is not a tar file"),
+        (gzip.compress(HUGE.tobuf()), "archive", "bytes allowed"),
+        (archive_of({"plan.json": b"{}"}), "archive", "holds 0 files named manifest.json"),
+        (archive_of(*[{"manifest.json": b"{}"}] * 101), "archive", "holds 101 files named manifest.json"),
+        (archive_of({"a/manifest.json": b"{}", "b": b""}), "archive:bundle-1/b", "belongs to no bundle"),
+        (archive_of({"manifest.json": b"{", "x": b"y"}), "archive:bundle-1/manifest.json", "manifest.json"),
     ],
+    ids=["empty", "no-tar", "cut", "huge", "no-manifest", "many", "stray-file", "bad-manifest"],
 )
-def test_a_large_body_that_is_not_json_is_refused(api: Api, end: str, said: str) -> None:
-    body = f'{{"bundles": [{{"files": {{"x": "{LARGE}"}}}}], {end}}}'
-    headers = {**api.admin, "Content-Type": "application/json"}
-    answer = api.client.post("/v1/ablations:import", content=body, headers=headers)
-    assert answer.status_code == 422
-    assert said in answer.json()["errors"][0]["detail"]
+def test_a_malformed_archive_is_rejected_with_the_place_of_the_problem(
+    api: Api, body: bytes, pointer: str, detail: str
+) -> None:
+    before = rows(api.store, ablations)
+    assert detail in problems(post(api, body))[pointer]
+    assert rows(api.store, ablations) == before
+
+
+def test_another_content_type_and_unknown_options_are_rejected(api: Api) -> None:
+    body = archive_of(make_bundle(make_file(), [0]))
+    wrong = post(api, body, kind="application/json")
+    assert (wrong.status_code, "application/x-tar" in wrong.json()["detail"]) == (415, True)
+    assert list(problems(post(api, body, unsinged=True))) == ["query:unsinged"]
+    assert list(problems(post(api, body, trust="a key"))) == ["query:trust/0"]

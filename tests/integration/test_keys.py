@@ -14,7 +14,7 @@ from experiments.records.signing import Signer
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from tests.api_stack import SIGNER, Api, receipts_of, running_api, signed
-from tests.bundles import broken_attempt, make_bundle, make_file, sealed
+from tests.bundles import archive_of, broken_attempt, make_bundle, make_file, sealed
 
 MINE, STRANGER = Signer(b"m" * 32), Signer(b"s" * 32)
 
@@ -35,8 +35,8 @@ def operate(api: Api, key: str, verb: str, **body: Any) -> httpx.Response:
 
 
 def send(api: Api, files: dict[str, bytes], **wanted: Any) -> httpx.Response:
-    body = {"bundles": [{"files": {path: data.decode() for path, data in files.items()}}], **wanted}
-    return api.client.post("/v1/ablations:import", headers=api.admin, json=body)
+    headers = {**api.admin, "Content-Type": "application/x-tar"}
+    return api.client.post("/v1/ablations:import", headers=headers, params=wanted, content=archive_of(files))
 
 
 def problem(answer: httpx.Response) -> tuple[str, str]:
@@ -131,10 +131,10 @@ def test_import_wants_every_key_trusted(api: Api) -> None:
     own = Signer(b"i" * 32)
     files = make_bundle(file, broken=broken, signer=own)
     where, detail = problem(send(api, files))
-    assert (where, own.key in detail, "is not known here" in detail) == ("#/trust", True, True)
+    assert (where, own.key in detail, "is not known here" in detail) == ("query:trust", True, True)
     assert api.get(f"/v1/ablations/{file.ablation_id}").status_code == 404
     where, detail = problem(send(api, files, trust=[own.key, STRANGER.key]))
-    assert (where, "signed nothing in these bundles" in detail) == ("#/trust", True)
+    assert (where, "signed nothing in these bundles" in detail) == ("query:trust", True)
     assert send(api, files, trust=[own.key]).json()["changed"] is True
     assert send(api, files).json()["changed"] is False
     assert send(api, make_bundle(make_file(), signer=own)).status_code == 200
@@ -151,7 +151,7 @@ def test_import_of_what_nobody_signed_is_said_by_the_verdict(api: Api) -> None:
     file = make_file()
     files = make_bundle(file, [0, 1])
     where, detail = problem(send(api, files))
-    assert (where, "3 files are not signed: blocks/0001/block.json" in detail) == ("#/unsigned", True)
+    assert (where, "3 files are not signed: blocks/0001/block.json" in detail) == ("query:unsigned", True)
     assert send(api, files, unsigned=True).status_code == 200
     (signer,) = judged(api, file.ablation_id).circumstances.signers
     assert (signer.name, signer.key, signer.blocks) == ("far-node", None, (0, 1))

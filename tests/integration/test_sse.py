@@ -6,22 +6,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import httpx_sse
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import EventKind, OutboxKind
-from service.store.ablations.changes import Mark, ablation_marks
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.ports import free_port
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -171,50 +170,21 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
 
 
 def test_stream_that_its_reader_left_asks_the_database_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-
-    def counted(connection: Connection, ids: Sequence[str]) -> dict[str, Mark]:
-        looks.append(len(ids))
-        return ablation_marks(connection, ids)
-
-    monkeypatch.setattr("service.http.event_streams.ablation_marks", counted)
-    monkeypatch.setattr("service.http.change_feed.POLL_S", 0.02)
+    monkeypatch.setattr("service.http.event_streams.POLL_S", 0.02)
     with served_api("sqlite", tmp_path) as api:
-        made = api.submit()
+        made, polls = api.submit(), list[str]()
+        event.listen(api.store.reader, "before_cursor_execute", lambda *asked: polls.append(asked[2]))
         with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
             lines = answer.iter_lines()  # kept: an iterator that is dropped closes the connection
             assert "event: ablation.state" in lines
-            while not looks:
-                time.sleep(0.01)
-        deadline = time.monotonic() + 30
-        while looks and time.monotonic() < deadline:
-            looks.clear()
+            until(lambda: sum("events.seq >" in poll for poll in polls) > 5, what="polls")
+
+        def is_quiet() -> bool:
+            polls.clear()
             time.sleep(0.5)
-        assert looks == []
+            return not any("events.seq >" in poll for poll in polls)
 
-
-def test_a_stream_that_heard_all_there_was_looks_again_only_at_the_next_news(tmp_path: Path) -> None:
-    looks: list[str] = []
-
-    def note(*asked: Any) -> None:
-        if "events.seq >" in asked[2]:
-            looks.append(asked[2])
-
-    with served_api("sqlite", tmp_path) as api:
-        made, node = api.submit(), api.register()
-        event.listen(api.store.reader, "before_cursor_execute", note)
-        with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
-            lines = answer.iter_lines()
-            assert "event: ablation.state" in lines
-            seen = -1
-            while seen < len(looks):  # it looks once more when it is told where its subject stands
-                seen = len(looks)
-                time.sleep(1)
-            looks.clear()
-            assert api.claim(node)
-            assert "event: block.state" in lines
-            time.sleep(1)
-            assert len(looks) == 1
+        until(is_quiet, what="the end of the polls")
 
 
 def test_a_stream_hears_all_of_what_is_more_than_one_look_finds(

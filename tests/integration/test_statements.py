@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.engine import make_url
 
@@ -70,19 +69,6 @@ def test_calls_of_workers_take_few_statements(api: Api) -> None:
     assert len(of_claim) <= MOST["claim"] + extra, of_claim
     assert len(of_heartbeat) <= MOST["heartbeat"], of_heartbeat
     assert len(of_release) <= MOST["release"] + extra, of_release
-
-
-@pytest.mark.parametrize(("fresh_s", "looks"), [(3600, 0), (0, 2)])
-def test_a_submission_takes_few_statements_which_the_driver_keeps(
-    kind: str, tmp_path: Path, fresh_s: float, looks: int
-) -> None:
-    """One whose arms and node class were asked about lately looks for nothing; others for their cost, and for nodes."""
-    with running_api(kind, tmp_path, outlook_fresh_s=fresh_s) as api:
-        api.submit()  # the token is known from here on
-        with counted(api) as asked:
-            api.submit(labels={"team": "kernels"})
-    assert len(asked) <= {"sqlite": 9, "postgresql": 1}[kind] + looks, asked
-    assert all(len(text) <= MAX_CACHED_STATEMENT_LENGTH for text in asked), "the driver reads them again every time"
 
 
 def test_a_raised_column_is_the_largest_that_was_written(api: Api) -> None:

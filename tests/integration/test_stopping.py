@@ -14,7 +14,7 @@ from tests.waiting import until
 PROGRAM = """
 import signal, sys
 from tests import api_stack
-from tests.bench.api import server
+from tests.bench.processes import server
 from tests.ports import free_port
 from tests.stopping import leave_when_told
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and stays so

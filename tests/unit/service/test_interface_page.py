@@ -1,7 +1,6 @@
 """The page of the REST interface holds all of the OpenAPI document, and its lines for the shell say what it asks."""
 
 import html
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ import pytest
 
 from service.web.html import render
 from service.web.interface import describe
-from tests.architecture.pages import ROOT
+from tests.golden.freeze_openapi import document
 
-DOCUMENT: dict[str, Any] = json.loads((ROOT / "tests" / "golden" / "openapi.json").read_text(encoding="utf-8"))
+DOCUMENT = document()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from service.errors import TooManyRequests
-from service.http.rate_limit import RateLimiter
+from service.http.authentication import RateLimiter
 
 SECOND = 10**9
 
@@ -10,7 +10,7 @@ SECOND = 10**9
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, now_ns: int) -> None:
         self.now_ns = now_ns
-        monkeypatch.setattr("service.http.rate_limit.time.monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr("service.http.authentication.time.monotonic_ns", lambda: self.now_ns)
 
 
 def _retry_after_s(limiter: RateLimiter, token: str) -> int:

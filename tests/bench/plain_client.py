@@ -1,11 +1,9 @@
-"""A client that costs little: one keep-alive connection, requests built by hand. Not shared between threads."""
+"""A cheap HTTP client: one keep-alive connection, requests built by hand. Not shared between threads."""
 
 import json
 import socket
 from types import TracebackType
 from typing import Any
-
-from tests.bench.load import read_answer
 
 
 class PlainClient:
@@ -29,4 +27,23 @@ class PlainClient:
             fields["Content-Type"] = "application/json"
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._connection.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
-        return read_answer(self._connection)
+        return self._read_answer()
+
+    def _read_answer(self) -> tuple[int, bytes]:
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += self._receive()
+        head, _, body = data.partition(b"\r\n\r\n")
+        status, *fields = head.decode("latin-1").split("\r\n")
+        lengths = [int(f.partition(":")[2]) for f in fields if f.lower().startswith("content-length:")]
+        pieces, missing = [body], sum(lengths) - len(body)
+        while missing > 0:
+            pieces.append(self._receive())
+            missing -= len(pieces[-1])
+        return int(status.split()[1]), b"".join(pieces)
+
+    def _receive(self) -> bytes:
+        data = self._connection.recv(65536)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        return data
