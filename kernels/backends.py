@@ -2,7 +2,7 @@
 
 A *lane* is one implementation family of an operation. Asking for one that a node class does not have is refused with
 the reason below, never replaced silently. A new node class is one entry of the table, and a probe in
-`workers/devices/probes.py` where none of those can find its devices.
+`workers/devices/inventory.py` where none of those can find its devices.
 """
 
 import re

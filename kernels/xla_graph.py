@@ -12,8 +12,41 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+SHOWN = 3
+"""Instructions of each kind that the sentence quotes."""
+LINE_LIMIT = 160  # characters
+
+_CHANGED_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = ")
+_METADATA = re.compile(r", metadata=\{[^}]*\}")
+_NUMBERED = re.compile(r"(%?[A-Za-z_][\w-]*?)(?:\.\d+)+")
+
+
+def describe_change(before: str, after: str) -> str:
+    """Return how the module with text `after` differs from that with text `before`."""
+    old, new = _instruction_counts(before), _instruction_counts(after)
+    gone, come = old - new, new - old
+    if not gone and not come:
+        return "the same instructions, joined in another way"
+    counts = f"{come.total()} of its {new.total()} instructions are new, {gone.total()} of {old.total()} are gone"
+    return "; ".join([counts, *_quoted("new", come), *_quoted("gone", gone)])
+
+
+def _quoted(kind: str, instructions: "Counter[str]") -> Iterable[str]:
+    return (f"{kind}: {line[:LINE_LIMIT]}" for line in sorted(instructions, key=_constants_first)[:SHOWN])
+
+
+def _constants_first(line: str) -> tuple[bool, str]:
+    """Sort what holds numbers of the program's own before what merely follows from it."""
+    return " constant(" not in line and "slice={" not in line, line
+
+
+def _instruction_counts(text: str) -> "Counter[str]":
+    lines = (line for line in text.splitlines() if _CHANGED_INSTRUCTION.match(line))
+    return Counter(_NUMBERED.sub(r"\1", _METADATA.sub("", line)).strip() for line in lines)
+
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 TPU_CALL = "tpu_custom_call"

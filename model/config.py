@@ -7,6 +7,7 @@ heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk l
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from kernels.backends import GENERATED_LANES
 from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
 
@@ -320,3 +321,18 @@ def check_mesh(config: TrainConfig) -> None:
         name, able = model.attention.backend, ", ".join(DIVISIBLE_ATTENTION)
         detail = f"is {name}, a kernel, which cannot be divided over {devices} devices; allowed: {able}"
         raise ConfigError("model.attention.backend", detail)
+
+
+def generates_code(config: TrainConfig) -> bool:
+    """Return whether a pass before step 0 compiles something for `config`.
+
+    True for torch.compile, flex attention and the scan in lanes cuda and peer. False on XLA, which compiles the graph
+    of a step when the step ends: its first steps compile, and none after them.
+    """
+    return uses_inductor(config) or ("M" in config.model.pattern and config.model.scan.lane in GENERATED_LANES)
+
+
+def uses_inductor(config: TrainConfig) -> bool:
+    """Return whether torch's compiler generates code for `config`."""
+    flex = "A" in config.model.pattern and config.model.attention.backend == "flex"
+    return config.compile or flex

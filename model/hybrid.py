@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from model.config import HybridConfig, MambaConfig, TrainConfig
 from model.layers.attention import CausalAttention
 from model.layers.layer_loops import LayerLoops
-from model.layers.linear import Linear, RMSNorm
+from model.layers.linear import GatedMLP, Linear, RMSNorm
 from model.layers.mamba3 import Mamba3
-from model.layers.mlp import GatedMLP
 
 MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
     "M": Mamba3,

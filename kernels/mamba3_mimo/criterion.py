@@ -1,13 +1,4 @@
-"""When a result is right: its error beside what rounding the operands to bfloat16 does to the exact result.
-
-The lane multiplies bfloat16 numbers, so nobody's result can be nearer to the exact one than the rounding of the
-operands allows, and how near that is depends on the problem: a gradient that is a difference of large sums keeps few
-digits whoever computes it. So the yardstick is measured on the problem itself. The float64 reference runs once as it
-is, and SAMPLES times with every operand of the matrix products, and the gradient of every operand, moved by a random
-part of half a bfloat16 place. The noise of a row is the root mean square of what that changes, and an error may be a
-stated multiple of it. A row of `adt` is a sum over later tokens, and has the noise of those that it is summed with.
-docs/kernels-correctness.md says why these multiples, why rows, and why sums. Letters: see ../inputs.py.
-"""
+"""Does a lane work here? One small scan with all of its gradients, compared with float64."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +7,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from kernels.backends import GENERATED_LANES, Lane
 from kernels.documents import document_starts
-from kernels.mamba3_mimo.accuracy import outputs
+from kernels.errors import KernelUnsupported
+from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs, scanned
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import cumulated_angles, handed_on, psiv, rotated
 from kernels.mamba3_mimo.reference import chunk_parallel
+from kernels.mamba3_mimo.support import supports
+from kernels.scan_switches import ScanSwitches
 
 SAMPLES, SAMPLES_IN_DOUBT = 8, 32
 """Of the noise: at first, and where a result is not right by these."""
@@ -248,3 +243,26 @@ def _ratios(error: Tensor, allowed: Tensor) -> Tensor:
 
 def _ratio(error: Tensor, allowed: Tensor) -> float:
     return float(_ratios(error, allowed))
+
+
+CASE = Case(B=1, S=128, H=2)
+"""A shape that every lane can run, with N = P = 64 and R = 4."""
+
+
+def small_run_problem(lane: Lane, device: torch.device) -> str | None:
+    """Run `CASE` on `lane`; return why it does not work on `device`, None when it ran and was right."""
+    switches = ScanSwitches(lane=lane, schedule="sequential" if lane is Lane.PEER else "chunk_parallel")
+    refusal = supports(switches, device.type)
+    if refusal is not None:
+        return refusal
+    inputs = make_inputs(CASE, "cpu")
+    grad_out = make_grad(inputs, CASE.seed)
+    if lane not in GENERATED_LANES:  # kernels take bfloat16; elsewhere its rounding would be all that is seen
+        inputs, grad_out = inputs.with_tensors(tuple(tensor.float() for tensor in inputs.tensors())), grad_out.float()
+    moved = inputs.with_tensors(tuple(tensor.to(device) for tensor in inputs.tensors()))
+    try:
+        got = outputs(scanned(switches), moved, grad_out.to(device))
+    except KernelUnsupported as error:
+        return str(error)
+    shares_wrong = wrong({name: tensor.cpu() for name, tensor in got.items()}, inputs, grad_out)
+    return f"it ran, and is wrong in {', '.join(shares_wrong)}" if shares_wrong else None

@@ -12,8 +12,7 @@ from kernels.backends import Lane, device_refusal
 from kernels.mamba3_mimo import peer
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.recompute import Form, scan
-from kernels.mamba3_mimo.reference import chunk_parallel
-from kernels.mamba3_mimo.step import step_form
+from kernels.mamba3_mimo.reference import chunk_parallel, step_form
 from kernels.scan_switches import SCHEDULES, ScanSwitches
 
 
@@ -67,8 +66,11 @@ def _cuda_refusal(switches: ScanSwitches) -> str | None:
     if find_spec("tilelang") is None:
         return "lane 'cuda' needs the package tilelang, which is not installed here"
     from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS
-    from kernels.mamba3_mimo.cuda.host.shape import ScanShape  # tilelang is imported only where it is there
-    from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+    from kernels.mamba3_mimo.cuda.host.refusals import refusal
+    from kernels.mamba3_mimo.cuda.shape import (
+        ScanShape,  # tilelang is imported only where it is there
+        Variant,
+    )
 
     chunk = switches.chunk_size
     rank = max(1, 64 // chunk)

@@ -1,12 +1,10 @@
-"""Linear map and RMS norm with explicit dtypes. There is no autocast anywhere in the model.
-
-Weights are float32 masters. A linear map casts its two operands to `compute_dtype` and returns that dtype; norms,
-residual sums, decays and step sizes stay float32.
-"""
+"""Gated MLP (SwiGLU). Legend: B batch, S sequence, D d_model, F hidden width."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from model.config import HybridConfig
 
 NORM_EPS = 1e-5
 
@@ -34,3 +32,19 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x as float32."""
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, NORM_EPS)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up in one matmul."""
+
+    def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up_proj = Linear(config.d_model, 2 * config.mlp_width, compute_dtype=compute_dtype)
+        self.out_proj = Linear(config.mlp_width, config.d_model, compute_dtype=compute_dtype)
+
+    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
+        """Return [B,S,D]; every token by itself, so `segment_ids_BS` is not read."""
+        del segment_ids_BS
+        gate_BSF, up_BSF = self.up_proj(x_BSD).chunk(2, dim=-1)
+        mixed: Tensor = self.out_proj(functional.silu(gate_BSF) * up_BSF)
+        return mixed

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo, peer
-from kernels.mamba3_mimo.small_run import small_run_problem
+from kernels.mamba3_mimo.criterion import small_run_problem
 from model.config import HybridConfig
 from model.layers.linear import Linear, RMSNorm
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from kernels import facts, scan_switches, xla_device
 from kernels.backends import Lane
 from kernels.scan_switches import ScanFact
-from model.config import TrainConfig
+from model.config import TrainConfig, uses_inductor
 from model.facts import ModelFact
-from model.generated_code import uses_inductor
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""

@@ -8,12 +8,12 @@ where they are used; everything smaller is whole on every device. With `replicat
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_mesh
+from kernels import facts, xla_device
 from kernels.errors import KernelUnsupported
 from model.config import TrainConfig, check_mesh
 from model.facts import ModelFact
 from model.hybrid import Hybrid
-from model.training.update import DeviceBatch
+from model.training.optim_step import DeviceBatch
 
 
 class Mesh:
@@ -28,22 +28,22 @@ class Mesh:
             axis = self._axis(name, parameter)
             state = (value for value in optimizer.state[parameter].values() if value.shape == parameter.shape)
             for tensor in (parameter, *state):
-                xla_mesh.divide(tensor, axis)
+                xla_device.divide(tensor, axis)
         for block in model.blocks:
             block.register_forward_hook(_divide_output)
 
     def lay_out(self, batch: DeviceBatch) -> DeviceBatch:
         """Divide the rows of `batch`."""
         for tensor in batch:
-            xla_mesh.divide(tensor, 0)
+            xla_device.divide(tensor, 0)
         return batch
 
     def record(self) -> None:
         """Record how the weight matrices lie on the devices now, as the runtime tells it."""
-        divided = {xla_mesh.is_divided(parameter) for parameter in self._matrices}
+        divided = {xla_device.is_divided(parameter) for parameter in self._matrices}
         for answer in divided:
             facts.record(ModelFact.SHARDING, "fsdp" if answer else "replicated")
-        facts.record(ModelFact.MESH_DEVICES, xla_mesh.num_devices())
+        facts.record(ModelFact.MESH_DEVICES, xla_device.num_devices())
 
     def _axis(self, name: str, parameter: nn.Parameter) -> int | None:
         if self._config.sharding == "replicated" or parameter.dim() != 2:
@@ -58,4 +58,4 @@ class Mesh:
 
 
 def _divide_output(_block: nn.Module, _inputs: object, x_BSD: Tensor) -> Tensor:
-    return xla_mesh.divide_rows(x_BSD)
+    return xla_device.divide_rows(x_BSD)

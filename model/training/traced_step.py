@@ -1,24 +1,61 @@
 """The whole training step as one XLA graph, traced on tensors without memory: nothing is computed, no data is read.
 
-The graph holds the model of `model.hybrid`, the loss and the update of `model.training.update`. Parameters, optimiser
-state, learning rate and batch are its inputs, as in a trained step.
+The graph holds the model, the loss and the optimiser's update. Its inputs are those of a trained step: parameters,
+optimiser state, learning rate and batch.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from kernels import facts, xla_device, xla_graph, xla_mesh
+from kernels import facts, xla_attention, xla_device, xla_graph
+from kernels.facts import Fact
+from kernels.scan_switches import ScanFact
 from kernels.xla_graph import Graph
-from model import flops, hybrid
+from model import counts, hybrid
 from model.config import TrainConfig
 from model.facts import ModelFact
-from model.training import optim, step_graph
+from model.training import optim_step
 from model.training.mesh import Mesh
-from model.training.update import DeviceBatch, batch_loss, update
+from model.training.optim_step import DeviceBatch, batch_loss, update
+
+
+def attest(graph: Graph, observed: facts.Facts, config: TrainConfig) -> None:
+    """Correct what was `observed` while one training step was traced, both passes, by its lowered module."""
+    if graph.custom_calls:
+        observed[ModelFact.KERNELS] = ", ".join(f"{count} {name}" for name, count in graph.custom_calls.items())
+    observed.update(dict(_corrections(graph, observed, config)))
+
+
+def _corrections(graph: Graph, observed: Mapping[str, Fact], config: TrainConfig) -> Iterator[tuple[str, Fact]]:
+    yield from _handed(graph, observed)
+    if observed.get(ScanFact.SCHEDULE) != "sequential":  # whose loops are those over chunks
+        yield from _looped(graph, observed)
+    problem = xla_attention.calls_problem(
+        str(observed.get(ModelFact.ATTENTION)), graph.custom_calls, layers=config.model.pattern.count("A")
+    )
+    if problem is not None:
+        yield ModelFact.ATTENTION, problem
+
+
+def _handed(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
+    """Compare the bytes that the partitions hand to backward passes with those that pass the module's barriers."""
+    claimed = observed.get(ScanFact.HANDED_BYTES, 0)
+    if graph.barrier_bytes == claimed:
+        return
+    said = f"not in the graph: {claimed} bytes for backward passes, {graph.barrier_bytes} behind barriers"
+    for fact in (ScanFact.REMAT, ScanFact.PSIV_CACHE):
+        yield fact, said
+
+
+def _looped(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
+    """Count the blocks in loops: each loop over layers is there twice, for both passes."""
+    trips = sum(length * number for length, number in graph.loops.items())
+    if trips != 2 * int(observed.get(ModelFact.LAYERS_IN_LOOPS, 0)):
+        yield ModelFact.LAYERS_IN_LOOPS, trips // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +85,11 @@ def trace_step(config: TrainConfig) -> TracedStep:
     """
     started = time.perf_counter()
     if config.mesh.devices > 1:
-        xla_mesh.use_mesh(config.mesh.devices)
+        xla_device.use_mesh(config.mesh.devices)
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, xla_device.device().type)
         model = _placeholder_model(config)
-        optimizer = _placeholder_state(optim.adamw(model.named_parameters(), config.optim))
+        optimizer = _placeholder_state(optim_step.adamw(model.named_parameters(), config.optim))
         batch = _placeholder_batch(config)
         if config.mesh.devices > 1:
             mesh = Mesh(config, model, optimizer)
@@ -65,14 +102,14 @@ def trace_step(config: TrainConfig) -> TracedStep:
         outcome = update(loss_now, parameters, optimizer, config)
     module = xla_device.hlo_proto([outcome, *model.parameters(), *_state(optimizer)])
     graph = xla_graph.read_graph(module)
-    step_graph.attest(graph, observed, config)
+    attest(graph, observed, config)
     return TracedStep(
         module=module,
         graph=graph,
         facts=dict(observed),
         parameters=sum(parameter.numel() for parameter in parameters),
         input_bytes=input_bytes,
-        flops_per_step=flops.step_flops(config),
+        flops_per_step=counts.step_flops(config),
         seconds=time.perf_counter() - started,
     )
 

@@ -19,11 +19,11 @@ def planting_server(trials: frozenset[str], share: float) -> Callable[[], ForkSe
 def run_slower(order: TrialOrder, *, trials: frozenset[str], share: float) -> None:
     """Run one trial in its own process, as every trial, slower if it was chosen."""
     if order.trial_id in trials:
-        from model.training import optim, train, update
+        from model.training import optim_step, train
 
         start = [time.perf_counter()]
-        patch.object(optim, "learning_rate", _begins(optim.learning_rate, start)).start()
-        patch.object(train, "update", _lasts(update.update, start, share)).start()
+        patch.object(optim_step, "learning_rate", _begins(optim_step.learning_rate, start)).start()
+        patch.object(train, "update", _lasts(optim_step.update, start, share)).start()
     trial.main(order)
 
 

@@ -6,7 +6,7 @@ from kernels.mamba3_mimo import criterion
 from kernels.mamba3_mimo.accuracy import Case, make_final_grad, make_grad, make_inputs, poisoned_buffers
 from kernels.mamba3_mimo.cuda.host.final_state import beyond_of
 from kernels.mamba3_mimo.cuda.host.scan import Scan
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 

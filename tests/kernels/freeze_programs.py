@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from kernels.mamba3_mimo.cuda.host.compiled import needed, pass_configs, program
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+from kernels.mamba3_mimo.cuda.host.refusals import refusal
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 SHAPES = {
     "B8 S8192 N64": {"B": 8, "S": 8192, "H": 16, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16},

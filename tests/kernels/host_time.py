@@ -18,7 +18,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.scan_switches import ScanSwitches
 
 Run = Callable[[], object]
@@ -32,7 +32,7 @@ def unlaunched() -> Iterator[None]:
     launches = defaultdict(lambda: lambda *tensors: None)
     with (
         patch.object(kernels.mamba3_mimo, "supports", lambda *_: None),
-        patch.object(op, "supports", lambda *_: None),
+        patch.object(op, "refusal_on", lambda _: None),
         patch.object(op, "build", lambda *_: None),
         patch.object(scan, "launches", lambda *_: launches),
     ):

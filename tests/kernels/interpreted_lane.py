@@ -21,7 +21,7 @@ def interpreted_lane() -> Iterator[None]:
     """Let the lane take tensors of the CPU inside the block."""
     with (
         mock.patch.object(mamba3_mimo, "supports", _supports),
-        mock.patch.object(op, "supports", _supports),
+        mock.patch.object(op, "refusal_on", return_value=None),
         mock.patch.object(op, "build", _build),
         mock.patch.object(scan, "launches", lambda *problem: _Interpreted(*problem)),
     ):

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels.fuzz import planning
 from tests.kernels.fuzz.outcomes import FuzzOutcome
 from tests.kernels.fuzz.problems import ScanProblem

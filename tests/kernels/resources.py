@@ -125,8 +125,8 @@ def _kernel_names() -> tuple[str, ...]:
 def _compiled(case: Case, kernel: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return {"row": of one compiled kernel}, {"refused": why its variant is}, or {"failed": the error}."""
     from kernels.mamba3_mimo.cuda.host import attest, compiled
-    from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-    from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+    from kernels.mamba3_mimo.cuda.host.refusals import refusal
+    from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
     try:
         variant = Variant(**case.switches)

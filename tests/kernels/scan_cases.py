@@ -14,7 +14,7 @@ import pytest
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from kernels.mamba3_mimo.accuracy import Case
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from tests.kernels.fuzz.problems import ScanProblem
 
 Problem = tuple[Case, Variant]

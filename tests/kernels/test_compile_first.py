@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, OF_SIZES, pass_configs, program
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import kernel_tasks
 from tests.kernels.fuzz import planning
 from tests.kernels.fuzz.problems import ScanProblem
@@ -25,7 +24,7 @@ UNNAMED = """
 import pytest
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from tests.kernels.checked import ours
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from tests.kernels.scan_cases import scan_problem
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.records.receipts import read_gates
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda.host import attest, generated
+from kernels.mamba3_mimo.cuda.host import attest, cuda_source
 from kernels.scan_switches import ScanSwitches
 from model.facts import ModelFact
 
@@ -242,16 +242,16 @@ def test_grids_may_be_known_at_run_time(compiled, tmp_path):
     ],
 )
 def test_chunks_that_a_block_walks_are_the_trips_of_its_loop(loop, chunks):
-    assert generated.chunks_walked(source().replace("for (int n = 0; n < 16; ++n) {", loop)) == chunks
+    assert cuda_source.chunks_walked(source().replace("for (int n = 0; n < 16; ++n) {", loop)) == chunks
 
 
 def test_chunks_that_two_roles_walk_are_those_of_the_one_that_goes_round_less_often():
     again = ROLES.replace("n_1 < 16", "n_1 < (min(16, (63 - (((int)blockIdx.y) * 16))) + 1)")
-    assert generated.chunks_walked(ROLES) == generated.chunks_walked(again) == 16
+    assert cuda_source.chunks_walked(ROLES) == cuda_source.chunks_walked(again) == 16
 
 
 def test_chunks_of_a_kernel_that_loads_nothing_are_unknown():
-    assert generated.chunks_walked("void f() {\n  x[0] = 0;\n}") is None
+    assert cuda_source.chunks_walked("void f() {\n  x[0] = 0;\n}") is None
 
 
 def test_row_is_kept_beside_the_code_and_made_again_for_another_reader(compiled, tmp_path, monkeypatch):
@@ -283,16 +283,16 @@ def test_library_without_gpu_code_is_refused():
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_chunks_ahead_are_the_loads_before_the_loop(ahead):
-    assert generated.chunks_ahead(source(ahead=ahead)) == ahead
+    assert cuda_source.chunks_ahead(source(ahead=ahead)) == ahead
 
 
 def test_loads_of_the_first_chunks_may_stand_in_a_loop():
     looped = "  for (int m = 0; m < 2; ++m) {\n" + LOADS.replace("\n  ", "\n    ").replace("  #", "    #", 1) + "  }\n"
-    assert generated.chunks_ahead(SOURCE.format(before=looped, parameters="")) == 2
+    assert cuda_source.chunks_ahead(SOURCE.format(before=looped, parameters="")) == 2
 
 
 def test_kernel_without_loads_has_no_chunks_ahead():
-    assert generated.chunks_ahead("void f() {\n  for (int n = 0; n < 4; ++n) {\n    x[n] = 0;\n  }\n}") is None
+    assert cuda_source.chunks_ahead("void f() {\n  for (int n = 0; n < 4; ++n) {\n    x[n] = 0;\n  }\n}") is None
 
 
 ROLES = """
@@ -315,16 +315,16 @@ ROLES = """
 
 
 def test_roles_are_branches_on_the_thread_that_wait_for_each_other():
-    assert (generated.roles(ROLES), generated.roles(source())) == (2, 1)
+    assert (cuda_source.roles(ROLES), cuda_source.roles(source())) == (2, 1)
 
 
 def test_role_that_loads_is_ahead_by_the_slots_of_its_ring():
-    assert generated.chunks_ahead(ROLES) == 3
+    assert cuda_source.chunks_ahead(ROLES) == 3
 
 
 def test_role_with_a_barrier_for_each_kind_of_tile_has_no_depth():
     fixed = ROLES.replace("k_desc, full[(n_1 % 3)]", "k_desc, full[2]")
-    assert generated.chunks_ahead(fixed) is None
+    assert cuda_source.chunks_ahead(fixed) is None
 
 
 def test_three_dimensional_staging_shows(compiled):
@@ -338,7 +338,7 @@ def test_saved_psiv_shows_in_the_parameters(compiled, tmp_path):
 
 
 def test_source_hash_ignores_workspace_numbers_only():
-    assert generated.normalised("workspace_3[1]") == generated.normalised("workspace_12[1]") != "workspace[2]"
+    assert cuda_source.normalised("workspace_3[1]") == cuda_source.normalised("workspace_12[1]") != "workspace[2]"
 
 
 def made(name, **changes):

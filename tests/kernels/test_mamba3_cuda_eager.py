@@ -24,8 +24,8 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op
-from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.host.watched import is_watched
+from kernels.mamba3_mimo.cuda.host.op import is_watched
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched

@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.cuda.host import halves
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
+from kernels.mamba3_mimo.cuda.host import wide_heads
+from kernels.mamba3_mimo.cuda.shape import ScanShape, padded_angles
 from tests.scan_inputs import ScanSizes as Sizes
 from tests.scan_inputs import random_inputs
 
@@ -44,11 +44,11 @@ def run(inputs, grad_out=None):
 def test_split_scan_joined_again_is_the_scan(changes):
     inputs = inputs_of(**changes)
     out, state, grad_out, grads = run(inputs)
-    split_out, split_state, _, split_grads = run(halves.split(inputs), halves.split_width(grad_out))
+    split_out, split_state, _, split_grads = run(wide_heads.split(inputs), wide_heads.split_width(grad_out))
     assert split_out.shape[-2:] == (8, 4)
-    torch.testing.assert_close(halves.joined_width(split_out), out, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(halves.joined_width(split_state, heads_at=1), state, rtol=1e-6, atol=1e-6)
-    joined = {name: halves.joined_gradient(name, grad, 8) for name, grad in split_grads.items()}
+    torch.testing.assert_close(wide_heads.joined_width(split_out), out, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(wide_heads.joined_width(split_state, heads_at=1), state, rtol=1e-6, atol=1e-6)
+    joined = {name: wide_heads.joined_gradient(name, grad, 8) for name, grad in split_grads.items()}
     for name, grad in grads.items():
         torch.testing.assert_close(
             joined[name], grad, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
@@ -66,4 +66,4 @@ def test_split_scan_joined_again_is_the_scan(changes):
 )  # fmt: skip
 def test_heads_are_halved_only_where_nothing_else_fits(state, width, rank, needed):
     shape = ScanShape(B=1, S=1024, H=8, G=1, N=state, P=width, R=rank, A=padded_angles(state // 4, state))
-    assert halves.are_needed(shape) is needed
+    assert wide_heads.are_needed(shape) is needed

@@ -9,8 +9,7 @@ pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo.accuracy import make_inputs
 from kernels.mamba3_mimo.cuda.host import compiled, sizes
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels.host_time import CASE, passes, unlaunched
 
 

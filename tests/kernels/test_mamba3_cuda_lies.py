@@ -21,7 +21,7 @@ from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import attest, compiled, op
 from kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.host_time import unlaunched
 

@@ -11,10 +11,9 @@ import tilelang.language as T  # noqa: N812
 
 from kernels.mamba3_mimo.cuda.backward.lifted_layout import BESIDES, OF_A_PROCESSOR, groups_of, lifts, shared_bytes
 from kernels.mamba3_mimo.cuda.backward.lifted_steps import threads_of
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, put, put_turned, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import tile_interpreter
 from tests.kernels.resources import CASES, committed
 

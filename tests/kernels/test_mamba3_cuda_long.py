@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("tilelang")
 from kernels.mamba3_mimo import criterion
 from kernels.mamba3_mimo.accuracy import TIME_AXIS, Case, make_grad, make_inputs, poisoned_buffers
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
 from tests.kernels.checked import ours
 from tests.kernels.scan_cases import scan_problem

@@ -11,8 +11,7 @@ pytest.importorskip("tilelang")
 import tilelang
 
 from kernels.mamba3_mimo.cuda.host.compiled import TARGET, pass_configs, program
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -21,8 +21,8 @@ from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.host.watched import is_watched
+from kernels.mamba3_mimo.cuda.host.op import is_watched
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
@@ -184,14 +184,15 @@ def test_what_the_kernels_would_round_is_refused(changes, reason, monkeypatch):
 def test_another_gpu_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 0) if index == 6 else (9, 0))
-    assert str(op.gpu_refusal(6)).startswith("NVIDIA A100 has compute capability 8.0; allowed for lane 'cuda': 9.0")
-    assert op.gpu_refusal(7) is None
-    op.gpu_refusal.cache_clear()
+    refusal = str(op.refusal_on(torch.device("cuda", 6)))
+    assert refusal.startswith("NVIDIA A100 has compute capability 8.0; allowed for lane 'cuda': 9.0")
+    assert op.refusal_on(torch.device("cuda", 7)) is None
+    op.refusal_on.cache_clear()
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_another_gpu_is_refused_before_anything_is_compiled(direction, monkeypatch):
-    monkeypatch.setattr(op, "gpu_refusal", lambda index: f"GPU {index} is another one")
+    monkeypatch.setattr(op, "refusal_on", lambda device: f"GPU {device.index} is another one")
     monkeypatch.setattr(op, "build", nothing_is_compiled)
     tensors = [SimpleNamespace(device=torch.device("cuda", 6)) for _ in DIFFERENTIABLE]
     with pytest.raises(KernelUnsupported, match="GPU 6 is another one"):

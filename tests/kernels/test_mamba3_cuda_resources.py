@@ -44,8 +44,8 @@ BUILD = f"""
 import json
 from kernels import facts
 from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.shape import Variant
 compiled.needed = lambda *asked: {ALWAYS}
 found = []
 for rows, tokens in ((8, 8192), (3, 4096)):

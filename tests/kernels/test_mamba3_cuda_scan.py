@@ -10,7 +10,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import criterion, mamba3_mimo
 from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs
 from kernels.mamba3_mimo.cuda.host.compiled import kernels_made
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours, wrong
 from tests.kernels.scan_cases import CASES, COMPARED, SCHEDULE_ONLY, each, scan_problem, switched

@@ -11,9 +11,8 @@ from kernels import facts
 from kernels.mamba3_mimo.accuracy import Case, make_inputs
 from kernels.mamba3_mimo.cuda.host import compiled
 from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, chosen, walked
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.scan_switches import ScanFact
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)

@@ -17,8 +17,7 @@ from kernels.mamba3_mimo import ScanInputs, ScanResult, cuda, mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import scan as host
 from kernels.mamba3_mimo.cuda.host.compiled import KNOW_THE_START, program
 from kernels.mamba3_mimo.cuda.host.final_state import Beyond
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.state import entered, left_behind
 from tests.kernels import tile_interpreter
 from tests.kernels.states import chained, double_inputs, random_state, results

@@ -13,10 +13,9 @@ pytest.importorskip("tilelang")
 from torch import Tensor
 
 from kernels.mamba3_mimo.cuda.host.compiled import program
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import tile_interpreter
 
 TOKENS = 2 * EDGE + 9

@@ -7,7 +7,7 @@ import torch
 
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo import small_run
+from kernels.mamba3_mimo import criterion
 from kernels.mamba3_mimo.support import LANES
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ def _spoil(monkeypatch: pytest.MonkeyPatch, run) -> None:
 
 
 def test_reference_lane_works() -> None:
-    assert small_run.small_run_problem(Lane.REFERENCE, CPU) is None
+    assert criterion.small_run_problem(Lane.REFERENCE, CPU) is None
 
 
 def test_a_wrong_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_a_wrong_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return out * 1.05, state
 
     _spoil(monkeypatch, wrong)
-    assert "it ran, and is wrong in out" in str(small_run.small_run_problem(Lane.REFERENCE, CPU))
+    assert "it ran, and is wrong in out" in str(criterion.small_run_problem(Lane.REFERENCE, CPU))
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return out + 0.0 * inputs.D.sum(), state
 
     _spoil(monkeypatch, wrong)
-    assert small_run.small_run_problem(Lane.REFERENCE, CPU) == "it ran, and is wrong in D"
+    assert criterion.small_run_problem(Lane.REFERENCE, CPU) == "it ran, and is wrong in D"
 
 
 def test_a_refusal_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,4 +48,4 @@ def test_a_refusal_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KernelUnsupported("no tensor memory here")
 
     _spoil(monkeypatch, refuses)
-    assert small_run.small_run_problem(Lane.REFERENCE, CPU) == "no tensor memory here"
+    assert criterion.small_run_problem(Lane.REFERENCE, CPU) == "no tensor memory here"

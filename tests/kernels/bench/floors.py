@@ -8,7 +8,7 @@ Letters: see ../cuda/host/shape.py.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}
 """Kernels that one forward and backward pass launches twice on equal sizes: forwards and in reverse; for q and k."""

@@ -11,8 +11,7 @@ from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.accuracy import Errors
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape, padded_angles
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
 from kernels.scan_switches import ScanFact
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.floors import floors, whole_pass

@@ -198,7 +198,7 @@ class Worker:
         from kernels.mamba3_mimo.cuda.host import attest
         from kernels.mamba3_mimo.cuda.host.compiled import kernel, needed
         from kernels.mamba3_mimo.cuda.host.scan import Scan
-        from kernels.mamba3_mimo.cuda.host.variant import Variant
+        from kernels.mamba3_mimo.cuda.shape import Variant
 
         scan = Scan(make_inputs(case), Variant(**options))
         problem = scan.shape, scan.variant

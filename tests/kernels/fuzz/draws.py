@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, get_args
 
 from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
 from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
 from tests.kernels.fuzz.problems import ALLOWED, Cuts, Decay, Layout, ScanProblem

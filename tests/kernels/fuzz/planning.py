@@ -8,8 +8,7 @@ from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, for_any_size, needed
 from kernels.mamba3_mimo.cuda.host.op import dtype_refusal
 from kernels.mamba3_mimo.cuda.host.scan import Scan
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.fuzz.tensors import shapes_only

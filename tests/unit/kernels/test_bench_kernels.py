@@ -16,7 +16,7 @@ from kernels.errors import KernelError, KernelUnsupported
 from kernels.mamba3_mimo import criterion
 from kernels.mamba3_mimo.accuracy import make_grad, make_inputs
 from kernels.mamba3_mimo.criterion import Yardstick
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.scan_switches import ScanFact
 from tests.kernels.bench import cases, parts, render, work
 from tests.kernels.bench.__main__ import main

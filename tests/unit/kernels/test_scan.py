@@ -26,7 +26,7 @@ def test_defaults_are_among_the_allowed_values():
 
 
 def test_generated_kernels_have_the_switches_and_defaults_of_everybody():
-    variant = pytest.importorskip("kernels.mamba3_mimo.cuda.host.variant")
+    variant = pytest.importorskip("kernels.mamba3_mimo.cuda.host.refusals")
     asked = {field.name: getattr(variant.Variant(), field.name) for field in fields(ScanSwitches)}
     assert ScanSwitches(**asked) == replace(ScanSwitches(), lane=Lane.CUDA)
     assert set(variant.CHUNK_SIZES) < set(CHUNK_SIZES)

@@ -8,8 +8,7 @@ import pytest
 from kernels import facts
 from kernels.backends import Lane
 from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import AttentionConfig, TrainConfig
-from model.generated_code import generates_code
+from model.config import AttentionConfig, TrainConfig, generates_code
 from model.training.compilation import record_compilation
 
 EAGER = TrainConfig()

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.scan_switches import ScanSwitches
-from model import flops
+from model import counts
 from model.config import BLOCK_KINDS, AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.hybrid import build
 from model.training.loss import cross_entropy
@@ -48,12 +48,12 @@ def counted_scan(chunk_size=16):
 @pytest.mark.parametrize("pattern", [*sorted(set(BLOCK_KINDS) - {"M"}), "FAF"])
 def test_forward_flops_equal_counted_matmuls(pattern):
     model = replace(MODEL, pattern=pattern)
-    assert flops.forward_flops_per_token(model, LENGTH) * BATCH * LENGTH == counted_forward(model)
+    assert counts.forward_flops_per_token(model, LENGTH) * BATCH * LENGTH == counted_forward(model)
 
 
 def test_forward_flops_equal_counted_matmuls_outside_the_scan():
     tokens = BATCH * LENGTH
-    analytic = (flops.forward_flops_per_token(MODEL, LENGTH) - flops.scan_flops(MODEL)) * tokens
+    analytic = (counts.forward_flops_per_token(MODEL, LENGTH) - counts.scan_flops(MODEL)) * tokens
     assert analytic == counted_forward(MODEL) - counted_scan()
 
 
@@ -61,12 +61,12 @@ def test_forward_flops_equal_counted_matmuls_outside_the_scan():
 def test_scan_flops_are_the_least_and_the_chunks_add_the_stated_rest(chunk_size):
     heads, ranks, rows = 8, 2, 2 * chunk_size
     extra = heads * ranks * 2 * rows * (16 + 16)
-    assert counted_scan(chunk_size) == (flops.scan_flops(MODEL) + extra) * BATCH * LENGTH
+    assert counted_scan(chunk_size) == (counts.scan_flops(MODEL) + extra) * BATCH * LENGTH
 
 
 def test_step_flops_is_three_forwards_of_all_tokens():
     config = TrainConfig(model=MODEL, data=DataConfig(seq_len=LENGTH), micro_batch=BATCH)
-    assert flops.step_flops(config) == 3 * flops.forward_flops_per_token(MODEL, LENGTH) * BATCH * LENGTH
+    assert counts.step_flops(config) == 3 * counts.forward_flops_per_token(MODEL, LENGTH) * BATCH * LENGTH
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_step_flops_is_three_forwards_of_all_tokens():
 )
 def test_step_flops_do_not_depend_on_how_the_scan_runs(change):
     config = TrainConfig(model=MODEL)
-    assert flops.step_flops(config) == flops.step_flops(replace(config, model=replace(MODEL, **change)))
+    assert counts.step_flops(config) == counts.step_flops(replace(config, model=replace(MODEL, **change)))

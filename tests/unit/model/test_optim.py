@@ -3,7 +3,7 @@ import torch
 
 from model import hybrid
 from model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
-from model.training.optim import adamw, decays, learning_rate, set_learning_rate
+from model.training.optim_step import adamw, decays, learning_rate, set_learning_rate
 
 MAMBA = MambaConfig(d_state=8, headdim=16, mimo_rank=2)
 

@@ -8,8 +8,8 @@ import torch
 
 from experiments.design.recipes import RECIPES
 from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig
+from model.counts import BLOCK_PARAMETERS, num_parameters
 from model.hybrid import Hybrid
-from model.parameters import BLOCK_PARAMETERS, num_parameters
 
 
 def in_torch(model: HybridConfig) -> int:

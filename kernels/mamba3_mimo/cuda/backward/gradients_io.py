@@ -14,10 +14,9 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.groups import Given, Sums, WalkStaging, Written
 from kernels.mamba3_mimo.cuda.backward.lifted_layout import WalkTiles
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, panels
 from kernels.mamba3_mimo.cuda.pieces.tiles import row_sum
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def part(tile: Any, slot: Any, slots: int, rows: int) -> Any:

@@ -26,13 +26,12 @@ from kernels.mamba3_mimo.cuda.backward.lifted_steps import (
     make_pace,
     threads_of,
 )
-from kernels.mamba3_mimo.cuda.host.machine import GROUP
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.machine import GROUP
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, row
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:

@@ -13,12 +13,11 @@ import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.gradients_io import columns_of, fold_of, part, x_slots
 from kernels.mamba3_mimo.cuda.backward.groups import ProductOperands, Products, Sums, WalkStaging, Weights
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
 from kernels.mamba3_mimo.cuda.pieces.scalar import RotaryPair
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16, f32, mixed_sum, pair_sum, spread
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def make_weigh(s: ScanShape, loads: Loads) -> Any:

@@ -23,14 +23,12 @@ from kernels.mamba3_mimo.cuda.backward.lifted_layout import (
     split_of,
 )
 from kernels.mamba3_mimo.cuda.backward.lifted_steps import CopyPace, computing
-from kernels.mamba3_mimo.cuda.host.machine import GROUP, LINE
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.machine import GROUP, LINE
 from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store
-from kernels.mamba3_mimo.cuda.pieces.matrices import put, put_turned, take_turned
-from kernels.mamba3_mimo.cuda.pieces.products import end_batch
+from kernels.mamba3_mimo.cuda.pieces.matrices import end_batch, put, put_turned, take_turned
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 @T.macro

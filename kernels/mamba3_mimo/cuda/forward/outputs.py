@@ -16,13 +16,12 @@ from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.forward import outputs_lifted
 from kernels.mamba3_mimo.cuda.forward.lifted import lifts
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import scalar, tiles, walk
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.outer import Registers, make_outer
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED, bf16, f32
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def local_states(s: ScanShape, v: Variant) -> Any:

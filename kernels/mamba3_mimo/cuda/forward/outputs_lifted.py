@@ -10,14 +10,13 @@ from tilelang import PassConfigKey
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.forward import lifted
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
 from kernels.mamba3_mimo.cuda.pieces import tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads, make_store
-from kernels.mamba3_mimo.cuda.pieces.products import end_batch
+from kernels.mamba3_mimo.cuda.pieces.matrices import end_batch
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
 from kernels.mamba3_mimo.cuda.pieces.walk import make_output_start, staged, threads_for
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:

@@ -23,8 +23,8 @@ from typing import Any
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.facts import Fact
-from kernels.mamba3_mimo.cuda.host import generated
-from kernels.mamba3_mimo.cuda.host.generated import CALLS, chunks_ahead, chunks_walked, normalised, roles
+from kernels.mamba3_mimo.cuda.host import cuda_source
+from kernels.mamba3_mimo.cuda.host.cuda_source import CALLS, chunks_ahead, chunks_walked, normalised, roles
 from kernels.scan_switches import ScanFact
 
 Row = dict[str, Fact]
@@ -78,7 +78,7 @@ LOADED = {"q", "k", "v", "v_", "z", "do", "d_out"}
 
 EM_CUDA = 190
 ELF = b"\x7fELF"
-READER = sha256(b"".join(Path(file).read_bytes() for file in (__file__, generated.__file__))).hexdigest()
+READER = sha256(b"".join(Path(file).read_bytes() for file in (__file__, cuda_source.__file__))).hexdigest()
 """Digest of what reads: a stored row of another reader is made again."""
 
 

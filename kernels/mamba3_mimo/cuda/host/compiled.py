@@ -15,8 +15,7 @@ from tilelang import PassConfigKey
 from kernels import facts
 from kernels.mamba3_mimo.cuda.backward import gradients, local_gradients, reductions, time_gradients
 from kernels.mamba3_mimo.cuda.forward import outputs, prefix
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.scan_switches import ScanFact
 
 Direction: TypeAlias = Literal["forward", "backward"]

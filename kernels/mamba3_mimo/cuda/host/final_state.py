@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.operands import running_sum
 
 TINY = 1e-30

@@ -7,14 +7,13 @@ long as one walk and what a block does besides. Where one block walks a whole ro
 from dataclasses import replace
 from functools import lru_cache
 
-from kernels.mamba3_mimo.cuda.host.variant import Variant
+from kernels.mamba3_mimo.cuda.machine import PROCESSORS
+from kernels.mamba3_mimo.cuda.shape import Variant
 
 LENGTHS = (64, 256, 1024)
 """Super-chunks to choose from: few, so that few kernels are compiled whatever lengths and batches come."""
 ROWS = (64, 128, 256, 512, 1024, 2048, 4096)
 """Walks over a whole row to choose from, likewise."""
-PROCESSORS = 132
-"""Of an H100 or H200."""
 BESIDES = 7
 """Tokens that a block could walk in the time that it needs for its begin and end; from the times of super-chunks of 256
 and 1024 tokens."""

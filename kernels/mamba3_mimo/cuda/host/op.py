@@ -10,34 +10,56 @@ drift from those of the real one. The facts are recorded here, when the kernels 
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey as Key
+from torch._C import DispatchKeySet as Keys
 from torch.autograd.function import once_differentiable
 
 from kernels import facts
-from kernels.backends import Lane
+from kernels.backends import Lane, device_refusal
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.host.final_state import beyond_of
-from kernels.mamba3_mimo.cuda.host.heads_in_turn import in_turn
 from kernels.mamba3_mimo.cuda.host.lengths import chosen
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled
-from kernels.mamba3_mimo.cuda.host.variant import Variant
-from kernels.mamba3_mimo.cuda.host.watched import is_watched
+from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, in_turn, settled
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
-from kernels.mamba3_mimo.support import supports
 from kernels.scan_switches import ScanFact, ScanSwitches
+
+_ALONE = (
+    *(Key.BackendSelect, Key.ADInplaceOrView),
+    *(Key.CPU, Key.AutogradCPU, Key.AutocastCPU),
+    *(Key.CUDA, Key.AutogradCUDA, Key.AutocastCUDA),
+)
+"""Keys of the dispatcher that plain tensors with data have, and a thread on which nothing but autograd is on."""
+_OTHERS = ~reduce(or_, map(Keys, _ALONE)).raw_repr()
+
+
+def is_watched(tensors: Sequence[Tensor | None]) -> bool:
+    """Tell whether more than autograd looks on: a compiler, a mode, a transform, a tensor that stands for another.
+
+    Where autograd itself is shut out, as inside another operator, it must not be let in again.
+    """
+    if torch.compiler.is_compiling() or torch.overrides.has_torch_function(tensors):
+        return True
+    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    for tensor in tensors:
+        if tensor is not None:
+            keys |= torch._C._dispatch_keys(tensor).raw_repr()
+    if keys & _OTHERS:
+        return True
+    return torch.is_grad_enabled() and torch._C._dispatch_tls_is_dispatch_key_excluded(Key.AutogradFunctionality)
+
 
 SWITCHES = {field.name: type(field.default).__name__ for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch -> its type in the operators' schema; their lane is cuda."""
-THIS_LANE = ScanSwitches(lane=Lane.CUDA)
-"""What is asked of a device before every pass: made once."""
 CAPABILITY = (9, 0)
 """Compute capability that the kernels are compiled for."""
 PER_PASS = (ScanFact.SOURCE_HASH, ScanFact.BINARY_HASH)
@@ -94,13 +116,15 @@ def dtype_refusal(inputs: ScanInputs) -> str | None:
     return None
 
 
-@lru_cache(maxsize=8)
-def gpu_refusal(index: int) -> str | None:
-    """Return why GPU `index` cannot run the kernels, or None when it is of the kind that they are compiled for."""
-    major, minor = torch.cuda.get_device_capability(index)
+@lru_cache(maxsize=16)
+def refusal_on(device: torch.device) -> str | None:
+    """Return why the kernels cannot run on `device`, or None when they can."""
+    if device.type != "cuda":
+        return device_refusal(Lane.CUDA, device.type)
+    major, minor = torch.cuda.get_device_capability(device.index)
     if (major, minor) == CAPABILITY:
         return None
-    name = torch.cuda.get_device_name(index)
+    name = torch.cuda.get_device_name(device.index)
     return f"{name} has compute capability {major}.{minor}; allowed for lane 'cuda': 9.0 (H100, H200)"
 
 
@@ -130,10 +154,7 @@ class _Launched(Scan):
 
     def __init__(self, direction: Direction, tensors: Tensors, asked: Asked) -> None:
         inputs, variant = _read(tensors, asked)
-        device = inputs.v.device
-        reason = supports(THIS_LANE, device.type)
-        if reason is None and device.type == "cuda":
-            reason = gpu_refusal(device.index)
+        reason = refusal_on(inputs.v.device)
         if reason is not None:
             raise KernelUnsupported(reason)
         self._direction, self._told = direction, facts.collecting()

@@ -15,15 +15,15 @@ from torch.nn import functional
 
 from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.cuda.host import halves
+from kernels.mamba3_mimo.cuda.host import wide_heads
 from kernels.mamba3_mimo.cuda.host.compiled import Launches, launches
 from kernels.mamba3_mimo.cuda.host.final_state import Beyond, add_beyond, edge
-from kernels.mamba3_mimo.cuda.host.machine import ALIGNMENT
-from kernels.mamba3_mimo.cuda.host.piece import Piece, pieces, whole
-from kernels.mamba3_mimo.cuda.host.sizes import Settled, Sizes, settled, sizes_of
-from kernels.mamba3_mimo.cuda.host.variant import Variant, refusal
+from kernels.mamba3_mimo.cuda.host.refusals import refusal
+from kernels.mamba3_mimo.cuda.host.sizes import Piece, Settled, Sizes, pieces, settled, sizes_of, whole
+from kernels.mamba3_mimo.cuda.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
+from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import state_turned_back
 
@@ -44,7 +44,7 @@ class Scan:
         made = self.settled(sizes_of(inputs), variant)
         variant, self.halved, self.saved = made.variant, made.halved, made.saved
         if made.halved:
-            inputs = halves.split(inputs)
+            inputs = wide_heads.split(inputs)
             made = self.settled(sizes_of(inputs), variant)
         self.shape, self.sizes = made.shape, made.tensors
         self.check(variant)
@@ -148,7 +148,7 @@ class Scan:
         out, pre["states"] = self._outputs(pre, final, every)
         out = self._rows(out)[:, : self.tokens]
         if self.halved:
-            out = halves.joined_width(out)
+            out = wide_heads.joined_width(out)
         saved = tuple(pre[name] for name in self.saved)
         return out, self._handed_on(final, pre) if return_final_state else None, saved
 
@@ -211,7 +211,7 @@ class Scan:
         """Return the final state as ScanState has it, the heads whole."""
         if not self.shape.cumulated:
             final = state_turned_back(final, *self._last_turn(pre))
-        return halves.joined_width(final, heads_at=1).contiguous() if self.halved else final
+        return wide_heads.joined_width(final, heads_at=1).contiguous() if self.halved else final
 
     def backward(self, grad_out: Tensor, saved: Sequence[Tensor], beyond: Beyond | None = None) -> Tensors:
         """Return the gradients of the tensors that were given, in the kernels' dtypes.
@@ -219,9 +219,9 @@ class Scan:
         `beyond` is what lies behind the rows: the final state and its gradient, None where it has none.
         """
         pre = dict(zip(self.saved, saved, strict=True))
-        do = self._prepared("v", halves.split_width(grad_out) if self.halved else grad_out)
+        do = self._prepared("v", wide_heads.split_width(grad_out) if self.halved else grad_out)
         if beyond is not None and self.halved:
-            beyond = Beyond(*(halves.split_width(t, heads_at=1) for t in beyond))
+            beyond = Beyond(*(wide_heads.split_width(t, heads_at=1) for t in beyond))
         walked = self._walk(pre, do, beyond)
         if beyond is not None:
             known = {"reset": pre["reset"], "sk": pre["sk"], "adt": self.t["adt"]}
@@ -231,7 +231,7 @@ class Scan:
         grads |= self._time_gradients(pre, walked)
         grads = {name: self._trimmed(name, grads[name]) for name in self.given}
         if self.halved:
-            return {name: halves.joined_gradient(name, grad, self.shape.H) for name, grad in grads.items()}
+            return {name: wide_heads.joined_gradient(name, grad, self.shape.H) for name, grad in grads.items()}
         return grads
 
     def _behind(self, pre: Tensors, beyond: Beyond | None) -> Tensor | None:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
-from kernels.mamba3_mimo.cuda.host.machine import SWIZZLE_128
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.machine import SWIZZLE_128
 from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
-from kernels.mamba3_mimo.cuda.pieces.products import begin_batch, end_batch
+from kernels.mamba3_mimo.cuda.pieces.matrices import begin_batch, end_batch
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, bf16, f32
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 class Registers(NamedTuple):

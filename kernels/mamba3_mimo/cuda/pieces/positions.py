@@ -7,7 +7,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 EDGE = 64
 """Tokens between two edges, see backward/edges.py; a multiple of every chunk size."""

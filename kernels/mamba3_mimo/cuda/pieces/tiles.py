@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
 from kernels.mamba3_mimo.cuda.pieces import scalar
+from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 BF16, F16, F32 = "bfloat16", "float16", "float32"
 

@@ -1,26 +1,16 @@
-"""Which of the possible kernels to run: the gates of the CUDA lane, and why a value is refused."""
+"""Why the CUDA lane cannot run a variant of the kernels on a shape."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 
 from kernels import scan_switches
-from kernels.backends import Lane
-from kernels.mamba3_mimo.cuda.host.shape import MOST_BLOCKS, ScanShape
-from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
+from kernels.mamba3_mimo.cuda.backward import gradients, lifted_layout
+from kernels.mamba3_mimo.cuda.machine import MOST_BLOCKS
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)
 CHUNK_SIZES = tuple(size for size in scan_switches.CHUNK_SIZES if size <= 64)
-KERNEL_FILES = ("backward.gradients", "backward.lifted_layout")
-"""Files of the kernels with refusals(variant, shape): what their kernels cannot do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant(ScanSwitches):
-    """The switches of the generated kernels; see `ScanSwitches`."""
-
-    lane: Lane = Lane.CUDA
 
 
 @lru_cache(maxsize=256)
@@ -31,8 +21,8 @@ def refusal(variant: Variant, shape: ScanShape) -> str | None:
 
 def _all_refusals(variant: Variant, shape: ScanShape) -> Iterator[tuple[bool, str]]:
     yield from _host_refusals(variant, shape)
-    for name in KERNEL_FILES:  # imported here: the kernel files import this one
-        yield from import_module(f"kernels.mamba3_mimo.cuda.{name}").refusals(variant, shape)
+    for kernels_of_walk in (gradients, lifted_layout):
+        yield from kernels_of_walk.refusals(variant, shape)
 
 
 def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:

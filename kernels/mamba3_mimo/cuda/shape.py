@@ -13,10 +13,9 @@ are the size of their grid.
 from dataclasses import dataclass
 from typing import Any
 
+from kernels.backends import Lane
+from kernels.mamba3_mimo.cuda.machine import MOST_BLOCKS
 from kernels.scan_switches import ScanSwitches
-
-MOST_BLOCKS = 2**16 - 1
-"""Blocks that a grid can have along any axis but its first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +106,13 @@ class ScanShape:
     def place(self, b: Any, t: Any) -> tuple[Any, Any]:
         """Return the walk that has token t of row b, and the token's number in it."""
         return b * self.K + t // self.L, t % self.L
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(ScanSwitches):
+    """The switches of the generated kernels."""
+
+    lane: Lane = Lane.CUDA
 
 
 def padded_angles(angles: int, state_size: int) -> int:

@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from kernels.mamba3_mimo.cuda.host.shape import ScanShape
-from kernels.mamba3_mimo.cuda.host.variant import CHUNK_SIZES, HEAD_WIDTHS, Variant, refusal
+from kernels.mamba3_mimo.cuda.host.refusals import CHUNK_SIZES, HEAD_WIDTHS, refusal
+from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 WIDE = {"v": -2, "z": -2, "psi": 0, "zeta": 0, "phi": 0, "entering": 1}

@@ -10,3 +10,7 @@ LINE = 128
 """Bytes of a row of a tile that the matrix unit reads swizzled: 64 columns bf16; further ones lie whole tiles on."""
 SWIZZLE_128 = 1
 """The matrix unit's name of tiles whose rows are swizzled within 128 bytes."""
+PROCESSORS = 132
+"""Streaming multiprocessors."""
+MOST_BLOCKS = 2**16 - 1
+"""Blocks that a grid can have along any axis but its first."""
