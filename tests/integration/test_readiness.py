@@ -20,11 +20,11 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import make_url
 
-from service.background.main import threads
+from service.background.leader import Leader
+from service.background.main import duties
 from service.store import leaders
 from tests.api_stack import Api, running_api, served_api, settings_for
 from tests.factories import spec_values
-from tests.projectors import NoAlarm
 from tests.waiting import until
 
 CALLERS = 60
@@ -50,7 +50,7 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         found = _readiness(api)
         assert (found["ready"], found["degraded"]) == (True, ["background", "broker", "mlflow"])
         said = found["checks"]["background"]["detail"]
-        assert "nobody does: judge, projector, reconciler, retention, wakes, webhooks" in said
+        assert "no background process leads" in said
         assert found["checks"]["database"] == {"ok": True, "detail": "sqlite"}
         assert api.submit()["state"] == "queued"
         metrics = api.client.get("/metrics").text
@@ -62,20 +62,18 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert 'ablate_duty_held{duty="judge"} 0.0' in metrics
 
 
-def test_background_counts_while_its_duties_are_held(tmp_path: Path) -> None:
+def test_background_counts_while_a_process_leads(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
-        for duty in leaders.DUTIES:
-            assert leaders.hold_duty(api.store, duty, "somebody", lease_s=6)
+        assert leaders.take_lease(api.store, "somebody", lease_s=6)
         assert "background" not in _readiness(api)["degraded"]
         until(lambda: "background" in _readiness(api)["degraded"])  # its lease ran out: it died
 
 
-def test_the_duties_that_are_watched_are_those_of_the_background_process(tmp_path: Path) -> None:
+def test_the_duties_in_the_metrics_are_those_of_the_leader(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
-        settings = settings_for(api.store.url, tmp_path)
-        made = threads(api.store, settings, stop=threading.Event(), alarm=NoAlarm())
-        names = {thread.name for thread in made}
-    assert names - {"keeper"} == set(leaders.DUTIES)
+        leader = Leader(api.store, lease_s=5)
+        threads = duties(settings_for(api.store.url, tmp_path), leader, api.store, stop=threading.Event())
+    assert {thread.name for thread in threads} == set(leaders.DUTIES)
 
 
 @pytest.mark.slow
