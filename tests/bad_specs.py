@@ -65,7 +65,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown recipe", {"workload__recipe": "hybrid-tinny"}, "#/workload/recipe", "known: hybrid-tiny"),
     ("lane of another node class", {**ON_H200, GATES: {"lane": "xla"}}, "#/variants/psiv-on/gates/lane",
      "lane 'xla' has no implementation on node class 'h200'"),
-    ("recipe on another node", {"workload__recipe": "hybrid-ref-h200"}, "#/placement/node_class", "it runs on: h200"),
+    ("recipe on another node", {"workload__recipe": "hybrid-ref-h200"}, "#/placement/node_class", "allowed: h200"),
     ("unknown override", {"workload__overrides": {"seqlen": 128}}, "#/workload/overrides/seqlen", "unknown override"),
     ("gate as an override", {"workload__overrides": {"chunk_size": 8}}, "#/workload/overrides/chunk_size", "unknown"),
     ("float override", {"workload__overrides": {"seq_len": 128.0}}, "#/workload/overrides/seq_len", "an integer"),

@@ -1,4 +1,4 @@
-"""Spec of an A/A ablation: the baseline against itself, in the circumstances of an ablation or of a bare recipe."""
+"""Specs of A/A ablations: the baseline against itself, like a given ablation or for a bare recipe."""
 
 from typing import Any
 
@@ -15,16 +15,16 @@ from experiments.errors import SpecError
 REPEAT = "repeat"
 """Name of the arm that repeats the baseline."""
 SENTINEL = "sentinel"
-"""Label of an A/A ablation that asks whether the noise is still the same."""
+"""Label of an A/A ablation that checks whether the noise is unchanged."""
 ADMITTING_BLOCKS = 20
-"""A/A blocks from which a key is admitted to words: the upper 95 % bound of the sd is then 1.37 times its estimate."""
+"""A/A blocks after which a key may have verdict words: the upper 95 % bound of the sd is 1.37 times the estimate."""
 _THROUGHPUT = {"metric": "tokens_per_s", "margin": "0.5%"}
-"""What is compared where a spec names nothing that has noise."""
+"""Primary metric where a spec names none that has noise."""
 CONTENT_TYPE = "application/yaml"
 
 
 def bare_spec(recipe: str, node_class: str) -> AblationSpec:
-    """Return a spec that asks for nothing but `recipe` as it is; raises SpecError for an unknown one."""
+    """Return a spec of `recipe` without changes. Raises SpecError for an unknown recipe."""
     values = {
         "ablation": recipe,
         "question": f"What is the noise of {recipe} on {node_class}?",
@@ -40,9 +40,9 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
 def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int, sentinel: str = "") -> bytes:
     """Return the YAML of a spec that measures the noise of ablations such as `like` on `node_class`.
 
-    Workload, baseline, seeds, limits and primary metric (throughput in place of an exact one) are those of `like`:
-    A/A blocks hold for their recipe, shape and window only. Raises SpecError when the baseline does not run on
-    `node_class`. `sentinel` names what it watches: then it waits for whatever else is queued.
+    It copies workload, baseline, seeds, limits and primary metric (throughput instead of an exact one), because A/A
+    blocks are valid for one recipe, shape and window. `sentinel` is the value of the label; such an ablation has the
+    lowest priority. Raises SpecError when the baseline does not run on `node_class`.
     """
     values = like.model_dump(mode="json", exclude_none=True)
     planned = MIN_BLOCKS if like.design.blocks.auto else like.design.blocks.number
@@ -64,14 +64,14 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     if like.verdict.primary.exact:
         values["verdict"]["primary"] = _THROUGHPUT
     text = _yaml(values)
-    found = resolve(parse_spec(text, CONTENT_TYPE)).problems
-    if found:
-        raise SpecError(list(found))
+    problems = resolve(parse_spec(text, CONTENT_TYPE)).problems
+    if problems:
+        raise SpecError(list(problems))
     return text
 
 
 def _baseline_gates(like: AblationSpec) -> dict[str, GateValue]:
-    """Return the gates that the baseline names, or one that every recipe has: a variant names at least one."""
+    """Return the gates that the baseline names, or one at its recipe's value: a variant needs at least one."""
     return dict(like.baseline.gates) or {"loss": GATES["loss"].read(RECIPES[like.workload.recipe].config)}
 
 

@@ -1,4 +1,4 @@
-"""What a gate is: its question, its values, the field of TrainConfig that it sets, and how a receipt proves it."""
+"""A gate: its question, its values, the field of TrainConfig that it sets, and how a receipt proves it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _DEFAULTS = TrainConfig()
 
 
 class Claim(StrEnum):
-    """What a gate promises about the numbers."""
+    """Promise of a gate about the numbers."""
 
     SCHEDULE_ONLY = "schedule-only"
     """Step-1 loss is bit-identical."""
@@ -34,38 +34,38 @@ class Gate:
 
     name: str
     question: str
-    """What an ablation of this gate asks, in one sentence."""
+    """Question of an ablation of this gate, in one sentence."""
     values: tuple[GateValue, ...]
     path: str
-    """Dotted TrainConfig field that holds the value; the only field that the gate touches."""
+    """Dotted TrainConfig field of the value; the gate changes no other field."""
     claim: Claim
     lanes: Mapping[GateValue, tuple[Lane, ...]] = field(default_factory=dict)
-    """Lanes that implement a value; a value that is not listed needs no particular lane."""
+    """Lanes that implement a value; unlisted values need no particular lane."""
     device_types: Mapping[GateValue, tuple[str, ...]] = field(default_factory=dict)
-    """Torch's device types that can run a value; a value that is not listed runs on any."""
+    """Torch device types that can run a value; unlisted values run on any."""
     tpu_kernels: tuple[GateValue, ...] = ()
-    """Values that on an XLA device are kernels for TPUs, which XLA on other processors cannot run."""
+    """Values that need TPU kernels on an XLA device, which XLA on other processors cannot run."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)
-    """Values that other gates must have when this one is neither at its default nor `free`."""
+    """Values that other gates must have unless this one is at its default or `free`."""
     free: tuple[GateValue, ...] = ()
-    """Values besides the default that need nothing of other gates."""
+    """Values besides the default that require nothing of other gates."""
     unused_with: tuple[Mapping[str, GateValue], ...] = ()
-    """Settings of other gates, each as a whole, under which this one has no effect: naming it is a contradiction."""
+    """Settings of other gates, each as a whole, under which this one has no effect. Naming it there is an error."""
     in_kernels: bool = False
-    """Whether it changes generated kernels, so that equal kernels in two arms prove that it changed nothing."""
+    """Whether it changes generated kernels; then equal kernels in two arms prove that it had no effect."""
     block: str | None = None
-    """Letter of the block kind that the pattern must contain for this gate to do anything."""
+    """Letter of the block kind without which this gate has no effect."""
     attest: Callable[[Facts], Any]
-    """Read from the recorded facts what was live; None when nothing about it was recorded."""
+    """Read the live value from the recorded facts; None when no fact records it."""
     shown_as: Callable[[Mapping[str, Any], Facts], Any] | None = None
-    """Return what `attest` reads where the values asked for are live, if they can leave this one to the code; without
-    it that is the gate's own value."""
+    """Return the value that `attest` must read when the requested gates are live. None: the requested value itself. For
+    gates with a value that leaves the choice to the code."""
     attested_by: str
-    """What `attest` looks at, in words."""
+    """Facts that `attest` reads, in words."""
     proof: str
-    """Where that comes from: why it tells what was live, not what was asked for."""
+    """Source of the facts: why they show the live value and not the requested one."""
     blind_to: str
-    """What the proof cannot see."""
+    """Limits of the proof."""
 
     @cached_property
     def default(self) -> GateValue:
@@ -74,7 +74,11 @@ class Gate:
 
     def apply(self, config: TrainConfig, value: GateValue) -> TrainConfig:
         """Return `config` with this gate at `value`."""
-        return replace_fields(config, {self.path: value})
+        return replace_fields(config, {self.path: self.typed(value)})
+
+    def typed(self, value: GateValue) -> GateValue:
+        """Return `value` with the type of the gate's field."""
+        return Lane(str(value)) if self.name == "lane" else value
 
     def read(self, config: TrainConfig) -> GateValue:
         """Return this gate's value in `config`."""
@@ -82,15 +86,15 @@ class Gate:
         return str(value) if isinstance(value, StrEnum) else value
 
     def needs(self, value: GateValue) -> Mapping[str, GateValue]:
-        """Return the values that other gates must have with this one at `value`."""
+        """Return the values that `value` requires of other gates."""
         return {} if value in (self.default, *self.free) else self.requires
 
     def allows(self, value: object) -> bool:
-        """Tell whether `value` is one of the gate's values, of exactly the same type (true is not 1)."""
-        return any(type(value) is type(known) and value == known for known in self.values)
+        """Say whether `value` is one of the gate's values, with the same type (true is not 1)."""
+        return any(type(value) is type(allowed) and value == allowed for allowed in self.values)
 
     def supports(self, node_class: NodeClass, lane: Lane, value: GateValue) -> str | None:
-        """Return why `value` cannot run with `lane` on `node_class`, or None when it can."""
+        """Return why `value` cannot run with `lane` on `node_class`; None when it can."""
         if self.name == "lane":
             return node_class.lane_refusal(Lane(str(value)))
         setting = f"gate '{self.name}'" if value is True else f"gate '{self.name}' = {show(value)}"
@@ -106,7 +110,7 @@ class Gate:
         return f"{setting} needs lane {names}; this arm runs lane {lane}"
 
     def node_classes(self, value: GateValue) -> tuple[str, ...]:
-        """Return the names of the node classes on which some implemented lane can run `value`."""
+        """Return the node classes that have a lane for `value`."""
         lanes, able = set(self.lanes.get(value, ANY_LANE)), self._with_device_for(value)
         return tuple(name for name in able if lanes & set(NODE_CLASSES[name].lanes))
 
@@ -120,7 +124,7 @@ class Gate:
         return node_class.device_type in types
 
     def unused_because(self, gates: Mapping[str, Any]) -> str | None:
-        """Return the setting among `gates` under which this gate has no effect, for example "schedule = sequential"."""
+        """Return the setting in `gates` under which this gate has no effect, such as "schedule = sequential"."""
         for setting in self.unused_with:
             if all(gates.get(name) == value for name, value in setting.items()):
                 return " and ".join(f"{name} = {show(value)}" for name, value in setting.items())
@@ -128,5 +132,5 @@ class Gate:
 
 
 def show(value: object) -> str:
-    """Write a gate value the way a spec does: true, 16, sdpa."""
+    """Write a gate value as in a spec: true, 16, sdpa."""
     return str(value).lower() if isinstance(value, bool) else str(value)

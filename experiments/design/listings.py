@@ -1,4 +1,4 @@
-"""What a recipe is made of: sizes, the gates of an arm that names none, and what a spec may override."""
+"""Gates and recipes as `GET /v1/gates`, the command line and the documentation list them."""
 
 from typing import Any
 
@@ -21,22 +21,22 @@ class GatePublic(BaseModel):
     question: str
     values: tuple[GateValue, ...]
     recipes: dict[str, GateValue]
-    """What an arm has that does not name the gate, by recipe."""
+    """Value in an arm that does not name the gate, by recipe."""
     claim: Claim
     field: str
     requires: dict[str, GateValue]
-    """What a value needs of other gates that is neither the default nor `free`."""
+    """Values of other gates that a value requires unless it is the default or `free`."""
     free: tuple[GateValue, ...]
     unused_with: tuple[dict[str, GateValue], ...]
     node_classes: dict[str, tuple[str, ...]]
-    """For each value (as written in a spec): the node classes that can run it today."""
+    """Node classes that can run each value today, by the value as written in a spec."""
     attested_by: str
     proof: str
     blind_to: str
 
 
 class RecipeSizes(BaseModel):
-    """How large a model and its step are."""
+    """Sizes of a model and its step."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -44,9 +44,9 @@ class RecipeSizes(BaseModel):
     """Blocks of each kind, in the order of `BLOCK_KINDS`."""
     d_model: int
     parameters: int
-    """Trainable ones."""
+    """Trainable parameters."""
     tokens_per_step: int
-    """Rows of a step times the tokens of a row."""
+    """Rows of a step times tokens of a row."""
 
 
 class RecipePublic(BaseModel):
@@ -58,16 +58,16 @@ class RecipePublic(BaseModel):
     version: int
     summary: str
     node_classes: tuple[str, ...]
-    """Those that it is meant for; empty means any."""
+    """Node classes that it is meant for; empty means any."""
     sizes: RecipeSizes
     gates: dict[str, GateValue]
-    """What an arm has that does not name the gate."""
+    """Values in an arm that names no gate."""
     overrides: dict[str, Any]
-    """What a spec may change, as it is without that."""
+    """Values that a spec may override."""
 
 
 def public_gates() -> list[GatePublic]:
-    """Return every gate with its value in each recipe, and the node classes that can run each of its values today."""
+    """Return all gates with their values in recipes and the node classes that can run them."""
     return [
         GatePublic(
             name=gate.name,
@@ -89,7 +89,7 @@ def public_gates() -> list[GatePublic]:
 
 
 def public_recipes() -> list[RecipePublic]:
-    """Return every recipe with its values."""
+    """Return all recipes with their values."""
     return [_public(recipe) for recipe in RECIPES.values()]
 
 

@@ -1,4 +1,8 @@
-"""The plan: the arms and blocks of a spec, with seeds and running orders, and what they can detect."""
+"""The plan of a spec: its arms and blocks with seeds and running orders, its detectable effect and its questions.
+
+A question is one variant against its baseline: the gates of both, the workload, the deciding metric and the node class.
+Names, seeds, numbers of blocks and steps, margins, limits and labels do not change the question.
+"""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,40 +32,40 @@ Item = TypeVar("Item")
 
 
 class BlockPlan(Frozen):
-    """One seed's arms in the order in which they run."""
+    """The arms of one block in running order."""
 
     index: int
-    """From 0; people are shown `block_number(index)`."""
+    """From 0; people see `block_number(index)`."""
     seed: int
     order: tuple[str, ...]
-    """Arm names; every arm exactly once."""
+    """Arm names, each exactly once."""
 
 
 class Plan(Frozen):
-    """What a submitted spec will run. Stored whole; workers receive their block from it."""
+    """The work of a submitted spec. The service stores it whole and hands out its blocks."""
 
     ablation: str
     spec_digest: str
     rule_digest: str
-    """Digest of the verdict rule with the estimator: hashed before the first sample."""
+    """Digest of the verdict rule with the estimator."""
     node_class: str
     devices: int
     max_foreign_load: float
-    """Share of the cores' time that others may take during a trial on the host, where times decide."""
+    """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
     cold_caches: bool = Field(default=False, exclude_if=lambda cold: not cold)
-    """Whether every trial starts with empty caches of compilers on disk: where compile time decides."""
+    """Whether trials start with empty compiler caches on disk: where compile time decides."""
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
     mde_pct_per_sd_pct: float | None
-    """Detectable effect in percent for each percent of sd of the paired difference: 80 % power at the first asking's
-    level, corrected for the variants and for the looks before the last. None where an exact metric decides."""
+    """Detectable effect in percent per percent of sd of the paired difference: 80 % power at the level of a first
+    asking, corrected for the variants and the looks before the last. None where an exact metric decides."""
     expected_device_minutes: float | None
-    """From earlier receipts of the same arms; None when nothing is known."""
+    """From earlier receipts of the same arms; None without any."""
 
     @property
     def busy_devices(self) -> int:
-        """Devices that a trial keeps busy: so many device minutes pass in a minute."""
+        """Devices that a trial occupies, which is also the device minutes per minute."""
         return NODE_CLASSES[self.node_class].occupied(self.devices)
 
     @property
@@ -71,29 +75,29 @@ class Plan(Frozen):
 
     @property
     def timed(self) -> bool:
-        """Whether times decide: guards that protect times alone (load, clocks, heat) apply then only."""
+        """Whether times decide; guards of times alone (load, clocks, heat) apply only then."""
         return self.mde_pct_per_sd_pct is not None
 
     @property
     def variants(self) -> tuple[Arm, ...]:
-        """The arms that are asked about: neither the baseline nor a control."""
+        """All arms except the baseline and the control."""
         return tuple(arm for arm in self.arms if arm.role == VARIANT)
 
     @property
     def control(self) -> Arm | None:
-        """The arm that repeats the baseline to watch the noise; None in most plans."""
+        """Arm that repeats the baseline to monitor the noise; None in most plans."""
         return next((arm for arm in self.arms if arm.role == CONTROL), None)
 
     @cached_property
     def arm_by_name(self) -> Mapping[str, Arm]:
-        """Every arm by name."""
+        """All arms by name."""
         return {arm.name: arm for arm in self.arms}
 
 
 def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
-    """Return what `spec` will run, with an arm more that repeats the baseline if a `control` is wanted.
+    """Return the plan of `spec`; with `control`, one more arm repeats the baseline.
 
-    Raises SpecError with every problem that only shows when arms are resolved.
+    Raises SpecError with all problems that only show when arms are resolved.
     """
     if spec.design.blocks.auto:
         raise SpecError([unsized(spec)])
@@ -124,15 +128,15 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
 
 
 def unsized(spec: AblationSpec) -> SpecProblem:
-    """Return that the noise, which shall decide the number of blocks of `spec`, is not known."""
+    """Return the problem of a spec with `blocks: auto` whose noise was not measured."""
     node_class = spec.placement.node_class
-    detail = f"blocks: auto takes the noise of this workload on {node_class}, and it was not measured"
+    detail = f"blocks: auto needs the noise of this workload on {node_class}, which was not measured"
     hint = f"measure it: ablate aa {node_class} --like SPEC; or give a number, such as {{count: {MIN_BLOCKS}}}"
     return SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
 
 
 def _control(arms: Sequence[Arm]) -> Arm:
-    """Return the baseline of `arms` once more, under a name that no other arm has."""
+    """Return a copy of the baseline under an unused name."""
     taken = {arm.name for arm in arms}
     name = next(name for name in chain([CONTROL], (f"{CONTROL}-{n}" for n in count(2))) if name not in taken)
     return arms[0].model_copy(update={"name": name, "role": CONTROL})
@@ -146,7 +150,7 @@ def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:
 
 
 def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:
-    """Return the blocks of `spec` with the arms of these names: seeds in turn, balanced running orders."""
+    """Return the blocks of `spec` with these arms: seeds in turn, balanced orders."""
     seeds = spec.design.seeds
     running = orders(arms, blocks=spec.design.blocks.number, seed=spec.design.order_seed)
     return tuple(
@@ -155,21 +159,21 @@ def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...
 
 
 def orders(arms: Sequence[str], *, blocks: int, seed: int) -> list[tuple[str, ...]]:
-    """Return the running order of each block, every arm exactly once in each.
+    """Return the running order of each block, with every arm exactly once.
 
-    Balanced for position and carry-over, random, and the same on every machine for one seed. Blocks are filled from
-    Williams squares. In one square (two mirrored squares for an odd number of arms) every arm takes every position
-    equally often and follows every other arm equally often. Rows come in groups of one Latin square each, so after
-    any number of blocks no arm is ahead of another in any position by more than one.
+    The orders are random, balanced for position and carry-over, and the same on every machine for one seed. They come
+    from Williams squares: in one square (two mirrored squares for an odd number of arms) every arm takes every position
+    equally often and follows every other arm equally often. Rows come in groups of one Latin square each. So after any
+    number of blocks no arm is ahead of another in any position by more than one.
     """
     rows = _endless(len(arms), random.Random(seed))  # noqa: S311  # reproducible by design, nothing secret
     return [tuple(arms[index] for index in next(rows)) for _ in range(blocks)]
 
 
 def running_order(trials: Sequence[Item], slices: int) -> Iterator[tuple[int, Item]]:
-    """Yield (number of the slice, trial) in the order of running: through the block's order, then back, and so on.
+    """Yield (slice number, trial) in running order: forward through the block, then back, and so on.
 
-    A drift that is linear in time adds the same to every trial after any even number of slices.
+    After any even number of slices, a drift that is linear in time adds the same to every trial.
     """
     for number in range(slices):
         for trial in trials if number % 2 == 0 else reversed(trials):
@@ -192,7 +196,7 @@ def _williams(number: int) -> list[list[list[int]]]:
 
 
 def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
-    """Fisher-Yates on rng.random() alone, the one method whose sequence Python promises to keep."""
+    """Shuffle by Fisher-Yates on rng.random(), the one method whose sequence Python keeps across versions."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         chosen = int(rng.random() * (last + 1))
@@ -201,17 +205,17 @@ def _shuffled(items: Sequence[Item], rng: random.Random) -> list[Item]:
 
 
 def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find metrics that trials of the spec's node class do not have."""
+    """Find metrics that trials of the node class do not have."""
     node_class = NODE_CLASSES[spec.placement.node_class]
-    asked: dict[tuple[str | int, ...], str] = {("primary",): spec.verdict.primary.metric}
-    asked |= {("require", index): part.metric for index, part in enumerate(spec.verdict.require)}
+    metrics: dict[tuple[str | int, ...], str] = {("primary",): spec.verdict.primary.metric}
+    metrics |= {("require", index): part.metric for index, part in enumerate(spec.verdict.require)}
     source, why = (
         ("compilation", "compiles the step and executes nothing, so it has no speed, no loss and no memory in use")
         if node_class.compiles_only
-        else ("training", "trains, and asks no compiler for a plan")
+        else ("training", "trains, so no compiler reports a plan")
     )
     there = [n for n in PRIMARY_METRICS if METRICS[n].source in (source, "both") and not is_resident(n, node_class)]
-    for part, name in asked.items():
+    for part, name in metrics.items():
         if METRICS[name].source not in (source, "both"):
             detail = f"metric '{name}' is not measured on node class '{node_class}': it {why}"
             where = pointer("verdict", *part, "metric")
@@ -220,28 +224,28 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 
 
 def _resident_problems(spec: AblationSpec, node_class: NodeClass, there: Sequence[str]) -> Iterator[SpecProblem]:
-    """Find rules that hold the resident set of a process against another one's; `there` are metrics that can decide."""
+    """Find rules that compare resident sets of two processes; metrics in `there` can decide."""
     primary, memory = spec.verdict.primary.metric, [name for name in there if name in PEAK_METRICS]
-    why = f"on node class '{node_class}': there it is the resident set of the process, which no other run gives again"
+    why = f"on node class '{node_class}': there it is the resident set of the process, which differs in every run"
     if is_resident(primary, node_class):
-        detail = f"metric '{primary}' cannot decide {why}, so no repeat agrees"
+        detail = f"metric '{primary}' cannot decide {why}, so no repeats agree"
         hint = f"metrics that can decide there: {listed(memory or there)}"
         yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
     for index, part in enumerate(spec.verdict.require):
         if part.max_delta is not None and is_resident(part.metric, node_class):
-            detail = f"metric '{part.metric}' cannot be held against the baseline's {why}, so a rise may be nothing"
+            detail = f"metric '{part.metric}' cannot be compared with the baseline's {why}, so a rise proves nothing"
             other = [f"metric {listed(memory)}"] if memory else []
-            hint = "use " + " or ".join([*other, "max_value, a budget of its own"])
+            hint = "use " + " or ".join([*other, "max_value, an absolute budget"])
             yield SpecProblem(pointer=pointer("verdict", "require", index, "max_delta"), detail=detail, hint=hint)
 
 
 def is_resident(metric: str, node_class: NodeClass) -> bool:
-    """Tell whether a memory metric is the resident set of the process on `node_class`, which no repeat gives again."""
+    """Say whether a memory metric is the process's resident set on `node_class`, which no repeat reproduces."""
     return node_class.on_host and node_class.device_type in METRICS[metric].resident_on
 
 
 def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
-    """Find arms without a compile time where that decides: they generate no code before step 0."""
+    """Find arms that compile nothing before step 0 where compile time decides."""
     if not METRICS[spec.verdict.primary.metric].cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
         return
     silent = [arm.name for arm in arms if not generates_code(read_config({**arm.config, "seed": 0}))]
@@ -252,7 +256,7 @@ def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecP
 
 
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find numbers of blocks from which the primary metric can prove nothing."""
+    """Find numbers of blocks that are too small for the primary metric."""
     primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], len(spec.design.seeds)
     if not primary.exact and blocks < MIN_BLOCKS:
         detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{primary.metric}' is judged by statistics over blocks"
@@ -260,14 +264,14 @@ def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             pointer=pointer("design", "blocks", "count"), detail=detail, hint=f"use {{count: {MIN_BLOCKS}}}"
         )
     if primary.exact and blocks < 2 * seeds:
-        detail = f"'{primary.metric}' proves by repeats that it is exact: every seed needs two blocks; "
-        given = f"{blocks} blocks over {seeds} seeds"
+        detail = f"repeats must prove '{primary.metric}' exact, so every seed needs two blocks; given: "
+        detail += f"{blocks} blocks over {seeds} seeds"
         hint = f"use at least {2 * seeds} blocks, or fewer seeds"
-        yield SpecProblem(pointer=pointer("design", "blocks"), detail=detail + given, hint=hint)
+        yield SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
 
 
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
-    """Find requirements that no receipt of this design could meet: missing data fails."""
+    """Find requirements that this design cannot meet, because missing data fails."""
     blocks, seeds = spec.design.blocks.schedule[0], len(spec.design.seeds)
     for index, requirement in enumerate(spec.verdict.require):
         where = pointer("verdict", "require", index)
@@ -275,15 +279,18 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             hint = "set workload.steps.val_rows"
             yield SpecProblem(pointer=where, detail="loss_val is required, but steps.val_rows is 0", hint=hint)
         if requirement.rule in COMPARED_WITH_REPEATS and blocks < 2 * seeds:
-            detail = f"rule '{requirement.rule}' compares with baseline repeats: every seed needs two blocks; "
-            given = f"{blocks} blocks over {seeds} seeds"
+            detail = f"rule '{requirement.rule}' compares with baseline repeats: every seed needs two blocks; given: "
+            detail += f"{blocks} blocks over {seeds} seeds"
             hint = f"use at least {2 * seeds} blocks, or at most {blocks // 2} seeds"
-            yield SpecProblem(pointer=where, detail=detail + given, hint=hint)
+            yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
 
 def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
-    """Return the digest of what every variant asks, by its name. A variant that repeats the baseline asks nothing."""
-    asked = {
+    """Return the digest of each variant's question by its name.
+
+    A variant that repeats the baseline has no question.
+    """
+    shared = {
         "recipe": spec.workload.recipe,
         "overrides": _overrides(spec.workload),
         "baseline": _gates(plan.baseline),
@@ -292,20 +299,20 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
         "devices": plan.devices,
     }
     return {
-        arm.name: digest({**asked, "variant": _gates(arm)})
+        arm.name: digest({**shared, "variant": _gates(arm)})
         for arm in plan.arms[1:]
         if arm.digest != plan.baseline.digest
     }
 
 
-def question_digest(asked: Iterable[str]) -> str | None:
-    """Return the digest of what an ablation asks: what its variants ask, in no order. None for nothing."""
-    found = sorted(set(asked))
-    return digest(found) if found else None
+def question_digest(variants: Iterable[str]) -> str | None:
+    """Return the digest of a set of question digests; None for an empty one."""
+    distinct = sorted(set(variants))
+    return digest(distinct) if distinct else None
 
 
 def _gates(arm: Arm) -> dict[str, Any]:
-    """Return the gates that are not at their default: a gate that is added later changes no question."""
+    """Return the gates that differ from their defaults, so that a later gate changes no question."""
     return {name: value for name, value in arm.gates.items() if value != GATES[name].default}
 
 

@@ -1,4 +1,4 @@
-"""Turn whatever is wrong with a spec into SpecProblems: a pointer to the user's line, a sentence and a hint."""
+"""Describe problems of a spec as SpecProblems: a pointer to the user's line, a sentence and a hint."""
 
 import difflib
 import re
@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from experiments.errors import SpecProblem
 
-KnownKeys: TypeAlias = Callable[[Sequence[str | int]], Sequence[str]]
-"""Lists the keys that the mapping at a path of the spec may have."""
+AllowedKeys: TypeAlias = Callable[[Sequence[str | int]], Sequence[str]]
+"""Function that lists the keys of the mapping at a path of the spec."""
 
 MAX_SHOWN = 60
-"""Characters of a given value that a message repeats."""
+"""Characters of a value that a message repeats."""
 
 
 def pointer(*path: str | int) -> str:
@@ -24,28 +24,29 @@ def pointer(*path: str | int) -> str:
 
 
 _SHORT = {"fp32": "float32", "fp16": "float16", "fp64": "float64"}
-"""Short forms that no likeness of letters leads from."""
+"""Short forms too unlike their names for a comparison of letters."""
 _LEAST = 3
-"""Letters of a part that may stand for the whole name."""
+"""Fewest letters that may stand for a whole name."""
 _HINTED = 3
-"""Names that one hint offers."""
+"""Most names in one hint."""
 
 
-def nearest(name: str, known: Iterable[str], labels: Mapping[str, str] | None = None) -> str | None:
-    """Return "did you mean 'x'?" for the known names that are meant, or None; `labels` are other words for names.
+def nearest(name: str, allowed: Iterable[str], labels: Mapping[str, str] | None = None) -> str | None:
+    """Return "did you mean 'x'?" for the allowed names nearest to `name`, or None.
 
-    In this order: the same but for case and signs, a short form, those that hold every part of it, the likest one.
+    `labels` are other words for names. The first of these that matches wins: the name apart from case and signs, a
+    short form, names that contain all parts of it, the name with the most similar letters.
     """
-    words = {word: one for one in known for word in (_plain(one), _plain((labels or {}).get(one, one)))}
-    given = _plain(name)
-    found = [words[word] for word in (given, _SHORT.get(given, "")) if word in words]
-    found = found or _holding(name, words)
-    found = found or [words[word] for word in difflib.get_close_matches(given, words, n=1, cutoff=0.6)]
-    offered = [f"'{one}'" for one in dict.fromkeys(found)][:_HINTED]
+    words = {word: one for one in allowed for word in (_plain(one), _plain((labels or {}).get(one, one)))}
+    plain = _plain(name)
+    names = [words[word] for word in (plain, _SHORT.get(plain, "")) if word in words]
+    names = names or _containing(name, words)
+    names = names or [words[word] for word in difflib.get_close_matches(plain, words, n=1, cutoff=0.6)]
+    offered = [f"'{one}'" for one in dict.fromkeys(names)][:_HINTED]
     return f"did you mean {' or '.join(offered)}?" if offered else None
 
 
-def _holding(name: str, words: Mapping[str, str]) -> list[str]:
+def _containing(name: str, words: Mapping[str, str]) -> list[str]:
     parts = [_plain(part) for part in re.split(r"[^A-Za-z0-9]+", name)]
     if sum(map(len, parts)) < _LEAST:
         return []
@@ -57,7 +58,7 @@ def _plain(name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Write a given value as JSON would, shortened and with unprintable characters escaped."""
+    """Write a value like JSON, shortened and with unprintable characters escaped."""
     words = {True: "true", False: "false", None: "null"}
     if value is None or isinstance(value, bool):
         return words[value]
@@ -70,7 +71,7 @@ def shown(value: object) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Write the allowed names, or "none"."""
+    """Join names with commas; "none" without any."""
     return ", ".join(str(name) for name in names) or "none"
 
 
@@ -100,50 +101,50 @@ _LENGTHS = {
 }
 
 
-def from_validation(error: ValidationError, known_keys: KnownKeys) -> list[SpecProblem]:
-    """Translate pydantic's findings; `known_keys(path)` lists the keys that the mapping at `path` may have."""
-    return [_translate(found, known_keys) for found in error.errors(include_url=False) if not _is_echo(found)]
+def from_validation(error: ValidationError, allowed_keys: AllowedKeys) -> list[SpecProblem]:
+    """Translate pydantic's errors; `allowed_keys(path)` lists the keys of the mapping at `path`."""
+    return [_translate(line, allowed_keys) for line in error.errors(include_url=False) if not _is_echo(line)]
 
 
-def _is_echo(found: Any) -> bool:
-    """Tell whether pydantic counts a list as short only because its entries are bad, which is reported anyway."""
-    return bool(found["type"] == "too_short" and len(found["input"]) >= found["ctx"]["min_length"])
+def _is_echo(line: Any) -> bool:
+    """Say whether a list counts as short only because of bad entries, which have errors of their own."""
+    return bool(line["type"] == "too_short" and len(line["input"]) >= line["ctx"]["min_length"])
 
 
-def _translate(found: Any, known_keys: KnownKeys) -> SpecProblem:
-    path = tuple(part for part in found["loc"] if part != "[key]")
+def _translate(line: Any, allowed_keys: AllowedKeys) -> SpecProblem:
+    path = tuple(part for part in line["loc"] if part != "[key]")
     where = pointer(*path)
     name = str(path[-1]) if path else "spec"
-    kind, given, context = found["type"], found["input"], found.get("ctx", {})
+    kind, value, context = line["type"], line["input"], line.get("ctx", {})
     if kind == "extra_forbidden":
-        known = known_keys(path[:-1])
-        detail = f"unknown key {shown(name)}; known: {listed(known)}"
-        return SpecProblem(pointer=where, detail=detail, hint=nearest(name, known))
+        allowed = allowed_keys(path[:-1])
+        detail = f"unknown key {shown(name)}; known: {listed(allowed)}"
+        return SpecProblem(pointer=where, detail=detail, hint=nearest(name, allowed))
     if kind == "literal_error":
-        known = re.findall("'([^']+)'", context["expected"])
-        detail = f"'{name}' is {shown(given)}; allowed: {listed(known)}"
-        return SpecProblem(pointer=where, detail=detail, hint=nearest(str(given), known))
+        allowed = re.findall("'([^']+)'", context["expected"])
+        detail = f"'{name}' is {shown(value)}; allowed: {listed(allowed)}"
+        return SpecProblem(pointer=where, detail=detail, hint=nearest(str(value), allowed))
     if kind == "missing":
         return SpecProblem(pointer=where, detail=f"'{name}' is missing", hint=f"add the key '{name}'")
     return SpecProblem(
-        pointer=where, detail=_sentence(kind, name, given, context, found["msg"]), hint=context.get("hint")
+        pointer=where, detail=_sentence(kind, name, value, context, line["msg"]), hint=context.get("hint")
     )
 
 
-def _sentence(kind: str, name: str, given: object, context: dict[str, Any], message: str) -> str:
+def _sentence(kind: str, name: str, value: object, context: dict[str, Any], message: str) -> str:
     if kind in _EXPECTED:
-        return f"'{name}' must be {_EXPECTED[kind]}, got {shown(given)}"
+        return f"'{name}' must be {_EXPECTED[kind]}, got {shown(value)}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return f"'{name}' is {shown(given)}; allowed: {words.format(context[key])}"
+        return f"'{name}' is {shown(value)}; allowed: {words.format(context[key])}"
     if kind in _LENGTHS:
         key, words = _LENGTHS[kind]
         return f"'{name}' {words.format(context[key], **context)}"
     if kind == "string_pattern_mismatch":
-        return f"'{name}' is {shown(given)}; allowed: text matching {context['pattern']}"
+        return f"'{name}' is {shown(value)}; allowed: text matching {context['pattern']}"
     return f"'{name}': {message[0].lower()}{message[1:]}" if kind != "spec" else message
 
 
 def without_repeats(groups: Iterable[Sequence[SpecProblem]]) -> list[SpecProblem]:
-    """Return all problems once, in the order in which they were found."""
+    """Return all problems in order, without duplicates."""
     return list(dict.fromkeys(problem for group in groups for problem in group))

@@ -1,4 +1,4 @@
-"""Named, versioned model + data + optimiser configurations, and the keys that a spec may override in them."""
+"""Named, versioned configurations of model, data and optimiser, and the keys that a spec may override."""
 
 from dataclasses import dataclass
 
@@ -17,14 +17,14 @@ from model.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A complete configuration under a name; changing any number in it needs a new version."""
+    """A named complete configuration; a change of any number needs a new version."""
 
     name: str
     version: int
     summary: str
     config: TrainConfig
     node_classes: tuple[str, ...] = ()
-    """Names of the node classes that the recipe is meant for; empty means any."""
+    """Node classes that the recipe is meant for; empty means any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ HYBRID_TINY = Recipe(
         data=DataConfig(seq_len=256, max_corpus_mib=8.0),
         micro_batch=2,
         dtype="float32",
-        threads=1,  # the other core serves API, broker and worker; two threads there measure the neighbours
+        threads=1,  # the other core serves API, broker and worker; a second thread would measure them too
     ),
 )
 
@@ -104,7 +104,7 @@ HYBRID_REF_V6E = Recipe(
 )
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HYBRID_TINY, HYBRID_REF_H200, HYBRID_REF_V6E)}
-"""Every recipe by name."""
+"""All recipes by name."""
 
 
 def _int(path: str, description: str, minimum: int, maximum: int) -> Override:
@@ -148,4 +148,4 @@ OVERRIDES: dict[str, Override] = {
         pattern="^(torch-headers|/[A-Za-z0-9._/-]{1,400})$",
     ),
 }
-"""What a spec may change in a recipe. Everything else is a gate or needs another recipe."""
+"""Values that a spec may change in a recipe. All others are gates or need another recipe."""

@@ -1,8 +1,11 @@
-"""The pre-registered rule: everything that decides how samples become a verdict, hashed before the first sample."""
+"""The pre-registered rule: how samples become a verdict, hashed before the first sample.
+
+Texts and numbers of the rule are part of its digest. Also here: whether the rule may compare two arms at all. An arm
+that does half the work of a step needs less memory and less time for it, which is no improvement.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.design.config_fields import read_config
 from experiments.design.gate import Claim, show
@@ -14,67 +17,14 @@ from experiments.digest import digest
 from model.counts import step_flops
 from model.measurements import Metric
 
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one training step does."""
-
-    tokens: int
-    flops: int
-    """Model FLOPs, forward and backward."""
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Work":
-        """Return the work of the configuration of an arm, which has no seed."""
-        typed = read_config({"seed": 0, **config}, may_be_older=True)
-        return cls(tokens=typed.tokens_per_step, flops=step_flops(typed))
-
-
-def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """Return in what the work of the configuration `own` differs from that of `base`, in words.
-
-    None where all is alike that `metric` counts, so that like is compared with like.
-    """
-    mine, theirs = Work.of(own), Work.of(base)
-    if metric.alike == "step" and mine.tokens != theirs.tokens:
-        return f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}"
-    if metric.alike != "nothing" and mine.flops * theirs.tokens != theirs.flops * mine.tokens:
-        per_token = (f"{work.flops / work.tokens:,.0f}" for work in (mine, theirs))
-        return "a token takes {} model FLOPs, the baseline's {}".format(*per_token)
-    return None
-
-
-def other_model(own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """Return in which gates that change the numerical model the gates `own` differ from `base`, in words."""
-    changed = [
-        f"{name} {show(value)} instead of {show(base[name])}"
-        for name, value in own.items()
-        if value != base[name] and GATES[name].claim is Claim.CHANGES_MODEL
-    ]
-    return ", ".join(changed) or None
-
-
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
 MAX_CLOCK_GAP = 0.01
-"""Relative difference of the median device clock between arms, unless the difference is there in cycles too."""
+"""Relative difference of the median device clock between arms, unless the cycles differ as well."""
 MAX_PAUSE_S = 60.0
 """Between the end of a trial and the start of the next one in its block."""
 MAX_BACKWARD_S = 1.0
-"""By how much a trial may seem to start before the one before it ended: the machine's clock may be set."""
-
-
-def guard_limits(max_foreign_load: float) -> dict[str, float | int]:
-    """Return every limit as it stands in the rule; `max_foreign_load` is a share of the cores' time."""
-    return {
-        "max_slowed_share": MAX_SLOWED_SHARE,
-        "max_clock_gap": MAX_CLOCK_GAP,
-        "max_pause_s": MAX_PAUSE_S,
-        "max_foreign_load": max_foreign_load,
-        "compilations_in_window": 0,
-        "reruns_of_a_block": 2,
-    }
-
+"""Overlap that two trials may seem to have because the machine's clock was set."""
 
 ESTIMATOR: dict[str, Any] = {
     "window": "timed steps; step 0 and warm-up are kept and marked",
@@ -83,19 +33,19 @@ ESTIMATOR: dict[str, Any] = {
     "stalls": "no word where total and median are further apart than the margin beyond noise (t test over blocks at "
     "5 %), or where outlier steps are more in one arm (sign-flip test over blocks at 5 %)",
 }
-"""How one trial's timed steps become one number."""
+"""How the timed steps of a trial become one number."""
 
 SLICES: dict[str, Any] = {
     "slices": "the trials of a block are in memory together and run their timed steps by turns, through the block's "
     "order and back, one at any moment; nothing untimed between a trial's slices",
 }
-"""What belongs to the estimator where a window runs in slices."""
+"""Addition to the estimator where a window runs in slices."""
 
 COMPILE_TIME: dict[str, Any] = {
     "estimate": "wall seconds of the pass before step 0 that compiles, its one execution included",
     "caches": "empty on disk when a trial starts",
 }
-"""How one trial's compilation becomes one number."""
+"""How the compilation of a trial becomes one number."""
 
 COMPARISON: dict[str, Any] = {
     "unit": "one trial per arm and block, d = ln(variant / baseline) within the block",
@@ -119,7 +69,7 @@ COMPARISON: dict[str, Any] = {
     "envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks",
     "missing": "fails",
 }
-"""How trials become a word."""
+"""How trials become a verdict word."""
 
 EXACT_COMPARISON: dict[str, Any] = {
     "unit": "one value per arm and seed",
@@ -130,23 +80,22 @@ EXACT_COMPARISON: dict[str, Any] = {
     "without_direction": "same: bit-identical; worse: not",
     **{part: COMPARISON[part] for part in ("exact_requirement", "envelope", "missing")},
 }
-"""How trials become a word where an exact metric decides."""
-
+"""How trials become a verdict word where an exact metric decides."""
 
 OTHER_MODEL: dict[str, Any] = {
     "other_work": "no word where tokens or model FLOPs of a step differ and the metric counts whole steps, or model "
     "FLOPs of a token differ and the metric counts tokens",
 }
-"""What belongs to the comparison where a gate changes the numerical model."""
+"""Addition to the comparison where a gate changes the numerical model."""
 
 
 def window_estimator(slice_steps: int) -> dict[str, Any]:
-    """Return how timed steps become one number, where a trial runs `slice_steps` of them in one go; 0: all."""
+    """Return the estimator of windows whose slices have `slice_steps` steps; 0: no slices."""
     return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
 
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
-    """Return the whole rule of `spec` as plain JSON."""
+    """Return the rule of `spec` as plain JSON."""
     primary, looks = spec.verdict.primary, spec.design.blocks.schedule
     return {
         "primary": {
@@ -160,7 +109,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "seeds": list(spec.design.seeds),
         "estimator": COMPILE_TIME if METRICS[primary.metric].cold else window_estimator(spec.workload.steps.slice),
         "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _other_model(spec),
-        "guards": guard_limits(spec.placement.max_foreign_load / 100),
+        "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
 
 
@@ -172,3 +121,52 @@ def _other_model(spec: AblationSpec) -> dict[str, Any]:
 def rule_digest(spec: AblationSpec) -> str:
     """Return the digest of `rule_of(spec)`."""
     return digest(rule_of(spec))
+
+
+def _guard_limits(max_foreign_load: float) -> dict[str, float | int]:
+    """Return the limits of the guards; `max_foreign_load` is a share of the cores' time."""
+    return {
+        "max_slowed_share": MAX_SLOWED_SHARE,
+        "max_clock_gap": MAX_CLOCK_GAP,
+        "max_pause_s": MAX_PAUSE_S,
+        "max_foreign_load": max_foreign_load,
+        "compilations_in_window": 0,
+        "reruns_of_a_block": 2,
+    }
+
+
+class _Work(NamedTuple):
+    """Work of one training step."""
+
+    tokens: int
+    flops: int
+    """Model FLOPs, forward and backward."""
+
+
+def _work_of(config: Mapping[str, Any]) -> _Work:
+    typed = read_config({"seed": 0, **config}, may_be_older=True)
+    return _Work(tokens=typed.tokens_per_step, flops=step_flops(typed))
+
+
+def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """Say how the work of two arms' configurations differs.
+
+    Returns None when it is equal in everything that `metric` counts (`Metric.alike`).
+    """
+    mine, theirs = _work_of(own), _work_of(base)
+    if metric.alike == "step" and mine.tokens != theirs.tokens:
+        return f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}"
+    if metric.alike != "nothing" and mine.flops * theirs.tokens != theirs.flops * mine.tokens:
+        per_token = (f"{work.flops / work.tokens:,.0f}" for work in (mine, theirs))
+        return "a token takes {} model FLOPs, the baseline's {}".format(*per_token)
+    return None
+
+
+def other_model(own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+    """List the differing gates that change the numerical model; None without one."""
+    changed = [
+        f"{name} {show(value)} instead of {show(base[name])}"
+        for name, value in own.items()
+        if value != base[name] and GATES[name].claim is Claim.CHANGES_MODEL
+    ]
+    return ", ".join(changed) or None

@@ -1,7 +1,7 @@
-"""AblationSpec: what a user submits. One pydantic model that YAML, JSON and TOML load into; unknown keys are errors.
+"""AblationSpec, the model of a submitted spec: YAML, JSON and TOML load into it, and unknown keys are errors.
 
-Everything that one value can violate by itself is checked here. What needs several values together (a gate that a
-node class lacks, a variant equal to the baseline) is checked when the spec is planned.
+It checks single values. The plan checks values together: a gate that a node class lacks, a variant equal to the
+baseline. A change of a Field's description also changes the published JSON Schema.
 """
 
 from functools import cached_property
@@ -47,18 +47,31 @@ from experiments.outcomes import BASELINE
 from kernels.backends import NODE_CLASSES
 from model.config import MESH_SIZES
 
+MIN_BLOCKS = 6
+"""With fewer blocks, an exact two-sided sign-flip test cannot reject at 5 %."""
+AUTO = "auto"
+"""Value of `design.blocks` that leaves the number of blocks to the measured noise."""
+MAX_LOOKS = 16
+MIN_EXACT_BLOCKS = 2
+"""Fewest blocks where an exact metric decides: one repeat shows that it is exact."""
+COMPARED_WITH_REPEATS = frozenset({"envelope", "as_claimed"})
+"""Rules of a requirement that compare a loss with baseline repeats of the same seed."""
+MAX_VARIANTS = 64
+MAX_SEEDS = 64
+MAX_REQUIREMENTS = 32
 
-def without_null(schema: dict[str, Any], *names: str) -> None:
+
+def _without_null(schema: dict[str, Any], *names: str) -> None:
     """Publish optional keys as present or absent, never null."""
     for name in names:
-        given = schema["properties"][name]
-        (kept,) = [option for option in given.pop("anyOf") if option != {"type": "null"}]
-        given.pop("default", None)
-        given.update(kept)
+        entry = schema["properties"][name]
+        (present,) = [option for option in entry.pop("anyOf") if option != {"type": "null"}]
+        entry.pop("default", None)
+        entry.update(present)
 
 
-def primary_schema(schema: dict[str, Any]) -> None:
-    """Publish which margin goes with which metric."""
+def _primary_schema(schema: dict[str, Any]) -> None:
+    """Publish the margins that each metric allows."""
     paired = {
         "properties": {"metric": {"enum": [*PAIRED_METRICS]}, "margin": {"type": "string", "pattern": PERCENT_PATTERN}}
     }
@@ -75,83 +88,18 @@ def primary_schema(schema: dict[str, Any]) -> None:
     schema["oneOf"] = [paired, exact, loss]
 
 
-def requirement_schema(schema: dict[str, Any]) -> None:
-    """Publish that exactly one bound is given, and which rule goes with which metric."""
-    without_null(schema, "max_delta", "max_value", "rule")
+def _requirement_schema(schema: dict[str, Any]) -> None:
+    """Publish that a requirement has exactly one bound, and the metrics that take a rule."""
+    _without_null(schema, "max_delta", "max_value", "rule")
     loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
     schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
 
 
-def nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
-    """Return the schema of a mapping whose value at `path` has `schema`, where it is there."""
+def _nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
+    """Return the schema of a mapping whose value at `path`, if present, has `schema`."""
     for name in reversed(path):
         schema = {"properties": {name: schema}}
     return schema
-
-
-def _placement_schema(schema: dict[str, Any]) -> None:
-    """Publish which numbers of devices go with which node class."""
-    schema["anyOf"] = [
-        {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.devices)}}}
-        for entry in NODE_CLASSES.values()
-    ]
-
-
-class Placement(Frozen):
-    """Where the trials run."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, json_schema_extra=_placement_schema)
-
-    node_class: Annotated[
-        str,
-        Field(
-            description="The kind of machine.",
-            json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
-        ),
-    ]
-    devices: Annotated[
-        int,
-        Field(
-            description="Devices that share one training step (lane xla): each takes as many of its rows.",
-            json_schema_extra={"enum": list(MESH_SIZES)},
-        ),
-    ] = 1
-    max_foreign_load: Percent = Field(
-        default=25.0,
-        description="Share of the cores' time that other processes may take during a trial that runs on the host, "
-        "where times decide; beyond it the block runs again.",
-        json_schema_extra={"default": "25%"},
-    )
-
-    @field_validator("node_class")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
-
-    @field_validator("devices")
-    @classmethod
-    def _there(cls, value: int, info: ValidationInfo) -> int:
-        """Refuse a number of devices that the node class cannot give one step; an unknown class is a problem itself."""
-        node_class = NODE_CLASSES.get(info.data.get("node_class", ""))
-        allowed = MESH_SIZES if node_class is None else node_class.devices
-        if value not in allowed:
-            where = "" if node_class is None else f" on node class '{node_class}'"
-            raise refuse(f"{value} devices for one trial are not available{where}; allowed: {listed(allowed)}")
-        return value
-
-
-MIN_BLOCKS = 6
-"""With fewer, an exact two-sided sign-flip test cannot reject at 5 %."""
-AUTO = "auto"
-"""What a spec says in place of a number of blocks that the measured noise shall decide."""
-MAX_LOOKS = 16
-MIN_EXACT_BLOCKS = 2
-"""Where an exact metric decides: what is exact shows at the first repeat."""
-COMPARED_WITH_REPEATS = frozenset({"envelope", "as_claimed"})
-"""Rules of a requirement that compare a loss with those of baseline repeats of the same seed."""
-MAX_VARIANTS = 64
-MAX_SEEDS = 64
-MAX_REQUIREMENTS = 32
 
 
 class _SpecPart(Frozen):
@@ -174,14 +122,14 @@ class Steps(_SpecPart):
         ge=0,
         le=5_000,
         exclude_if=lambda value: not value,
-        description="Timed steps that a trial runs in one go before the other trials of its block run as many; an even "
-        "number of slices makes the window. For machines whose speed drifts within a window. 0: all in one go.",
+        description="Timed steps that a trial runs before the other trials of its block run as many; an even number of "
+        "slices makes the window. For machines whose speed drifts within a window. 0: no slices.",
     )
     val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
 
 
 class Workload(_SpecPart):
-    """What every arm trains."""
+    """The model, data and steps that all arms share."""
 
     recipe: Annotated[
         str, Field(description="A named, versioned configuration.", json_schema_extra={"enum": [*RECIPES]})
@@ -196,7 +144,7 @@ class Workload(_SpecPart):
 
 
 class ArmSpec(_SpecPart):
-    """One arm: gates by name; a gate that is not named keeps the value of the baseline or the recipe."""
+    """The baseline: gates by name; other gates keep the recipe's value."""
 
     gates: BaselineGates = Field(default_factory=dict, description="Gates by name; others keep the recipe's value.")
 
@@ -208,7 +156,7 @@ class VariantSpec(_SpecPart):
 
 
 def _blocks_schema(schema: dict[str, Any]) -> None:
-    without_null(schema, "count", "looks")
+    _without_null(schema, "count", "looks")
     schema["properties"]["looks"] |= {"maxItems": MAX_LOOKS, "uniqueItems": True}
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
 
@@ -218,14 +166,16 @@ def _or_auto(schema: dict[str, Any]) -> None:
 
 
 def _few_blocks_schema(schema: dict[str, Any]) -> None:
-    """Publish that only an exact metric may decide after fewer blocks than statistics take."""
-    enough = nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
-    exact = nested({"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary")
+    """Publish that only an exact metric may decide after fewer blocks than statistics need."""
+    enough = _nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
+    exact = _nested(
+        {"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary"
+    )
     schema["anyOf"] = [enough, exact]
 
 
 class Blocks(_SpecPart):
-    """How many blocks: a fixed count, a schedule of looks at which the ablation may answer and stop, or `auto`."""
+    """Number of blocks: a count, a schedule of looks at which the ablation may answer and stop, or `auto`."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
 
@@ -238,7 +188,7 @@ class Blocks(_SpecPart):
     looks: Annotated[
         tuple[Annotated[int, Field(ge=MIN_BLOCKS, le=MAX_BLOCKS)], ...] | None,
         Field(strict=False, min_length=1, max_length=MAX_LOOKS),
-    ] = Field(default=None, description="Growing numbers of blocks at each of which it may answer and stop.")
+    ] = Field(default=None, description="Growing numbers of blocks at which the ablation may answer and stop.")
 
     @field_validator("looks")
     @classmethod
@@ -253,26 +203,26 @@ class Blocks(_SpecPart):
             raise refuse("give exactly one of 'count' and 'looks'", f"use {{count: {MIN_BLOCKS}}}")
         return self
 
-    @model_validator(mode="wrap")  # outside of the one before, which does not see `auto`
+    @model_validator(mode="wrap")  # runs around the one above, which must not see `auto`
     @classmethod
-    def _left_to_the_noise(cls, value: Any, read: ModelWrapValidatorHandler["Blocks"]) -> "Blocks":
+    def _auto(cls, value: Any, read: ModelWrapValidatorHandler["Blocks"]) -> "Blocks":
         return cls.model_construct() if value == AUTO else read(value)
 
     @property
     def auto(self) -> bool:
-        """Whether the number is left to the noise that was measured (`experiments.analysis.sizing`)."""
+        """Whether the measured noise sets the number (`experiments.analysis.sizing`)."""
         return self.count is None and self.looks is None
 
     @property
     def number(self) -> int:
-        """Blocks that are planned; with looks, the most that run."""
+        """Planned blocks; with looks, the most that run."""
         return self.schedule[-1]
 
     @property
     def schedule(self) -> tuple[int, ...]:
-        """Numbers of blocks at which an answer may be given: one for a fixed count. Raises ValueError for `auto`."""
+        """Numbers of blocks at which the ablation may answer: one for a count. Raises ValueError for `auto`."""
         if self.auto:
-            raise ValueError("blocks: auto has no number before the noise gave it one")
+            raise ValueError("blocks: auto has no number until the noise sets it")
         return self.looks or (int(self.count or 0),)
 
 
@@ -284,14 +234,14 @@ class Design(_SpecPart):
         Field(strict=False, min_length=1, max_length=MAX_SEEDS, json_schema_extra={"uniqueItems": True}),
     ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
     blocks: Blocks = Field(
-        description="How many blocks; each holds every arm once. auto: as many as the measured noise asks for.",
+        description="Number of blocks; each holds every arm once. auto: as many as the measured noise requires.",
         json_schema_extra=_or_auto,
     )
     order_seed: int = Field(default=0, ge=0, le=2**53 - 1, description="Seed of the balanced random running order.")
     underpowered: bool = Field(
         default=False,
         exclude_if=lambda value: not value,
-        description="Run although the measured noise hides the effect from which a variant is adopted.",
+        description="Run although the measured noise hides the effect at which a variant is adopted.",
     )
 
     @field_validator("seeds")
@@ -303,21 +253,72 @@ class Design(_SpecPart):
         return value
 
 
+def _placement_schema(schema: dict[str, Any]) -> None:
+    """Publish the numbers of devices that each node class allows."""
+    schema["anyOf"] = [
+        {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.devices)}}}
+        for entry in NODE_CLASSES.values()
+    ]
+
+
+class Placement(_SpecPart):
+    """Where the trials run."""
+
+    model_config = ConfigDict(json_schema_extra=_placement_schema)
+
+    node_class: Annotated[
+        str,
+        Field(
+            description="The kind of machine.",
+            json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
+        ),
+    ]
+    devices: Annotated[
+        int,
+        Field(
+            description="Devices that share one training step (lane xla): each takes an equal number of its rows.",
+            json_schema_extra={"enum": list(MESH_SIZES)},
+        ),
+    ] = 1
+    max_foreign_load: Percent = Field(
+        default=25.0,
+        description="Share of the cores' time that other processes may take during a trial that runs on the host, "
+        "where times decide; above it the block runs again.",
+        json_schema_extra={"default": "25%"},
+    )
+
+    @field_validator("node_class")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
+
+    @field_validator("devices")
+    @classmethod
+    def _available(cls, value: int, info: ValidationInfo) -> int:
+        """Reject a number of devices that the node class does not offer; an unknown class has a problem of its own."""
+        node_class = NODE_CLASSES.get(info.data.get("node_class", ""))
+        allowed = MESH_SIZES if node_class is None else node_class.devices
+        if value not in allowed:
+            where = "" if node_class is None else f" on node class '{node_class}'"
+            raise refuse(f"{value} devices for one trial are not available{where}; allowed: {listed(allowed)}")
+        return value
+
+
 class Limits(_SpecPart):
     """Budgets of the ablation and its place in the queue."""
 
     trial: Seconds = Field(
         default=1200,
-        description="Wall time after which one trial is stopped. Preparing the dataset, once on each node, has the "
-        "same limit and begins again when it was stopped: leave it time.",
+        description="Wall time after which a trial is stopped. Preparing the dataset, once per node, has the same "
+        "limit and starts over when it is stopped.",
         json_schema_extra={"default": "20m"},
     )
     device_minutes: float = Field(
         default=180.0,
         gt=0,
         le=1_000_000,
-        description="Budget of the whole ablation, broken attempts included; a step over four devices uses four each "
-        "minute. Once it is used up, blocks that still wait are cancelled and the verdict misses their data.",
+        description="Budget of the whole ablation, broken attempts included; a step over four devices uses four per "
+        "minute. When it is used up, waiting blocks are cancelled, and the verdict lacks their data.",
     )
     priority: int = Field(default=50, ge=0, le=100, description="Higher runs first.")
 
@@ -328,19 +329,19 @@ class Limits(_SpecPart):
 
 
 class Primary(_SpecPart):
-    """The metric that decides, with its practical margin."""
+    """The deciding metric with its practical margin."""
 
-    model_config = ConfigDict(json_schema_extra=primary_schema)
+    model_config = ConfigDict(json_schema_extra=_primary_schema)
 
     metric: Annotated[
         str, Field(description="The number that decides.", json_schema_extra={"enum": [*PRIMARY_METRICS]})
     ] = "tokens_per_s"
     margin: Margin = Field(
-        description="Differences within this margin count as the same. Metrics without noise may have 0%: any change "
-        "counts; losses must have it: they are compared bit for bit."
+        description="Differences within this margin count as the same. Metrics without noise may have 0%, where any "
+        "change counts. Losses must have 0%, because they are compared bit for bit."
     )
     adopt_if: Percent | None = Field(
-        default=None, description="Improvement from which a variant is adopted; a loss has none."
+        default=None, description="Improvement at which a variant is adopted; losses have none."
     )
 
     @field_validator("metric")
@@ -353,7 +354,7 @@ class Primary(_SpecPart):
     def _fits_the_metric(cls, value: float, info: Any) -> float:
         metric = info.data.get("metric")
         if metric in PAIRED_METRICS and value == 0:
-            raise refuse(f"the margin of '{metric}' must be above 0%: no test proves a difference of exactly nothing")
+            raise refuse(f"the margin of '{metric}' must be above 0%: no test proves a difference of exactly zero")
         if metric in LOSS_METRICS and value != 0:
             raise refuse(f"'{metric}' is compared bit for bit; its margin is {NO_MARGIN}", f"use margin: {NO_MARGIN}")
         return value
@@ -363,7 +364,7 @@ class Primary(_SpecPart):
     def _beyond_margin(cls, value: float | None, info: Any) -> float | None:
         margin, metric = info.data.get("margin"), info.data.get("metric")
         if value is not None and metric in LOSS_METRICS:
-            raise refuse(f"'{metric}' has no direction in which it improves", "leave adopt_if out")
+            raise refuse(f"'{metric}' has no direction of improvement", "leave adopt_if out")
         if value is not None and margin is not None and value < margin:
             detail = f"adopt_if {show_percent(value)} is below the margin {show_percent(margin)}"
             raise refuse(detail, "adopt_if must be at least the margin")
@@ -376,14 +377,14 @@ class Primary(_SpecPart):
 
     @property
     def threshold_pct(self) -> float:
-        """Improvement in percent from which a variant may be adopted."""
+        """Improvement in percent at which a variant may be adopted."""
         return self.margin if self.adopt_if is None else self.adopt_if
 
 
 class Requirement(_SpecPart):
-    """One condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
+    """A condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
 
-    model_config = ConfigDict(json_schema_extra=requirement_schema)
+    model_config = ConfigDict(json_schema_extra=_requirement_schema)
 
     metric: Annotated[
         str, Field(description="The number that is bounded.", json_schema_extra={"enum": [*REQUIRED_METRICS]})
@@ -394,7 +395,7 @@ class Requirement(_SpecPart):
     max_value: float | None = Field(default=None, gt=0, le=1e9, description="Absolute budget, in the metric's unit.")
     rule: Literal["identical", "envelope", "as_claimed"] | None = Field(
         default=None,
-        description="For losses: bit-identical, within the spread of baseline repeats, or what the gates claim.",
+        description="For losses: bit-identical, within the spread of baseline repeats, or as the gates claim.",
     )
     tolerance: float = Field(default=1e-3, ge=0, le=100, description="Smallest envelope, in nats.")
 
@@ -411,23 +412,21 @@ class Requirement(_SpecPart):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Requirement":
-        given = [key for key in ("max_delta", "max_value", "rule") if getattr(self, key) is not None]
-        if len(given) != 1:
-            raise refuse(f"give exactly one of max_delta, max_value and rule; given: {listed(given)}")
+        bounds = [key for key in ("max_delta", "max_value", "rule") if getattr(self, key) is not None]
+        if len(bounds) != 1:
+            raise refuse(f"give exactly one of max_delta, max_value and rule; given: {listed(bounds)}")
         if self.rule and self.metric not in LOSS_METRICS:
             raise refuse(f"rule '{self.rule}' is for losses; '{self.metric}' takes max_delta or max_value")
         return self
 
 
 class VerdictRule(_SpecPart):
-    """The rule that is hashed before the first sample."""
+    """The verdict rule, hashed before the first sample."""
 
     primary: Primary
     require: Annotated[
         tuple[Requirement, ...],
-        Field(
-            strict=False, max_length=MAX_REQUIREMENTS, description="What must hold besides for a variant to be adopted."
-        ),
+        Field(strict=False, max_length=MAX_REQUIREMENTS, description="Further conditions for adopting a variant."),
     ] = ()
 
 
@@ -440,7 +439,7 @@ class AblationSpec(_SpecPart):
     purpose: Literal["answer", "calibration"] = Field(
         default="answer",
         exclude_if=lambda value: value == "answer",
-        description="To answer a question, or to measure a node's noise: then every variant repeats the baseline.",
+        description="To answer a question, or to measure a node's noise, where every variant repeats the baseline.",
     )
     question: Text = Field(
         min_length=1,
@@ -469,14 +468,14 @@ class AblationSpec(_SpecPart):
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the canonical JSON of the whole spec: equal for equal YAML, JSON and TOML."""
+        """Digest of the canonical JSON of the spec; equal for equal YAML, JSON and TOML."""
         return digest(self.model_dump(mode="json"))
 
 
 def ablation_json_schema() -> dict[str, Any]:
     """Return the published JSON Schema (draft 2020-12) of a spec.
 
-    Gate values that no node class can run today are left out of the enums: the schema describes what is accepted.
+    Its enums omit gate values that no node class can run today.
     """
     schema = AblationSpec.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,4 +1,4 @@
-"""Specs as files: which format a name means, and the specs that ship with the program; nothing here reads a spec."""
+"""Spec files: the format of a name, and the specs that ship with the program. No function parses a spec."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -17,7 +17,7 @@ CONTENT_TYPE_OF_SUFFIX: Mapping[str, str] = {
 
 
 def content_type_of(path: PurePath) -> str:
-    """Return the content type of a spec file by its suffix. Raises SpecError with the known ones."""
+    """Return the content type of a spec file. Raises SpecError for an unknown suffix."""
     kind = CONTENT_TYPE_OF_SUFFIX.get(path.suffix.lower())
     if kind is None:
         detail = f"{path} ends in {path.suffix!r}; a spec file ends in {', '.join(CONTENT_TYPE_OF_SUFFIX)}"
@@ -32,9 +32,9 @@ def catalog_names() -> tuple[str, ...]:
 
 
 def read_catalog_file(name: str) -> bytes:
-    """Return the YAML of the shipped spec `name`. Raises SpecError with the known names."""
-    known = catalog_names()
-    if name not in known:
-        detail = f"no catalog spec is named {shown(name)}; known: {listed(known)}"
-        raise SpecError([SpecProblem(pointer="#", detail=detail, hint=nearest(name, known))])
+    """Return the YAML of the shipped spec `name`. Raises SpecError for an unknown name."""
+    names = catalog_names()
+    if name not in names:
+        detail = f"no catalog spec is named {shown(name)}; known: {listed(names)}"
+        raise SpecError([SpecProblem(pointer="#", detail=detail, hint=nearest(name, names))])
     return resources.files("experiments.catalog").joinpath(f"{name}.yaml").read_bytes()

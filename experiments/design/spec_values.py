@@ -1,6 +1,6 @@
 """Types of single values in a spec: names, percents, durations, texts, gates, overrides and labels.
 
-Each one checks itself, reports every problem in it, and carries the JSON Schema that is published for it.
+Each type validates itself, reports all problems, and carries its published JSON Schema.
 """
 
 import math
@@ -19,7 +19,7 @@ from experiments.design.recipes import OVERRIDES, RECIPES, Override
 NAME_PATTERN = "^[a-z0-9][a-z0-9-]{0,62}$"
 LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
 NO_MARGIN = "0%"
-"""What a spec says where every change counts: for metrics without noise."""
+"""Margin of metrics without noise, where every change counts."""
 PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$"
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
@@ -39,17 +39,17 @@ def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("spec", escaped, {"hint": hint})
 
 
-def one_of(value: str, known: Collection[str], sentence: str, labels: Mapping[str, str] | None = None) -> str:
-    """Return `value` if it is one of `known`; otherwise raise `sentence` with their names, and hint at the nearest."""
-    if value not in known:
-        raise refuse(f"{sentence}: {listed(known)}", nearest(value, known, labels))
+def one_of(value: str, allowed: Collection[str], sentence: str, labels: Mapping[str, str] | None = None) -> str:
+    """Return `value` if it is allowed; otherwise raise `sentence` with the allowed names and the nearest as hint."""
+    if value not in allowed:
+        raise refuse(f"{sentence}: {listed(allowed)}", nearest(value, allowed, labels))
     return value
 
 
-def raise_all(found: list[tuple[str, PydanticCustomError, object]]) -> None:
-    """Raise one ValidationError with every (key, error, given value) found; return when there is none."""
-    if found:
-        lines = [InitErrorDetails(type=error, loc=(name,), input=given) for name, error, given in found]
+def raise_all(errors: list[tuple[str, PydanticCustomError, object]]) -> None:
+    """Raise one ValidationError of all (key, error, input); return when there is none."""
+    if errors:
+        lines = [InitErrorDetails(type=error, loc=(name,), input=value) for name, error, value in errors]
         raise ValidationError.from_exception_data("spec", lines)
 
 
@@ -79,15 +79,15 @@ def _percent(value: object, least: str = "above 0%") -> object:
     raise refuse(detail, _with_percent(str(value)))
 
 
-def _with_percent(given: str) -> str | None:
-    """Return what a number without its sign may have meant."""
-    shares = [text for text in (f"{given}%", _as_share(given)) if text and _full(_PERCENT, text)]
+def _with_percent(number: str) -> str | None:
+    """Suggest percentages for a number without a percent sign."""
+    shares = [text for text in (f"{number}%", _as_share(number)) if text and _full(_PERCENT, text)]
     return f"write the unit: {', or as a share of 1: '.join(shares)}" if shares else None
 
 
-def _as_share(given: str) -> str | None:
+def _as_share(number: str) -> str | None:
     try:
-        return show_percent(100 * float(given)) if float(given) < 1 else None
+        return show_percent(100 * float(number)) if float(number) < 1 else None
     except ValueError:
         return None
 
@@ -107,14 +107,14 @@ def _duration(value: object) -> object:
 
 
 def number_in(unit: str, value: object) -> object:
-    """Return `value` if it is a number; otherwise refuse it with the unit in which it has to be one."""
+    """Return `value` if it is a number; otherwise reject it and name the unit."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refuse(f"{shown(value)} is not a number; allowed: a number alone, in {unit}")
     return value
 
 
 def show_percent(value: float) -> str:
-    """Write a percent as a spec does: 0.5%."""
+    """Write a percent as in a spec: 0.5%."""
     return f"{value:.4f}".rstrip("0").rstrip(".") + "%"
 
 
@@ -127,14 +127,14 @@ Percent: TypeAlias = Annotated[
     PlainSerializer(show_percent),
     WithJsonSchema({"type": "string", "pattern": PERCENT_PATTERN, "examples": ["0.5%"]}),
 ]
-"""Percent as a number; written with its sign, "0.5%"."""
+"""Percent as a number; written with a percent sign, "0.5%"."""
 Margin: TypeAlias = Annotated[
     float,
     BeforeValidator(_margin),
     PlainSerializer(show_percent),
     WithJsonSchema({"type": "string", "pattern": f"{PERCENT_PATTERN}|^{NO_MARGIN}$", "examples": ["0.5%"]}),
 ]
-"""A percent that may be nothing."""
+"""A percent that may be zero."""
 Seconds: TypeAlias = Annotated[
     int,
     BeforeValidator(_duration),
@@ -147,16 +147,16 @@ Seconds: TypeAlias = Annotated[
 def _check_gates(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    found: list[tuple[str, PydanticCustomError, object]] = []
-    for name, given in value.items():
+    errors: list[tuple[str, PydanticCustomError, object]] = []
+    for name, setting in value.items():
         gate = GATES.get(name)
         if gate is None:
             detail = f"unknown gate {shown(name)}; known: {listed(GATES)}"
-            found.append((str(name), refuse(detail, nearest(str(name), GATES)), given))
-        elif not gate.allows(given):
-            detail = f"gate '{name}' is {shown(given)}; allowed: {listed(map(show, gate.values))}"
-            found.append((name, refuse(detail, nearest(str(given), map(show, gate.values))), given))
-    raise_all(found)
+            errors.append((str(name), refuse(detail, nearest(str(name), GATES)), setting))
+        elif not gate.allows(setting):
+            detail = f"gate '{name}' is {shown(setting)}; allowed: {listed(map(show, gate.values))}"
+            errors.append((name, refuse(detail, nearest(str(setting), map(show, gate.values))), setting))
+    raise_all(errors)
     return value
 
 
@@ -173,7 +173,7 @@ def _gates_schema(minimum: int) -> dict[str, Any]:
 
 
 def _default(gate: Gate) -> dict[str, GateValue]:
-    """Return a gate's default where every recipe has the same."""
+    """Return a gate's default where all recipes have the same."""
     values = {gate.read(recipe.config) for recipe in RECIPES.values()}
     return {"default": values.pop()} if len(values) == 1 else {}
 
@@ -181,29 +181,29 @@ def _default(gate: Gate) -> dict[str, GateValue]:
 def _check_overrides(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    found: list[tuple[str, PydanticCustomError, object]] = []
+    errors: list[tuple[str, PydanticCustomError, object]] = []
     checked: dict[str, Any] = {}
-    for name, given in value.items():
+    for name, setting in value.items():
         key = OVERRIDES.get(name)
         if key is None:
             hint = f"'{name}' is a gate: put it under gates" if name in GATES else nearest(str(name), OVERRIDES)
             detail = f"unknown override {shown(name)}; known: {listed(OVERRIDES)}"
-            found.append((str(name), refuse(detail, hint), given))
-        elif problem := _override_problem(key, given):
-            found.append((name, refuse(f"override '{name}' is {shown(given)}; allowed: {problem}"), given))
+            errors.append((str(name), refuse(detail, hint), setting))
+        elif problem := _override_problem(key, setting):
+            errors.append((name, refuse(f"override '{name}' is {shown(setting)}; allowed: {problem}"), setting))
         else:
-            checked[name] = float(given) if key.kind is float else given
-    raise_all(found)
+            checked[name] = float(setting) if key.kind is float else setting
+    raise_all(errors)
     return checked
 
 
-def _override_problem(key: Override, given: Any) -> str | None:
+def _override_problem(key: Override, value: Any) -> str | None:
     if key.kind is str:
-        fits = isinstance(given, str) and _full(re.compile(str(key.pattern)), given)
+        fits = isinstance(value, str) and _full(re.compile(str(key.pattern)), value)
         return None if fits else f"{key.description} (text matching {key.pattern})"
     number = "an integer" if key.kind is int else "a number"
     types = (int,) if key.kind is int else (int, float)
-    if type(given) not in types or not math.isfinite(given) or not key.minimum <= given <= key.maximum:
+    if type(value) not in types or not math.isfinite(value) or not key.minimum <= value <= key.maximum:
         return f"{number} from {key.minimum:g} to {key.maximum:g}"
     return None
 
@@ -213,8 +213,8 @@ def _overrides_schema() -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for name, key in OVERRIDES.items():
         limits = {"minimum": key.minimum, "maximum": key.maximum, "pattern": key.pattern}
-        given = {limit: value for limit, value in limits.items() if value is not None}
-        properties[name] = {"type": kinds[key.kind], "description": key.description, **given}
+        limits = {limit: value for limit, value in limits.items() if value is not None}
+        properties[name] = {"type": kinds[key.kind], "description": key.description, **limits}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 

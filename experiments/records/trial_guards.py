@@ -105,7 +105,7 @@ def _untold(receipt: Receipt) -> Iterator[str]:
 
 def _tells(receipt: Receipt) -> frozenset[str]:
     node_class = NODE_CLASSES.get(receipt.environment.node_class)
-    return frozenset() if node_class is None else node_class.tells
+    return frozenset() if node_class is None else node_class.reports
 
 
 def _not_told(receipt: Receipt, *names: str) -> str:

@@ -1,9 +1,9 @@
 """docs/spec.md, generated from the published JSON Schema of a spec and from the tables of metrics and recipes."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from experiments.design.config_fields import config_to_json
 from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
 from experiments.design.plan import is_resident
 from experiments.design.recipes import OVERRIDES, RECIPES, Override, Recipe
@@ -164,7 +164,7 @@ def _overrides() -> str:
 
 def _own(recipe: Recipe, key: Override) -> str:
     """Return what a recipe has without an override."""
-    value: Any = config_to_json(recipe.config)
+    value: Any = asdict(recipe.config)
     for part in key.path.split("."):
         value = value[part]
     return f"`{value}`" if isinstance(value, str) else _number(value)

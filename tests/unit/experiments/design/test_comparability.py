@@ -1,10 +1,11 @@
 import random
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from experiments.design.arms import resolve
-from experiments.design.config_fields import config_to_json, replace_fields
+from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
@@ -35,7 +36,7 @@ CHANGES: dict[str, tuple[dict[str, Any], bool, bool]] = {
 
 
 def json_of(config: TrainConfig) -> dict[str, Any]:
-    values = config_to_json(config)
+    values = asdict(config)
     del values["seed"]
     return values
 

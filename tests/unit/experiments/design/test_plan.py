@@ -1,12 +1,14 @@
 import random
 import time
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from experiments.design.arms import resolve
 from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
+from experiments.design.plan import make_plan, orders
 from experiments.design.rule import rule_digest
 from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
@@ -16,20 +18,16 @@ from tests.factories import make_spec
 REFUSED = "demo-refused"
 
 
-def catalog_spec(name: str) -> bytes:
-    return read_catalog_file(name)
-
-
 @pytest.mark.parametrize("name", [name for name in catalog_names() if name != REFUSED])
 def test_catalog_file_plans(name: str) -> None:
-    plan = make_plan(parse_spec(catalog_spec(name), "application/yaml"))
+    plan = make_plan(parse_spec(read_catalog_file(name), "application/yaml"))
     assert plan.ablation == name
     assert len(plan.arms) >= 2
 
 
 def test_catalog_file_of_the_refused_demo_is_refused_for_its_gates() -> None:
     with pytest.raises(SpecError) as caught:
-        make_plan(parse_spec(catalog_spec(REFUSED), "application/yaml"))
+        make_plan(parse_spec(read_catalog_file(REFUSED), "application/yaml"))
     assert {problem.pointer for problem in caught.value.problems} == {
         f"#/variants/tma-warps/gates/{gate}" for gate in ("layout_2d", "tma", "warp_specialize")
     }
@@ -45,8 +43,8 @@ def test_read_catalog_file_names_the_known_ones() -> None:
 
 def test_make_plan_is_deterministic_and_follows_the_order_seed() -> None:
     assert make_plan(make_spec()) == make_plan(make_spec())
-    orders = {tuple(block.order for block in make_plan(make_spec(design__order_seed=seed)).blocks) for seed in range(9)}
-    assert len(orders) > 4
+    plans = [make_plan(make_spec(design__order_seed=seed)) for seed in range(9)]
+    assert len({tuple(block.order for block in plan.blocks) for plan in plans}) > 4
 
 
 def test_make_plan_cycles_seeds_and_holds_every_arm_once_per_block() -> None:
@@ -102,7 +100,7 @@ def test_make_plan_of_a_hundred_thousand_trials_takes_seconds() -> None:
 
 def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> None:
     """18 trials of 16 steps took 86 s there, start-up included."""
-    plan = make_plan(parse_spec(catalog_spec("demo"), "application/yaml"))
+    plan = make_plan(parse_spec(read_catalog_file("demo"), "application/yaml"))
     steps = plan.baseline.config["steps"]
     trials = len(plan.blocks) * len(plan.arms)
     assert not plan.timed, "an exact metric decides: it needs no quiet machine"
@@ -196,3 +194,39 @@ def test_a_chunk_longer_than_a_row_is_refused_where_there_are_chunks(seed: int) 
             f"the gates do not fit together: chunk_size {chunk} is longer than a row of {tokens}"
         )
         assert details[0].endswith(f"allowed: {', '.join(str(c) for c in (8, 16, 32, 64, 128, 256) if c <= tokens)}")
+
+
+ARMS = {number: [f"arm{index}" for index in range(number)] for number in range(2, 10)}
+
+
+@pytest.mark.parametrize("number", range(2, 10))
+@pytest.mark.parametrize("blocks", [6, 7, 13, 20])
+def test_orders_differ_by_at_most_one_in_every_position(number: int, blocks: int) -> None:
+    rows = orders(ARMS[number], blocks=blocks, seed=3)
+    assert all(sorted(row) == ARMS[number] for row in rows)
+    for position in range(number):
+        counts = Counter(row[position] for row in rows)
+        assert max(counts.values()) - min(counts[arm] for arm in ARMS[number]) <= 1
+
+
+@pytest.mark.parametrize("number", range(2, 10))
+def test_orders_balance_who_follows_whom_over_full_squares(number: int) -> None:
+    rows = orders(ARMS[number], blocks=number if number % 2 == 0 else 2 * number, seed=11)
+    follows = Counter(pair for row in rows for pair in pairwise(row))
+    assert len(follows) == number * (number - 1)
+    assert len(set(follows.values())) == 1
+
+
+def test_orders_are_random_in_the_seed_and_the_same_for_one_seed() -> None:
+    first = orders(ARMS[3], blocks=6, seed=1)
+    assert first == orders(ARMS[3], blocks=6, seed=1)
+    assert len({tuple(orders(ARMS[3], blocks=6, seed=seed)) for seed in range(30)}) > 20
+
+
+def test_orders_are_the_same_on_every_machine() -> None:
+    assert orders(["a", "b"], blocks=4, seed=20261120) == [("b", "a"), ("a", "b"), ("a", "b"), ("b", "a")]
+
+
+def test_orders_put_each_arm_first_about_equally_often_over_seeds() -> None:
+    firsts = Counter(orders(ARMS[4], blocks=1, seed=seed)[0][0] for seed in range(800))
+    assert all(150 <= firsts[arm] <= 250 for arm in ARMS[4])

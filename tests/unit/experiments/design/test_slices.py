@@ -14,7 +14,6 @@ from experiments.design.rule import rule_digest, rule_of
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
 from experiments.reporting.pages.circumstance_tables import rule_in_words
-from kernels.backends import NODE_CLASSES
 from tests.factories import make_spec
 
 STEPS = {"warmup": 1, "warmup_s": 0, "timed": 12, "val_rows": 2}
@@ -43,23 +42,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tpu": ({"workload__recipe": "hybrid-ref-v6e", "placement__node_class": "tpu-v6e"}, "on node class 'tpu-v6e'"),
     "compiler": (
         {"workload__recipe": "hybrid-ref-v6e", "placement__node_class": "tpu-v6e-compile"},
-        "on node class 'tpu-v6e-compile': nothing is executed there",
+        "on node class 'tpu-v6e-compile': that class executes nothing",
     ),
-    "devices": ({"placement": {"node_class": "xla-cpu", "devices": 4}}, "slices are for trials on one device; 4 were"),
-    "odd": ({"workload__steps__slice": 4}, "12 timed steps are no even number of slices of 4"),
-    "whole": ({"workload__steps__slice": 12}, "12 timed steps are no even number of slices of 12"),
+    "devices": ({"placement": {"node_class": "xla-cpu", "devices": 4}}, "on one device; this spec has 4"),
+    "odd": ({"workload__steps__slice": 4}, "an even number of slices of 4"),
+    "whole": ({"workload__steps__slice": 12}, "an even number of slices of 12"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_run_in_slices_is_refused_with_the_reason(what: str) -> None:
-    changes, said = REFUSED[what]
+    changes, words = REFUSED[what]
     spec = make_spec(**{"workload__steps": {**STEPS, "slice": 3}, **changes})
     with pytest.raises(SpecError) as refused:
         make_plan(spec)
     found = [problem for problem in refused.value.problems if problem.pointer == "#/workload/steps/slice"]
     assert len(found) == 1
-    assert said in found[0].detail
+    assert words in found[0].detail
     assert found[0].hint
 
 
@@ -72,12 +71,7 @@ def test_more_arms_than_may_be_in_memory_are_refused() -> None:
     baseline = {"gates": {"schedule": "sequential"}}
     assert not resolve(sliced(variants=few, baseline=baseline)).problems
     (found,) = resolve(sliced(variants=variants, baseline=baseline)).problems
-    assert found.detail.startswith("9 arms would be in memory together; with slices allowed: 8")
-
-
-def test_every_node_class_with_slices_trains_in_the_memory_of_its_host() -> None:
-    assert {name for name, entry in NODE_CLASSES.items() if entry.slices} == {"cpu", "xla-cpu"}
-    assert all(entry.on_host for entry in NODE_CLASSES.values() if entry.slices)
+    assert "9 arms would be in memory together; allowed with slices: 8" in found.detail
 
 
 def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:
@@ -107,5 +101,5 @@ def test_noise_is_measured_in_the_same_slices() -> None:
 
 
 def test_the_report_says_how_it_was_measured() -> None:
-    assert "run by turns, 3 timed steps at a time" in rule_in_words(rule_of(sliced()))
-    assert "by turns" not in rule_in_words(rule_of(make_spec()))
+    assert "3 timed steps at a time" in rule_in_words(rule_of(sliced()))
+    assert "at a time" not in rule_in_words(rule_of(make_spec()))
