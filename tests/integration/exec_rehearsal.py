@@ -18,7 +18,7 @@ from workers.processes.wake_event import WakeEvent
 
 
 def main() -> None:
-    """Print the refusals, and how far the trial was at each of them, as JSON."""
+    """Print the refusals, and the progress of the trial at each of them, as JSON."""
     home = Path(sys.argv[1])
     config = config_json(corpus(home / "corpus"))
     claimed = block([config, config], attempt="rehearsal")

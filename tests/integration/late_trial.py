@@ -1,4 +1,4 @@
-"""A worker whose fork server takes long to start; the trial that is on its way to it writes its result, if it lives."""
+"""A worker whose fork server starts slowly; a trial that it ordered before writes a result if it survives."""
 
 import sys
 from pathlib import Path
@@ -10,13 +10,13 @@ from workers.processes.result import TrialOrder
 
 
 def late(order: TrialOrder) -> None:
-    """Do what a trial does first, then leave a result."""
+    """Do the first step of a trial, then write a result."""
     trial._die_with_the_worker()
     order.paths.result.write_text("ran")
 
 
 def main() -> None:
-    """Start one trial; somebody kills this process before it has begun."""
+    """Start one trial; the test kills this process before the trial has begun."""
     ForkServer(preload="tests.integration.slow_preload", target=late).start(order(Path(sys.argv[1])))
 
 

@@ -1,7 +1,7 @@
-"""Run blocks of drawn schedules in slices, with trainers that only note when they ran, and compare with an oracle.
+"""Run random schedules in slices, with trainers that only log when they run, and compare with an oracle.
 
-A trainer ends early as it was told: by itself, by a signal, while it waits, or because its time is over. The oracle is
-a list: who would run next if everything were written down by hand.
+A trainer may end early: by itself, by a signal, while it waits, or by its timeout. The oracle is the list of slices in
+their expected order, written without the worker's code.
 """
 
 import json
@@ -27,11 +27,11 @@ from workers.processes.wake_event import WakeEvent
 
 HOWS = ("returns", "exits", "is killed", "hangs")
 TIMEOUT_S = 4.0
-"""Of a trial that will hang; the others of its block may take as long as they like."""
+"""Of a trial that will hang; the others of its block have 60 s."""
 
 
 def trainer(order: TrialOrder) -> None:
-    """Note the begin and end of every part; end in part `dies_in`, from 0, the start-up, as `how` says."""
+    """Log begin and end of every part; end in part `dies_in`, counted from 0 for the start-up, in the way `how`."""
     os.setsid()
     with order.paths.log.open("a", buffering=1) as log:
         for part in range(order.config["slices"] + 2):
@@ -55,7 +55,7 @@ def _die(how: str) -> None:
 
 
 def draw(chance: random.Random) -> tuple[int, list[dict[str, Any]]]:
-    """Return a number of slices and what each trial does."""
+    """Return a number of slices and the behaviour of each trial."""
     slices = 2 * chance.randint(1, 3)
     dies = [chance.choice([None, None, chance.randint(0, slices + 1)]) for _ in range(chance.randint(1, 4))]
     return slices, [{"slices": slices, "dies_in": part, "how": chance.choices(HOWS, (9, 9, 9, 1))[0]} for part in dies]
@@ -66,11 +66,11 @@ HANGS = [
     {"slices": 4, "dies_in": 2, "how": "hangs"},
     {"slices": 4, "dies_in": 0, "how": "exits"},
 ]
-"""What is run whatever is drawn."""
+"""The first block in every run."""
 
 
 def expected(slices: int, trials: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Return (trial, part) in the order in which they run, written down without the worker's code."""
+    """Return (trial, part) in the expected order."""
     line = [(number, 0) for number in range(len(trials))]
     for part in range(1, slices + 1):
         there = list(range(len(trials)))
@@ -80,21 +80,21 @@ def expected(slices: int, trials: list[dict[str, Any]]) -> list[tuple[int, int]]
 
 
 def ran(runner: TrialRunner, home: Path, slices: int, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """Run a block; return the line of what ran, overlaps on it, and how each trial ended."""
+    """Run a block; return the order of its parts, their overlaps, and the endings of the trials."""
     paths = [WorkPaths(home=home).trial("att", f"trl_{home.name}_{number}") for number in range(len(trials))]
     endings: dict[int, Ending] = {}
     lives: list[int] = []
     sliced = [
         SlicedTrial(
             order=TrialOrder(
-                trial_id=paths[number].folder.name, config=told, paths=paths[number], data_dir=home, device_type="cpu"
+                trial_id=paths[number].folder.name, config=trial, paths=paths[number], data_dir=home, device_type="cpu"
             ),
-            timeout_s=TIMEOUT_S if told["how"] == "hangs" and told["dies_in"] is not None else 60.0,
+            timeout_s=TIMEOUT_S if trial["how"] == "hangs" and trial["dies_in"] is not None else 60.0,
             began=lambda: None,
             goes_on=lambda number=number: lives.append(number),  # type: ignore[misc]
             ended=lambda ending, number=number: endings.update({number: ending}),  # type: ignore[misc]
         )
-        for number, told in enumerate(trials)
+        for number, trial in enumerate(trials)
     ]
     began = time.monotonic()
     SlicedBlock(runner, Lease(math.inf, sent_at=boot_time_s())).run(sliced, slices=slices)
@@ -103,7 +103,7 @@ def ran(runner: TrialRunner, home: Path, slices: int, trials: list[dict[str, Any
     overlaps = sum(later[0] < earlier[1] for earlier, later in pairwise(spans))
     return {
         "line": [(number, part) for _began, _ended, number, part in spans],
-        "told": [(number, lives[:place].count(number)) for place, number in enumerate(lives)],
+        "turns": [(number, lives[:place].count(number)) for place, number in enumerate(lives)],
         "overlaps": overlaps,
         "stopped": [endings[number].stopped for number in range(len(trials))],
         "spent": sum(ending.wall_s for ending in endings.values()) <= elapsed_s,
@@ -121,18 +121,18 @@ def _spans(number: int, text: str) -> list[tuple[float, float, int, int]]:
 def problems(slices: int, trials: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     """Compare with the oracle."""
     line = expected(slices, trials)
-    hung = [told["how"] == "hangs" and told["dies_in"] is not None for told in trials]
+    hung = [trial["how"] == "hangs" and trial["dies_in"] is not None for trial in trials]
     stopped = [StopReason.TIMEOUT if one else None for one in hung]
-    wrong = [name for name in ("line", "told") if found[name] != line]
+    wrong = [name for name in ("line", "turns") if found[name] != line]
     wrong += [name for name, good in (("overlaps", not found["overlaps"]), ("spent", found["spent"])) if not good]
     wrong += ["stopped"] if found["stopped"] != stopped else []
     codes = {"returns": 0, "exits": 3, "is killed": -signal.SIGKILL, "hangs": -signal.SIGTERM}
-    wanted = [codes[told["how"]] if told["dies_in"] is not None else 0 for told in trials]
+    wanted = [codes[trial["how"]] if trial["dies_in"] is not None else 0 for trial in trials]
     return wrong + (["codes"] if found["codes"] != wanted else [])
 
 
 def main() -> None:
-    """Print the draws that came out otherwise than expected, as JSON."""
+    """Print the blocks with unexpected results as JSON."""
     home, draws = Path(sys.argv[1]), int(sys.argv[2])
     chance = random.Random(20261123)  # noqa: S311 - reproducible by design
     with Guardian() as guardian:
@@ -141,7 +141,7 @@ def main() -> None:
         wrong, seen = [], set()
         for number in range(draws):
             slices, trials = draw(chance) if number else (4, HANGS)
-            seen |= {(told["how"], told["dies_in"] is not None) for told in trials}
+            seen |= {(trial["how"], trial["dies_in"] is not None) for trial in trials}
             found = ran(runner, home / str(number), slices, trials)
             if what := problems(slices, trials, found):
                 wrong.append({"draw": number, "wrong": what, "slices": slices, "trials": trials, "found": found})

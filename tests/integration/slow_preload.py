@@ -1,4 +1,4 @@
-"""What a fork server imports: it takes as long as torch does, and only then ties the server to its worker."""
+"""A preload that is as slow as the import of torch, and ties the server to its worker only then."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Blocks whose trials run in slices: drawn schedules against an oracle, and real trainers below a real worker."""
+"""Blocks whose trials run in slices: random schedules against an oracle, and real trainers of a real worker."""
 
 import json
 import os
@@ -34,10 +34,10 @@ from workers.lease import boot_time_s
 
 LEASE_S = 8.0
 LONG = StepsConfig(warmup=1, timed=600_000, slice=3, val_rows=0)
-"""Slices without end, as far as a test is concerned."""
+"""Slices that never end during a test."""
 
 
-def test_drawn_schedules_run_as_the_oracle_says(tmp_path: Path) -> None:
+def test_random_schedules_run_in_the_order_of_the_oracle(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.integration.slice_schedules", str(tmp_path), "25"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
@@ -66,13 +66,13 @@ class Rig:
         """Wait until every trial has run a slice; return the trainers in the block's order."""
         folders = [self.home / "work" / f"att_{attempt}" / f"trl_{attempt}_{arm}" for arm in range(arms)]
         until(lambda: all(_steps(folder) > 5 for folder in folders))
-        found = self.trainers()
-        assert len(found) == arms
-        return found
+        trainers = self.trainers()
+        assert len(trainers) == arms
+        return trainers
 
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = until(lambda: self.service.bodies(":report"))[0]
-        return found
+        report: dict[str, Any] = until(lambda: self.service.bodies(":report"))[0]
+        return report
 
 
 def _steps(folder: Path) -> int:
@@ -150,13 +150,14 @@ def test_a_trial_that_is_killed_from_outside_breaks_the_block_and_ends_the_other
     assert rig.trainers() == []
 
 
-def test_all_trainers_and_their_worker_hold_the_device_together(rig: Rig) -> None:
+def test_trainers_and_worker_share_the_device_locks_until_a_cancel_ends_all(rig: Rig) -> None:
     rig.service.blocks.append(rig.claimed("held", LONG, arms=2))
-    held = {frozenset(_locks_of(pid)) for pid in (*rig.until_slices_run("held", arms=2), rig.pid)}
-    (locks,) = held
+    (locks,) = {frozenset(_locks_of(pid)) for pid in (*rig.until_slices_run("held", arms=2), rig.pid)}
     assert locks
     rig.service.cancel = True
-    until(lambda: rig.service.bodies(":release"))
+    (release,) = until(lambda: rig.service.bodies(":release"))
+    assert release["failure_class"] == "cancelled"
+    assert rig.trainers() == []
     assert not locks & _trainer_locks()
 
 
@@ -169,15 +170,6 @@ def _trainer_locks() -> set[str]:
 def _locks_of(pid: int) -> set[str]:
     links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     return {link[8:-1] for link in links if link.startswith("socket:[")} & _trainer_locks()
-
-
-def test_cancel_ends_all_trainers(rig: Rig) -> None:
-    rig.service.blocks.append(rig.claimed("cancel", LONG))
-    rig.until_slices_run("cancel")
-    rig.service.cancel = True
-    (release,) = until(lambda: rig.service.bodies(":release"))
-    assert release["failure_class"] == "cancelled"
-    assert rig.trainers() == []
 
 
 def test_a_lost_lease_ends_all_trainers_silently(rig: Rig) -> None:
@@ -204,7 +196,7 @@ def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_o
 
 
 def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Rig) -> None:
-    """A positive control: the other trainers of the block are no load, and two busy processes are."""
+    """The other trainers of the block do not count as load, but busy processes do."""
     steps = StepsConfig(warmup=1, timed=120, slice=2, val_rows=0)
     rig.service.blocks.append(rig.claimed("load", steps).model_copy(update={"max_foreign_load": 0.01}))
     spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]

@@ -1,4 +1,4 @@
-"""`ablate worker doctor` against a service that answers, refuses, or is not there."""
+"""`ablate worker doctor` with a service that answers, rejects the key, or is missing."""
 
 import json
 from pathlib import Path
@@ -51,23 +51,20 @@ def test_doctor_refused_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ser
     assert "401" in checks["worker key"]["detail"]
 
 
-def test_doctor_no_service_and_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), None)
     assert code == 6
     assert "ABLATE_WORKER_TOKEN is not set" in checks["worker key"]["detail"]
 
 
-def test_doctor_service_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
-    assert code == 6
-    assert not checks["service"]["passed"]
-
-
 @pytest.mark.parametrize("node_class", ["tpu-v6e", "h200"])
-def test_doctor_class_without_its_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, node_class: str) -> None:
+def test_doctor_no_service_and_a_class_without_its_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, node_class: str
+) -> None:
     put_smi(tmp_path, monkeypatch, "true")
     monkeypatch.setenv("ABLATE_NODE_CLASS", node_class)
     code, checks = _doctor(monkeypatch, tmp_path, nobody_url(), TOKEN)
     assert code == 6
+    assert not checks["service"]["passed"]
     assert (checks["device"]["passed"], checks["device"]["needed"]) == (False, True)
     assert f"node class '{node_class}' is configured, but this machine has no such device" in checks["device"]["detail"]

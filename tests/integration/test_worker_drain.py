@@ -1,4 +1,4 @@
-"""What a worker does with its block when it is asked to end, and with a finished one when nobody takes it."""
+"""A worker's block after SIGTERM, and its report when the service does not accept it."""
 
 import json
 import signal
@@ -29,12 +29,7 @@ def _begin(service: Service, home: Path, process: subprocess.Popen[bytes], *, st
     """Let the worker claim a block of two trials; return once the first has made a step."""
     config = config_json(corpus(home / "corpus"), steps=steps)
     service.blocks += [block([config, config], attempt="asked"), block([config], attempt="second")]
-    until(
-        lambda: (
-            process.poll() is not None
-            or any(p["steps_done"] for b in service.bodies(":heartbeat") for p in b["progress"])
-        )
-    )
+    until(lambda: process.poll() is not None or service.steps_done())
 
 
 def test_sigterm_finishes_the_block_and_claims_no_other(tmp_path: Path, service: Service) -> None:
@@ -96,9 +91,7 @@ def test_a_finished_block_survives_the_service_and_the_worker(tmp_path: Path, se
     assert service.bodies(":release") == []
 
 
-def test_a_kept_block_that_is_somebody_elses_by_now_is_dropped_and_work_goes_on(
-    tmp_path: Path, service: Service
-) -> None:
+def test_a_stored_report_whose_lease_is_lost_is_dropped_and_work_goes_on(tmp_path: Path, service: Service) -> None:
     with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
         config = config_json(corpus(tmp_path / "corpus"))
         service.blocks.append(block([config], attempt="late"))

@@ -62,7 +62,7 @@ class Rig:
 
 
 def _is_forked(pid: int) -> bool:
-    """Tell whether it is a trainer, which has the fork server's command line."""
+    """Return whether it is a trainer, which has the fork server's command line."""
     try:
         return "multiprocessing.forkserver" in " ".join(psutil.Process(psutil.Process(pid).ppid()).cmdline())
     except psutil.NoSuchProcess:
@@ -96,7 +96,7 @@ def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: Rig, frozen:
     until(lambda: is_gone(trainer))
     lived_s = boot_time_s() - max(rig.service.times(":heartbeat"))
     assert lived_s < LEASE_S
-    assert lived_s > LEASE_S - margin_s(LEASE_S) - 2  # its lease was good so long: nothing is ended early
+    assert lived_s > LEASE_S - margin_s(LEASE_S) - 2  # not before the lease is over
     for pid in stopped:
         if not is_gone(pid):
             os.kill(pid, signal.SIGCONT)
@@ -104,7 +104,7 @@ def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: Rig, frozen:
 
 
 def _goes_on(rig: Rig) -> None:
-    """The block is nobody's business any more, and the next one is measured."""
+    """The worker reports nothing about the lost block, and measures the next one."""
     rig.service.blocks.append(block([config_json(rig.corpus)], attempt="next"))
     until(lambda: any(path.endswith("att_next:report") for path, _body, _at in list(rig.service.calls)))
     reports = [body for path, body, _at in rig.service.calls if path.endswith(":report")]
@@ -127,15 +127,15 @@ def test_a_lost_guardian_is_replaced_while_the_trial_runs(rig: Rig, how: signal.
     os.kill(first, how)
     until(lambda: rig.guardians() not in ([], [first]))
     assert not is_gone(trainer)
-    time.sleep(1.0)  # the next heartbeat tells the new one nothing that it does not know
+    time.sleep(1.0)  # so that the new one gets its state from the start, not from the next heartbeat
     os.kill(rig.pid, signal.SIGSTOP)
     until(lambda: is_gone(trainer))
     assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
     assert "guardian" in (rig.home / "worker.log").read_text()
 
 
-def test_a_trial_that_its_worker_could_not_tell_of_is_ended_too(rig: Rig) -> None:
-    """The worker is stopped between the start of the trial and its word to the guardian, or nearly so."""
+def test_a_trial_that_its_worker_could_not_report_is_ended_too(rig: Rig) -> None:
+    """The worker is stopped at most shortly after it started the trial, often before it reported it to the guardian."""
     rig.service.blocks.append(block([config_json(rig.corpus, steps=_ENDLESS)], attempt="early", lease_s=LEASE_S))
     until(rig.trainers)
     os.kill(rig.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Real worker processes with keys: of another node, revoked in the middle of a life, replaced without a pause."""
+"""Real workers with the key of another node, a revoked key, and a replaced key."""
 
 from pathlib import Path
 

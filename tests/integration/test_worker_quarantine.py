@@ -1,4 +1,4 @@
-"""A real worker that finds trouble on its node, and a real service that keeps the quarantine until somebody looks."""
+"""A real worker with a problem, and a real service that keeps the quarantine until an operator resumes the node."""
 
 from pathlib import Path
 from typing import Any

@@ -17,20 +17,20 @@ from workers.processes.wake_event import WakeEvent
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 
 
-class ToldGuardian(Guardian):
-    """Leaves a file where the guardian has been told of the trial."""
+class ReportingGuardian(Guardian):
+    """Creates a file once the guardian watches the trial."""
 
-    def __init__(self, told: Path) -> None:
+    def __init__(self, watched: Path) -> None:
         super().__init__()
-        self._told = told
+        self._watched = watched
 
     def watch(self, pgid: int, trial_id: str) -> None:
         super().watch(pgid, trial_id)
-        self._told.touch()
+        self._watched.touch()
 
 
 def server() -> ForkServer:
-    """Return a fork server that starts `family` where a trial would be."""
+    """Return a fork server that starts `family` instead of a trial."""
     return ForkServer(preload="json", target=family)
 
 
@@ -61,10 +61,10 @@ def order(folder: Path, *, leaves: bool = False) -> TrialOrder:
 
 
 def main() -> None:
-    """Run a family until somebody kills this process."""
+    """Run a family until the test kills this process."""
     folder = Path(sys.argv[1])
     wake_event = WakeEvent()
-    with ToldGuardian(folder / "told") as guardian:
+    with ReportingGuardian(folder / "watched") as guardian:
         runner = TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False)
         runner.run(order(folder), Lease(300.0, sent_at=10**12), timeout_s=300.0)
 

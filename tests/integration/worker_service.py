@@ -27,13 +27,11 @@ TOKEN = "test-worker-key-of-a-worker"
 IDENTITY = {"name": "node/tester", "scope": "worker", "node": "tester"}
 
 _lanes: list[bytes] = []
-"""What the first worker kept of its lanes: code, versions and devices are the same for all."""
+"""The lane file of the first worker: code, versions and devices are the same for all."""
 
 
 class Service:
-    """Hands out `blocks`, records every call, and answers as `lease_s`, `cancel`, `stale`, `away` and
-    `reports_refused` say.
-    """
+    """A service that hands out `blocks` and records every call; the other fields control its answers."""
 
     def __init__(self, *, port: int = 0) -> None:
         self.blocks: list[ClaimedBlock] = []
@@ -44,7 +42,7 @@ class Service:
         """The node is unknown until it registers again."""
         self.away = False
         self.reports_refused = 0
-        """So many reports are answered 503 from now on."""
+        """Number of reports to answer with 503 from now on."""
         self.lease_s = 60.0
         self._registrations = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
@@ -56,6 +54,10 @@ class Service:
 
     def times(self, verb: str) -> list[float]:
         return [at for path, _body, at in list(self.calls) if path.endswith(verb)]
+
+    def steps_done(self) -> bool:
+        """Whether any trial has reported a step."""
+        return any(trial["steps_done"] for body in self.bodies(":heartbeat") for trial in body["progress"])
 
     def log_of(self, trial_id: str) -> str:
         """The log as the service would have stored it; fails on a gap."""
@@ -195,11 +197,11 @@ def block(
 
 @contextmanager
 def worker(
-    home: Path, url: str, *, command: list[str] | None = None, knows_lanes: bool = True, **environment: str
+    home: Path, url: str, *, command: list[str] | None = None, reuse_lanes: bool = True, **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `python -m workers.app`; its output goes to worker.log in `home`, that of another command beside it.
 
-    What an earlier worker of these tests found out of its lanes it knows, unless it shall find out by itself.
+    It starts with the lane file of an earlier worker, unless `reuse_lanes` is False.
     """
     variables = {
         "ABLATE_HOME": str(home),
@@ -213,7 +215,7 @@ def worker(
         "ABLATE_CORPUS_DIRS": tempfile.gettempdir(),
     }
     home.mkdir(parents=True, exist_ok=True)
-    if knows_lanes and _lanes:
+    if reuse_lanes and _lanes:
         (home / LANES).write_bytes(_lanes[0])
     path = home / "worker.log" if command is None else home.with_suffix(".log")
     with path.open("ab") as log:

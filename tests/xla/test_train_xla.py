@@ -177,14 +177,14 @@ class Steps:
 
     def run(self, segment_ids_BS: Tensor) -> tuple[int, str]:
         """Run a step; return how often it compiled, and the hash of its graph."""
-        before = xla_device.compile_counts().compile
+        before = xla_device.compilations()
         tokens_BS = torch.ones(4, 64, dtype=torch.int64).to(DEVICE)
         batch = DeviceBatch(tokens_BS, tokens_BS, segment_ids_BS, torch.ones(4, 64, dtype=torch.bool).to(DEVICE))
         loss_now = batch_loss(self._model, self._model.lm_head.weight, batch, self._config)
         told = update(loss_now, self._parameters, self._optimizer, self._config)
         digest = xla_device.graph_hash([told, *self._parameters])
         xla_device.step_boundary()
-        return xla_device.compile_counts().compile - before, digest
+        return xla_device.compilations() - before, digest
 
 
 def test_documents_as_tensors_are_one_graph_and_as_numbers_one_each(home: Path) -> None:

@@ -4,31 +4,26 @@ import pytest
 from pydantic import ValidationError
 
 from kernels.backends import NODE_CLASSES
+from workers.environment_variables import PEER_SITE, peer_site
 from workers.errors import SettingsError
 from workers.settings import PLACEHOLDERS, Settings
 
 
 @pytest.mark.parametrize("token", [*sorted(PLACEHOLDERS), "ChangeMe", ""])
-def test_settings_placeholder_token_refused(token: str) -> None:
+def test_settings_reject_a_placeholder_token(token: str) -> None:
     with pytest.raises((SettingsError, ValidationError), match="worker key"):
         Settings(worker_token=token)
 
 
-def test_read_token_placeholder_in_file_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokens").mkdir()
-    (tmp_path / "tokens" / "worker").write_text("changeme\n")
+def test_read_token_from_its_file(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path)
+    assert settings.read_token() is None
+    settings.token_file.parent.mkdir()
+    settings.token_file.write_text("changeme\n")
     with pytest.raises(SettingsError, match="placeholder 'changeme'"):
-        Settings(home=tmp_path).read_token()
-
-
-def test_read_token_absent_file_is_none(tmp_path: Path) -> None:
-    assert Settings(home=tmp_path).read_token() is None
-
-
-def test_read_token_from_file_strips_newline(tmp_path: Path) -> None:
-    (tmp_path / "tokens").mkdir()
-    (tmp_path / "tokens" / "worker").write_text("abl_wrk_1234567890\n")
-    assert Settings(home=tmp_path).read_token() == "abl_wrk_1234567890"
+        settings.read_token()
+    settings.token_file.write_text("abl_wrk_1234567890\n")
+    assert settings.read_token() == "abl_wrk_1234567890"
 
 
 def test_settings_derived_paths_are_absolute(tmp_path: Path) -> None:
@@ -47,3 +42,10 @@ def test_settings_corpus_dirs_are_absolute_folders(tmp_path: Path) -> None:
     assert Settings(corpus_dirs=f"/srv/text:{tmp_path}:").corpus_roots == (Path("/srv/text"), tmp_path)
     with pytest.raises(ValidationError, match="names 'text'; allowed: absolute folders"):
         Settings(corpus_dirs="/srv/text:text")
+
+
+def test_peer_site_is_the_operators_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(PEER_SITE, raising=False)
+    assert peer_site() is None
+    monkeypatch.setenv(PEER_SITE, str(tmp_path))
+    assert peer_site() == tmp_path

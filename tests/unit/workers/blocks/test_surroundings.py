@@ -1,34 +1,26 @@
-import json
+import os
 import random
+import subprocess
+import sys
+import time
 
-import pytest
-from pydantic import ValidationError
+import psutil
 
-from experiments.records.receipts import DeviceEvents
-from workers.blocks.surroundings import changes
+from experiments.records.receipts import DeviceEvents, ForeignProcess
+from workers.blocks.surroundings import MOST, busiest, changes, process_times
 from workers.devices.probe_types import DeviceState
 
 
-def test_changes_are_seconds_new_errors_and_other_processes() -> None:
-    before = DeviceState(sw_power_cap_us=1_000_000, ecc_uncorrected=2, processes=(7,))
-    after = DeviceState(sw_power_cap_us=3_500_000, ecc_uncorrected=2, processes=())
-    found = changes(before, after)
-    assert found == DeviceEvents(sw_power_cap=2.5, ecc_uncorrected=0, foreign_processes=(7,))
-    assert json.loads(found.model_dump_json()) == {"sw_power_cap": 2.5, "ecc_uncorrected": 0, "foreign_processes": [7]}
-
-
-def test_changes_nothing_to_ask() -> None:
-    assert changes(None, DeviceState()) is None
-    assert changes(DeviceState(), None) is None
-
-
-def test_changes_a_counter_that_was_reset_or_not_told_is_unknown() -> None:
-    before = DeviceState(hw_thermal_slowdown_us=500, ecc_uncorrected=3, processes=())
-    after = DeviceState(hw_thermal_slowdown_us=20, sw_power_cap_us=9, ecc_uncorrected=1)
-    assert changes(before, after) == DeviceEvents()
+def test_changes_list_the_processes_of_both_states() -> None:
+    before, after = DeviceState(ecc_uncorrected=2, processes=(7,)), DeviceState(ecc_uncorrected=2, processes=())
+    assert changes(before, after) == DeviceEvents(ecc_uncorrected=0, foreign_processes=(7,))
+    assert changes(before, DeviceState(ecc_uncorrected=2)) == DeviceEvents(ecc_uncorrected=0)
+    assert changes(None, before) is None
+    assert changes(before, None) is None
 
 
 def test_changes_of_random_counters_against_plain_subtraction() -> None:
+    """A counter that was reset, or that one state lacks, is unknown."""
     draw = random.Random(20261122)  # noqa: S311 - a repeatable draw
     names = {
         "sw_power_cap_us": "sw_power_cap",
@@ -38,19 +30,46 @@ def test_changes_of_random_counters_against_plain_subtraction() -> None:
         "ecc_uncorrected": "ecc_uncorrected",
     }
     for _ in range(500):
-        looks = [{name: draw.choice([None, draw.randrange(10**9)]) for name in names} for _ in range(2)]
-        first, second = looks
+        first, second = ({name: draw.choice([None, draw.randrange(10**9)]) for name in names} for _ in range(2))
         expected = {}
         for name, event in names.items():
             one, two = first[name], second[name]
             if one is not None and two is not None and two >= one:
                 expected[event] = two - one if event == "ecc_uncorrected" else round((two - one) / 10**6, 6)
-        found = changes(DeviceState(**first), DeviceState(**second))  # type: ignore[arg-type]
-        assert found is not None
-        assert found.model_dump(mode="json") == expected
+        events = changes(DeviceState(**first), DeviceState(**second))  # type: ignore[arg-type]
+        assert events is not None
+        assert events.model_dump(mode="json") == expected
 
 
-@pytest.mark.parametrize("wrong", [{"hw_slowdown": 1}, {"ecc_uncorrected": -1}, {"sw_power_cap": "much"}])
-def test_events_are_what_is_declared(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        DeviceEvents.model_validate(wrong)
+def test_busiest_names_a_busy_process() -> None:
+    before = process_times()
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        watched = psutil.Process(other.pid)
+        while watched.cpu_times().user < 0.3:
+            time.sleep(0.05)
+        after = process_times()
+    finally:
+        other.kill()
+        other.wait()
+    after = {key: value for key, value in after.items() if key[0] in (other.pid, os.getpid())}
+    assert other.pid in {process.pid for process in busiest(before, after)}
+
+
+def test_busiest_subtracts_sorts_and_excludes() -> None:
+    before = {(1, 0.0): ("init", 50.0), (2, 0.0): ("editor", 10.0), (3, 0.0): ("idle", 7.0)}
+    after = {
+        (1, 0.0): ("init", 50.2),
+        (2, 0.0): ("editor", 14.0),
+        (3, 0.0): ("idle", 7.01),
+        (3, 9.0): ("reused", 1.5),
+        (5, 1.0): ("compiler", 9.0),
+    }
+    assert busiest(before, after) == (
+        ForeignProcess(pid=5, name="compiler", cpu_s=9.0),
+        ForeignProcess(pid=2, name="editor", cpu_s=4.0),
+        ForeignProcess(pid=3, name="reused", cpu_s=1.5),
+    )
+    assert len(busiest(before, after)) == MOST
+    assert [process.pid for process in busiest(before, after, exclude={5, 3})] == [2, 1]
+    assert busiest(after, after) == ()

@@ -82,14 +82,6 @@ def test_find_devices_h200_asked_for_on_a_machine_without_one(tmp_path: Path, mo
         find_devices("h200")
 
 
-def test_find_devices_tpu_is_not_a_cpu_under_another_name() -> None:
-    with pytest.raises(
-        DeviceMissing,
-        match=r"^node class 'tpu-v6e' is configured, but this machine has no such device: its probe found nothing$",
-    ):
-        find_devices("tpu-v6e")
-
-
 def test_find_devices_xla_on_the_host_only_where_it_is_asked_for_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "find_spec", lambda _: None)
     assert find_devices().node_class is NODE_CLASSES["cpu"]

@@ -22,14 +22,14 @@ def test_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
 
 
 def test_workers_that_start_at_once_share_one_key(tmp_path: Path) -> None:
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(node_signer(tmp_path / KEY_FILE).key)) for _ in range(8)]
+    keys: list[str] = []
+    threads = [threading.Thread(target=lambda: keys.append(node_signer(tmp_path / KEY_FILE).key)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(keys) == 8
+    assert len(set(keys)) == 1
     assert [path.name for path in (tmp_path / KEY_FILE).parent.iterdir()] == [KEY_FILE.name]
 
 

@@ -4,7 +4,7 @@ from workers.lease import boot_time_s
 from workers.processes.guardian import Watch
 
 
-def test_watch_knows_the_trials_that_were_not_forgotten() -> None:
+def test_watch_keeps_the_trials_that_still_run() -> None:
     watch = Watch(1)
     assert watch.read("+10 a\n+11 b\n-10 a\n+12 c\n-99 x\n") == 5
     assert watch.running == {(11, "b"), (12, "c")}
@@ -16,7 +16,7 @@ def test_watch_waits_for_the_rest_of_a_line() -> None:
     assert watch.running == {(10, "a"), (11, "b")}
 
 
-def test_watch_counts_down_to_the_last_moment_it_was_told() -> None:
+def test_watch_counts_down_to_the_last_deadline() -> None:
     watch = Watch(1)
     assert math.isinf(watch.left_s())
     watch.read(f"until {boot_time_s() + 100!r}\n")

@@ -45,17 +45,6 @@ def test_next_chunk_repeats_until_accepted(tmp_path: Path) -> None:
     assert (second.offset, second.text) == (4, "two\n")
 
 
-def test_next_chunk_holds_back_half_a_character(tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_bytes("é".encode()[:1])
-    tail = LogTail("trl", log)
-    assert tail.next_chunk() is None
-    log.write_bytes("é".encode())
-    chunk = tail.next_chunk()
-    assert chunk is not None
-    assert chunk.text == "é"
-
-
 def test_next_chunk_replaces_damage_and_nul_and_keeps_offsets(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"a\0b\xff\n")
@@ -86,19 +75,12 @@ def test_progress_reads_last_whole_line(tmp_path: Path) -> None:
     one = TrialOutput("trl", paths, steps_total=14)
     assert one.progress().steps_done == 0
     line = '{"index": %d, "phase": "timed", "seconds": 0.5, "tokens": 1024, "loss": %s, "grad_norm": 1.0}'
-    paths.steps.write_text(line % (0, "8.25") + "\n" + line % (1, "8.0") + "\n" + '{"index": 2, "pha')
+    paths.steps.write_text(line % (0, "NaN") + "\n")
+    assert one.progress().loss is None
+    paths.steps.write_text(line % (0, "NaN") + "\n" + line % (1, "8.0") + "\n" + '{"index": 2, "pha')
     progress = one.progress()
     assert (progress.steps_done, progress.steps_total, progress.loss) == (2, 14, 8.0)
     assert progress.tokens_per_s == pytest.approx(2048)
-
-
-def test_progress_non_finite_loss_is_none(tmp_path: Path) -> None:
-    paths = TrialPaths(folder=tmp_path)
-    paths.steps.write_text(
-        '{"index": 0, "phase": "compile", "seconds": 0, "tokens": 8, "loss": NaN, "grad_norm": Infinity}\n'
-    )
-    progress = TrialOutput("trl", paths, steps_total=3).progress()
-    assert (progress.loss, progress.tokens_per_s) == (None, None)
 
 
 def test_a_steps_time_is_the_median_of_late_and_never_of_what_compiles(tmp_path: Path) -> None:
@@ -118,7 +100,7 @@ def test_a_steps_time_is_the_median_of_late_and_never_of_what_compiles(tmp_path:
             assert one.progress().step_s == (middle if middle is None else pytest.approx(middle))
 
 
-def test_block_news_tells_what_the_service_does_not_know_and_the_one_that_runs_last(tmp_path: Path) -> None:
+def test_unsent_progress_is_that_which_the_service_lacks_and_the_running_trial(tmp_path: Path) -> None:
     block, files = BlockOutput(), {}
 
     def step(name: str, index: int) -> None:
@@ -126,51 +108,56 @@ def test_block_news_tells_what_the_service_does_not_know_and_the_one_that_runs_l
         with files[name].open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def news(*, arrives: bool = True) -> list[tuple[str, int, bool]]:
-        found = block.unsent_progress()
+    def send(*, arrives: bool = True) -> list[tuple[str, int, bool]]:
+        progress = block.unsent_progress()
         if arrives:
-            block.progress_accepted(found)
-        return [(one.trial_id, one.steps_done, one.over) for one in found]
+            block.progress_accepted(progress)
+        return [(one.trial_id, one.steps_done, one.over) for one in progress]
 
-    assert news() == []
+    assert send() == []
     for name in ("one", "two", "three"):  # as in slices: all are added before the first one starts
         (tmp_path / name).mkdir()
         files[name] = TrialPaths(folder=tmp_path / name).steps
         block.add(name, TrialPaths(folder=tmp_path / name), steps_total=2)
     block.runs("one")
-    assert news() == [("one", 0, False)]
+    assert send() == [("one", 0, False)]
     step("one", 0)
     block.runs("two")
-    assert news(arrives=False) == [("one", 1, False), ("two", 0, False)]
-    assert news() == [("one", 1, False), ("two", 0, False)], "what did not arrive is told again"
-    assert news() == [("two", 0, False)]
+    assert send(arrives=False) == [("one", 1, False), ("two", 0, False)]
+    assert send() == [("one", 1, False), ("two", 0, False)], "lost progress is sent again"
+    assert send() == [("two", 0, False)]
     step("one", 1)
     block.end("one")
     step("two", 0)
-    assert news() == [("one", 2, True), ("two", 1, False)]
+    assert send() == [("one", 2, True), ("two", 1, False)]
     block.end("two")
-    assert news() == [("two", 1, True)]
-    assert [name for name, *_ in news()] == ["two"], "nothing runs after it, and who beats is heard"
+    assert send() == [("two", 1, True)]
+    assert [name for name, *_ in send()] == ["two"], "a heartbeat contains the last running trial"
 
 
-def test_block_feed_tells_last_trial_and_all_logs(tmp_path: Path) -> None:
+def test_block_output_has_the_running_trial_and_all_logs(tmp_path: Path) -> None:
     block = BlockOutput()
     for name in ("trl_1", "trl_2"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "log.txt").write_text(f"{name}\n")
         block.add(name, TrialPaths(folder=tmp_path / name), steps_total=2)
-    assert (running := block.progress()) is not None and running.trial_id == "trl_2"
+    assert _running(block) == "trl_2"
     block.runs("trl_1")  # as where trials run in slices
-    assert (running := block.progress()) is not None and running.trial_id == "trl_1"
+    assert _running(block) == "trl_1"
     chunks = block.chunks()
     assert [chunk.text for chunk in chunks] == ["trl_1\n", "trl_2\n"]
     block.chunks_accepted(chunks)
     assert block.chunks() == ()
 
 
-def test_a_log_says_that_its_trial_was_stopped(tmp_path: Path) -> None:
+def _running(block: BlockOutput) -> str | None:
+    progress = block.progress()
+    return None if progress is None else progress.trial_id
+
+
+def test_log_stop_appends_time_steps_and_reason(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("step 1")
     log_stop(log, StopReason.TIMEOUT, 12.34, "5 of 14 steps")
     assert log.read_text() == "step 1\n[the worker stopped this trial after 12.3 s and 5 of 14 steps: timeout]\n"
-    log_stop(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0, "no steps")  # nothing to say it in
+    log_stop(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0, "no steps")  # writes nothing

@@ -10,7 +10,7 @@ def old(path):
     return path
 
 
-def test_who_waits_touches_the_file_that_tells_of_its_life(tmp_path, monkeypatch):
+def test_a_wait_touches_the_health_check_file(tmp_path, monkeypatch):
     alive = tmp_path / "home" / "alive"
     event = WakeEvent(alive)
     assert not alive.exists()
