@@ -23,8 +23,8 @@ def settings_page() -> str:
     """Return docs/settings.md: every environment variable, by settings class."""
     parts = [
         "# Settings\n\nThis page lists every environment variable that Ablate reads. Every one has a default that "
-        "runs the embedded stack. `make docs` generates the page from `service/settings.py`, `service/client/settings.py` and "
-        "`workers/settings.py`.\n"
+        "runs the embedded stack. `make docs` generates the page from `service/settings.py`, "
+        "`service/client/settings.py` and `workers/settings.py`.\n"
     ]
     for path, name, who in (
         ("service/settings.py", "ServiceSettings", "API and background process"),
