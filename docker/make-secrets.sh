@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes random secrets into ./secrets (or the folder given), once: what exists is kept.
+# Writes random secrets into ./secrets, or the folder in $1; keeps existing files.
 set -eu
 folder=${1:-secrets}
 umask 077
@@ -13,6 +13,6 @@ done
 put ablate_database_url "postgresql+psycopg://ablate:$(cat "$folder/ablate_database_password")@postgres:5432/ablate"
 put mlflow_database_url "postgresql+psycopg://mlflow:$(cat "$folder/mlflow_database_password")@postgres:5432/mlflow"
 put ablate_broker_url "redis://:$(cat "$folder/redis_password")@redis:6379/0"
-chmod 644 "$folder"/*    # read inside containers by users other than this one; the folder itself stays closed
+chmod 644 "$folder"/*    # other users read them inside containers; only the owner can open the folder
 chmod 700 "$folder"
 echo "secrets are in $folder"

@@ -1,4 +1,4 @@
-# The MLflow server: runs in PostgreSQL, artefacts in a volume and only through the server. Its version is the service's.
+# The MLflow server, in the version that the service uses: runs in PostgreSQL, artefacts in a volume behind the server.
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src

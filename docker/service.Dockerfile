@@ -13,7 +13,7 @@ RUN python3 -m venv /tmp/pip && /tmp/pip/bin/pip wheel --quiet --no-cache-dir --
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/ablate ablate
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# Packages in a layer of their own: another version of the code does not change it.
+# Packages are a layer of their own, which a new version of the code does not change.
 COPY pyproject.toml constraints.txt /opt/packages/
 RUN python3 -m venv /opt/ablate && cd /opt/packages \
     && /opt/ablate/bin/pip install --quiet --constraint constraints.txt '.[service]' \

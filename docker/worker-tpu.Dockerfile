@@ -1,10 +1,10 @@
-# A worker of the TPU lane: compiles for TPU v6e where there is none (the default), or runs on the chips that it is given.
+# A worker of the TPU lane: compiles for TPU v6e without one (the default), or runs on the chips of its machine.
 #   docker build -f docker/worker-tpu.Dockerfile -t ablate-worker-tpu .
 #   docker run -e ABLATE_URL=... -v KEY:/run/secrets/ablate_worker_token:ro ablate-worker-tpu
 #   on a TPU VM also: --privileged -e ABLATE_NODE_CLASS=tpu-v6e
 FROM python:3.11-slim-bookworm
 
-# gcc, binutils: stand-ins for CUDA's libraries, where only PyPI's CUDA build of torch can be had; git: the commit's name;
+# gcc, binutils: build stand-ins for CUDA's libraries if only PyPI's CUDA build of torch is available; git: the commit;
 # libpython: torch_xla loads it
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends gcc libc6-dev binutils git libpython3.11 >/dev/null \
@@ -17,7 +17,7 @@ COPY kernels kernels
 COPY model model
 COPY experiments experiments
 COPY workers workers
-# refuses other versions than the lock's, and a libtpu that cannot read the kernels
+# rejects versions other than the lock's, and a libtpu that cannot read the kernels
 RUN PJRT_DEVICE=CPU JAX_PLATFORMS=cpu PIP_NO_CACHE_DIR=1 python3 requirements/install_tpu.py .venv-tpu
 
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/ablate ablate

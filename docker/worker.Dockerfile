@@ -1,6 +1,6 @@
-# A worker. DEVICE chooses the extra of pyproject.toml: cpu or cuda. The host brings the driver; an image holds none.
+# A worker. DEVICE chooses the extra of pyproject.toml: cpu or cuda. The driver comes from the host.
 #   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cuda -t ablate-worker-cuda .
-# Where PyPI's torch brings CUDA libraries that a CPU node does not need, name the index of the small build:
+# If PyPI's torch includes CUDA libraries that a CPU node does not need, use the index of the small build:
 #   --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 ARG DEVICE=cpu
 
@@ -22,13 +22,13 @@ RUN useradd --uid 10001 --create-home --home-dir /var/lib/ablate ablate
 ARG DEVICE
 ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# Gigabytes in a layer of their own: another version of the code does not change it.
+# Packages are gigabytes: a layer of their own, which a new version of the code does not change.
 COPY pyproject.toml constraints.txt /opt/packages/
 RUN python3 -m venv /opt/ablate && cd /opt/packages \
     && /opt/ablate/bin/pip install --quiet --constraint constraints.txt ".[worker,${DEVICE}]" \
     && /opt/ablate/bin/pip uninstall --quiet --yes ablate
 
-# A worker registers as the class that its image is for, or says why it cannot: not as cpu where the driver is missing.
+# A worker registers only as the class of its image: without a driver it fails, and does not register as cpu.
 FROM packages AS worker-cpu
 ENV ABLATE_NODE_CLASS=cpu
 
@@ -42,7 +42,7 @@ RUN /opt/ablate/bin/pip install --quiet --no-deps /opt/packages/*.whl
 ENV PATH=/opt/ablate/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/var/lib/ablate
 USER 10001
 WORKDIR /var/lib/ablate
-# The file's age, not a program that would start beside a measurement. The first start may compile for minutes.
+# The age of a file: starting a program would disturb a measurement. The first start may compile for minutes.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20m --retries=2 \
     CMD test -n "$(find "$ABLATE_HOME/alive" -mmin -2)"
 CMD ["python", "-m", "workers.app"]

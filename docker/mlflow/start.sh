@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts the MLflow server with its database from a secret: in the environment, not in the list of processes.
-# Its processes may take minutes to load on a busy machine; by default the one above them kills who is silent for 5 s.
+# Starts the MLflow server. The database address, a secret, is in its environment and not in the list of processes.
+# On a busy machine its processes may load for minutes; by default their parent kills them after 5 s of silence.
 set -eu
 MLFLOW_BACKEND_STORE_URI=$(cat "${MLFLOW_DATABASE_URL_FILE:-/run/secrets/mlflow_database_url}")
 export MLFLOW_BACKEND_STORE_URI

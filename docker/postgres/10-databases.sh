@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs once, when the volume of PostgreSQL is empty: one database and one role for each of service and MLflow.
+# Runs once, when the volume of PostgreSQL is empty: creates a database and a role for the service and for MLflow.
 set -eu
 for name in ablate mlflow; do
     psql --quiet --set=ON_ERROR_STOP=1 --set=name="$name" --set=secret="$(cat "/run/secrets/${name}_database_password")" \

@@ -182,7 +182,7 @@ class Steps:
         batch = DeviceBatch(tokens_BS, tokens_BS, segment_ids_BS, torch.ones(4, 64, dtype=torch.bool).to(DEVICE))
         loss_now = batch_loss(self._model, self._model.lm_head.weight, batch, self._config)
         told = update(loss_now, self._parameters, self._optimizer, self._config)
-        digest = xla_device.graph_hash([told, *self._parameters])
+        digest = xla_device._xlac()._get_graph_hash([told, *self._parameters]).hex()
         xla_device.step_boundary()
         return xla_device.compilations() - before, digest
 

@@ -60,7 +60,7 @@ class ServiceNode:
         return registered
 
     def claim(self) -> ClaimedBlock | None:
-        """Claim a block. A service that lost this node, for example by a restore of its database, is told again."""
+        """Claim a block; register again if the service lost this node, for example by a restore of its database."""
         try:
             return self._claim()
         except ApiRefused as error:

@@ -49,7 +49,7 @@ class ProgressDisplay:
         self._blocks = blocks
         self._blocks_done = 0
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line with the UTC time of day."""
         self._console.print(escape(f"{datetime.now(UTC):%H:%M:%S}  {text}"))
 
@@ -57,7 +57,7 @@ class ProgressDisplay:
         """Note that a block, or the rehearsal, begins."""
         self._trial_began = time.monotonic()
         arms = {trial.trial_id: trial.arm for trial in claimed.trials}
-        self.say(f"{name}: {', '.join(arms.values())} (attempt {claimed.attempt_no})")
+        self.print_line(f"{name}: {', '.join(arms.values())} (attempt {claimed.attempt_no})")
         self._running = _Running(name=name, arms=arms, output=output)
 
     def ends(self, *, counted: bool = False) -> None:
@@ -77,7 +77,7 @@ class ProgressDisplay:
         rate = f", {receipt.summary.tokens_per_s:,.0f} tokens/s" if receipt.summary else ""
         loss = f", loss {receipt.summary.loss_final:.4f}" if receipt.summary else ""
         why = f": {receipt.message}" if receipt.message else ""
-        self.say(f"{name}: {receipt.outcome} in {receipt.wall_s:.1f} s{rate}{loss}{why}{self._rest()}")
+        self.print_line(f"{name}: {receipt.outcome} in {receipt.wall_s:.1f} s{rate}{loss}{why}{self._rest()}")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -118,7 +118,7 @@ class ProgressDisplay:
         while not over.wait(_LINE_EVERY_S):
             text = self.now()
             if text:
-                self.say(text)
+                self.print_line(text)
 
 
 def _steps(progress: TrialProgress) -> str:

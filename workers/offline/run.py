@@ -71,7 +71,7 @@ class ExecRun:
         problems = []
         try:
             for sentence in self._runner.rehearse(claimed, _endless(), output):
-                self._display.say(f"rehearsal: {sentence}")
+                self._display.print_line(f"rehearsal: {sentence}")
                 problems.append(sentence)
         except BlockBroken as broken:
             raise ExecRefused(f"the rehearsal failed: {broken.message}") from broken
@@ -136,7 +136,7 @@ class ExecRun:
         self._broken.append(record)
         self._folder.keep_broken(record)
         which = attempt_words(breaks(self._broken), record.as_break)
-        self._display.say(f"{block_name(record.index)} broke, {which}: {broken.message}")
+        self._display.print_line(f"{block_name(record.index)} broke, {which}: {broken.message}")
 
     def _names(self, claimed: ClaimedBlock) -> dict[str, object]:
         return {

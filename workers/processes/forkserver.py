@@ -46,11 +46,11 @@ class ForkServer:
             PreloadError: the import failed, or the server did not start.
 
         """
-        problem = self.ask(_preload_problem, self._preload, patience_s=_START_PATIENCE_S)
+        problem = self.call(_preload_problem, self._preload, patience_s=_START_PATIENCE_S)
         if problem is not None:
             raise PreloadError(f"the fork server could not import {self._preload}: {problem}")
 
-    def ask(self, target: Callable[..., _T], *arguments: Any, patience_s: float) -> _T:
+    def call(self, target: Callable[..., _T], *arguments: Any, patience_s: float) -> _T:
         """Return the value of `target(*arguments)` from a process of its own, all of which has ended by then.
 
         Raises:

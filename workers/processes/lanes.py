@@ -87,7 +87,7 @@ def _digest(node: Node) -> str:
 
 def _ask(server: ForkServer, order: LaneOrder) -> str | None:
     try:
-        answer = server.ask(_answer, order, patience_s=_PATIENCE_S)
+        answer = server.call(_answer, order, patience_s=_PATIENCE_S)
     except PreloadError as error:
         return f"it gave no answer: {error}"
     return None if answer is None else str(answer)[:_MESSAGE_LIMIT]

@@ -50,7 +50,7 @@ def test_a_trial_that_breaks_no_guard_is_measured(node: Node, tmp_path: Path) ->
 
 SPOILED: dict[str, tuple[Any, str]] = {
     "load": (lambda _: {"foreign_load": 0.5}, "others took 50% of the cores' time"),
-    "load that is not told": (lambda _: {"foreign_load": None}, "did not tell foreign_load"),
+    "load that is not told": (lambda _: {"foreign_load": None}, "did not report foreign_load"),
     "compilation": (lambda block: {"steps": compiled_late(steps_of(block))}, "compiled inside the window"),
     "missing steps": (lambda block: {"steps": steps_of(block)[:-1]}, "the configuration gives"),
     "clock": (lambda block: {"steps": faster(steps_of(block))}, "the clock gives it"),
