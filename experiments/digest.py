@@ -1,4 +1,4 @@
-"""SHA-256 digests, equal on every machine: of plain JSON values, of bytes, and of the source code that is here."""
+"""SHA-256 digests, equal on every machine: of JSON values, of bytes, and of the source code."""
 
 import hashlib
 import json
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
-"""Folder that holds the packages; the root of the checkout in a development install."""
+"""Folder of the packages; the root of the checkout in a development install."""
 
 CODE_PACKAGES = ("kernels", "model", "workers")
-"""Packages whose source decides what is measured."""
+"""Packages whose source code affects measurements."""
 
 
 def canonical_json(value: Any) -> str:

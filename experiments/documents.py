@@ -1,7 +1,7 @@
-"""Documents: frozen models that refuse unknown fields, and the digest that seals one.
+"""Documents: frozen models that reject unknown fields, and the digest that seals one.
 
-Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. A sealed one carries, in its field
-`digest`, the digest of everything else in it, but for a `signature` over that digest.
+Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. The field `digest` of a sealed document is
+the digest of all its other fields, except a `signature` over that digest.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from experiments.digest import digest
 
 
 def _number(value: Any) -> Any:
-    """Refuse text and truth values, which pydantic would turn into numbers; the schema forbids them."""
+    """Reject text and booleans, which pydantic would convert although the schema forbids them."""
     if isinstance(value, str | bytes | bool):
         raise ValueError(f"expected a number, got {value!r:.80}")
     return value
@@ -24,7 +24,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 
 
 class Frozen(BaseModel):
-    """A document: what it says never changes, and a field that it does not know is an error."""
+    """A document: immutable, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,7 +34,7 @@ class Sealed(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of everything else in the document but its signature."""
+        """Of everything else in the document except its signature."""
 
     def model_dump(self, *, mode: str, exclude: set[str]) -> dict[str, Any]:
         """See pydantic."""
@@ -47,17 +47,17 @@ Document = TypeVar("Document", bound=Sealed)
 
 
 def content_digest(document: Sealed) -> str:
-    """Return the digest of `document` without digest and signature. Raises ValueError for numbers not finite."""
+    """Return the digest of `document` without digest and signature. Raises ValueError unless all numbers are finite."""
     return digest(document.model_dump(mode="json", exclude={"digest", "signature"}))
 
 
 def seal(unsealed: Document) -> Document:
-    """Return `unsealed` with its digest filled in. Raises ValueError for numbers that are not finite."""
+    """Return `unsealed` with its digest. Raises ValueError unless all numbers are finite."""
     return unsealed.model_copy(update={"digest": content_digest(unsealed)})
 
 
 def seal_problem(document: Sealed) -> str | None:
-    """Return in what way the digest does not fit the content, as "was altered: ...", or None when it fits."""
+    """Return "was altered: ..." when the digest does not fit the content, else None."""
     expected = content_digest(document)
     if document.digest == expected:
         return None
@@ -65,6 +65,6 @@ def seal_problem(document: Sealed) -> str | None:
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first thing that pydantic found, as "field.part: what is wrong"."""
-    found = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']}".removeprefix(": ")
+    """Return pydantic's first error as "field.part: message"."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}".removeprefix(": ")

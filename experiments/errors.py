@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SpecProblem:
-    """One thing that is wrong with a spec, or with another document that was handed in."""
+    """One problem of a spec or of another submitted document."""
 
     pointer: str
     """RFC 6901 pointer as a URI fragment, for example "#/variants/psiv-on/gates/psiv_cache"; in a bundle, a path."""
     detail: str
-    """What was wrong, what was given, what is allowed."""
+    """The problem, the value, and the allowed values."""
     hint: str | None = None
-    """What to do about it."""
+    """How to fix it."""
 
 
 class ExperimentError(Exception):
@@ -21,7 +21,7 @@ class ExperimentError(Exception):
 
 
 class DocumentError(ExperimentError, ValueError):
-    """A document is not acceptable; every problem found is listed."""
+    """A document is not acceptable; the error lists all problems."""
 
     def __init__(self, problems: Sequence[SpecProblem]) -> None:
         self.problems = tuple(problems)
@@ -29,11 +29,11 @@ class DocumentError(ExperimentError, ValueError):
 
 
 class SpecError(DocumentError):
-    """The spec is not acceptable; every problem found is listed."""
+    """The spec is not acceptable; the error lists all problems."""
 
 
 class BundleError(DocumentError):
-    """A bundle is damaged or was altered; every file that is not as it was written is listed."""
+    """A bundle is damaged or was altered; the error lists all such files."""
 
 
 class ReceiptError(ExperimentError, ValueError):
@@ -41,11 +41,11 @@ class ReceiptError(ExperimentError, ValueError):
 
 
 class ProjectionError(ExperimentError):
-    """MLflow could not be reached or refused a call; nothing is lost, and the projection can be repeated."""
+    """MLflow is unreachable or rejected a call; nothing is lost, and the projection can be repeated."""
 
 
 class ProjectionUnfinished(ExperimentError):
-    """A large ablation is in MLflow in part; the next projection goes on where this one stopped."""
+    """MLflow has a part of a large ablation; the next projection continues there."""
 
 
 class SigningUnavailable(ExperimentError):

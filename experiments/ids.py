@@ -1,4 +1,4 @@
-"""Ids that sort by time and say what they name: a prefix and a ULID, growing within one process."""
+"""Ids that sort by time: a prefix that names the kind, and a ULID that grows within one process."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 ULID_PATTERN = "[0-9A-HJKMNP-TV-Z]{26}"
 
 CALLED_PATTERN = "^[A-Za-z0-9_-]{1,63}$"
-"""What people may call an ablation: a name, an id, or a beginning of one."""
+"""Pattern of an ablation's name or id, or the beginning of either, as users write it."""
 
 _PAIRS = tuple(a + b for a in ALPHABET for b in ALPHABET)
 _RANDOM_BITS = 80
@@ -21,8 +21,8 @@ def _encode(value: int) -> str:
 
 
 def new_ids(prefix: str, count: int) -> list[str]:
-    """Return `count` growing ids such as "blk_01KAH...", all later than every id given out before."""
-    global _last  # the last id given out is a property of the process
+    """Return `count` growing ids such as "blk_01KAH...", later than all earlier ids of the process."""
+    global _last  # one counter per process
     fresh = (time.time_ns() // 1_000_000) << _RANDOM_BITS | int.from_bytes(os.urandom(10)) >> 1
     with _lock:
         first = max(fresh, _last + 1)
@@ -36,5 +36,5 @@ def new_id(prefix: str) -> str:
 
 
 def id_pattern(prefix: str) -> str:
-    """Return the regular expression that every id with `prefix` matches."""
+    """Return the regular expression of ids with `prefix`."""
     return f"^{prefix}_{ULID_PATTERN}$"

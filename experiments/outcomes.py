@@ -5,14 +5,14 @@ from typing import Final, Literal, TypeAlias
 
 ArmRole: TypeAlias = Literal["baseline", "variant", "control"]
 BASELINE: Final = "baseline"
-"""Role and name of the arm that the others are compared with; no other arm may have it as its name."""
+"""Role and name of the arm that the others are compared with; no other arm may have this name."""
 VARIANT: Final = "variant"
 CONTROL: Final = "control"
-"""Role of an arm that repeats the baseline, which the service adds to some plans to watch the noise."""
+"""Role of an arm that repeats the baseline; the service adds one to some plans to monitor the noise."""
 
 
 class AblationState(StrEnum):
-    """Where an ablation is."""
+    """State of an ablation."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -23,10 +23,10 @@ class AblationState(StrEnum):
 
 
 class BlockState(StrEnum):
-    """Where a block is."""
+    """State of a block."""
 
     HELD = "held"
-    """Beyond a look: it runs only if the look does not decide."""
+    """After a look: it runs only if the look does not decide."""
     QUEUED = "queued"
     RUNNING = "running"
     DONE = "done"
@@ -35,7 +35,7 @@ class BlockState(StrEnum):
 
 
 class TrialState(StrEnum):
-    """Where a trial is."""
+    """State of a trial."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -45,7 +45,7 @@ class TrialState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """Where an attempt is."""
+    """State of an attempt."""
 
     RUNNING = "running"
     DONE = "done"
@@ -55,7 +55,7 @@ class AttemptState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a trial ended; stored in its receipt."""
+    """Outcome of a trial, as its receipt stores it."""
 
     MEASURED = "measured"
     OOM = "oom"
@@ -66,7 +66,7 @@ class Outcome(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """Why a trial or an attempt did not measure."""
+    """Why a trial or an attempt has no measurement."""
 
     USER_ERROR = "user_error"
     OOM = "oom"
@@ -96,7 +96,7 @@ class VerdictWord(StrEnum):
 
 
 class Decision(StrEnum):
-    """What the pre-registered rule says to do with a variant; the exit codes of `ablate verdict` follow it."""
+    """Decision of the pre-registered rule on a variant; sets the exit code of `ablate verdict`."""
 
     ADOPT = "adopt"
     REJECT = "reject"
@@ -106,31 +106,28 @@ class Decision(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """How a program of ours ended. No code has two meanings, whatever the command."""
+    """Exit codes of all our programs; each code has one meaning in all commands."""
 
     meaning: str
 
     def __new__(cls, value: int, meaning: str) -> "ExitCode":
-        """Make the member `value` that means `meaning`."""
+        """Create the member `value` with its meaning."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
         return member
 
-    DONE = 0, "done; of `verdict` and `--require`: adopt, or what was required"
+    DONE = 0, "done; for `verdict` and `--require`: adopt, or the required decision"
     REJECT = 1, "the decision is reject"
     SAME = 2, "the decision is same"
     INCONCLUSIVE = 3, "the decision is inconclusive"
     INVALID = 4, "the decision is invalid"
-    ERROR = 5, "an error that was told: refused, not reachable, ended without a verdict"
-    UNMET = (
-        6,
-        "a check does not hold: nothing runs, damaged, missing; of `--require`: adopt where another was required",
-    )
-    USAGE = 64, "wrong usage: no such command, option or value"
-    BUG = 70, "a mistake of ours, with a traceback; please report it"
-    DETACHED = 130, "ended by Ctrl-C; what was watched goes on"
-    CLOSED_PIPE = 141, "whoever read the output left before its end"
+    ERROR = 5, "an error with a message: rejected, not reachable, ended without a verdict"
+    UNMET = 6, "a failed check: nothing runs, damaged, missing; for `--require`: adopt instead of the required decision"
+    USAGE = 64, "wrong usage: unknown command, option or value"
+    BUG = 70, "a bug in Ablate, with a traceback; please report it"
+    DETACHED = 130, "ended by Ctrl-C; the watched ablation continues"
+    CLOSED_PIPE = 141, "the reader of the output closed the pipe"
 
 
 EXIT_CODES: dict[Decision, ExitCode] = {

@@ -1,6 +1,6 @@
-"""The rule of retries and budgets: what breaks a block, when it is run again, and when nothing more is started.
+"""Retries and budgets: which failures break a block, when it runs again, and when no more blocks start.
 
-A service and a node without one follow the same rule, so an import keeps what an air-gapped run decided.
+The service and a node without a service follow the same rule, so an import keeps the decisions of an air-gapped run.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from experiments.outcomes import FailureClass
 
 
 class RetryRule(NamedTuple):
-    """What happens to a block whose attempt ended by one class."""
+    """Retries of a block whose attempts end by one failure class."""
 
     attempts: int
-    """Attempts at one block that may end by this class before it is final. Every class counts alone."""
+    """Attempts at one block that may end by this class, which then becomes final. Each class counts separately."""
     rests_s: tuple[float, ...] = (0.0,)
-    """How long the block rests after its first, second, ... attempt that ended so; the last one stays."""
+    """Seconds that the block waits after its first, second, ... such attempt; the last value repeats."""
     elsewhere: bool = False
-    """Whether another node than the one where it broke is the better place for the next attempt."""
+    """Whether the next attempt should run on another node."""
 
 
 RETRY_RULES: dict[FailureClass, RetryRule] = {
@@ -36,23 +36,23 @@ RETRY_RULES: dict[FailureClass, RetryRule] = {
 }
 
 SPEAKS_AGAINST_NODE = frozenset({FailureClass.INFRA_NODE, FailureClass.NO_RECEIPT})
-"""Classes that can speak against the node: repeated there over different work, they are the node's."""
+"""Classes that indicate a bad node when they repeat there over different work."""
 
 FINAL_WITH_RECEIPT = frozenset(
     {FailureClass.OOM, FailureClass.NUMERICS, FailureClass.GATE_REFUSED, FailureClass.USER_ERROR}
 )
-"""Classes that are a result of the arm, not of the node: the block counts, with a receipt that says so."""
+"""Classes that are a result of the arm, not of the node: the block counts, and the receipt records the failure."""
 
 
 class FinalWhen(Enum):
-    """Which earlier breaks of a class count when it becomes a result of an arm."""
+    """Earlier breaks of a class that count towards making it a result of the arm."""
 
     ARM = auto()
-    """Those of the same arm, in whatever block of the ablation."""
+    """Breaks by the same arm in any block of the ablation."""
     BLOCK = auto()
-    """Those of the same block, by whatever arm."""
+    """Breaks of the same block by any arm."""
     ARM_IN_BLOCK = auto()
-    """Those of the same arm in the same block."""
+    """Breaks by the same arm in the same block."""
 
 
 FINAL_WHEN_REPEATED: dict[FailureClass, FinalWhen] = {
@@ -61,22 +61,22 @@ FINAL_WHEN_REPEATED: dict[FailureClass, FinalWhen] = {
     FailureClass.INVALID_MEASUREMENT: FinalWhen.BLOCK,
     FailureClass.INFRA_NODE: FinalWhen.ARM_IN_BLOCK,
 }
-"""Classes that are a result of the arm once they come for the last time that they may."""
+"""Classes that become a result of the arm at the last allowed attempt."""
 
 
 class Break(NamedTuple):
-    """One attempt at a block that broke."""
+    """A broken attempt at a block."""
 
     block_index: int
     failure_class: FailureClass
     arm: str | None
-    """The arm whose trial ended it; None where it cannot be told."""
+    """Arm whose trial ended the attempt; None when unknown."""
 
 
 def final_failures(broken: Sequence[Break], block_index: int, arm: str) -> tuple[FailureClass, ...]:
-    """Return the failure classes that are a result of `arm` if its trial in block `block_index` ends so now.
+    """Return the failure classes that would be a result of `arm` if its trial in this block ended by them now.
 
-    `broken` are the attempts of the whole ablation that broke. A trial that ends by another class breaks its block.
+    `broken` are all broken attempts of the ablation. A trial that ends by another class breaks its block.
     """
     repeated = {
         failure
@@ -87,17 +87,17 @@ def final_failures(broken: Sequence[Break], block_index: int, arm: str) -> tuple
 
 
 def may_retry(broken: Sequence[Break], last: Break) -> bool:
-    """Tell whether the block of `last`, which is the newest of `broken`, may run again."""
+    """Say whether the block of `last`, the newest of `broken`, may run again."""
     return _times_in_block(broken, last) < RETRY_RULES[last.failure_class].attempts
 
 
 def attempt_words(broken: Sequence[Break], last: Break) -> str:
-    """Say how often the block of `last` ended by its class, of how often it may, for example "timeout 1 of 2"."""
+    """Return how often the block of `last` ended by its class and may do so, such as "timeout 1 of 2"."""
     return f"{last.failure_class} {_times_in_block(broken, last)} of {RETRY_RULES[last.failure_class].attempts}"
 
 
 def _times_in_block(broken: Sequence[Break], last: Break) -> int:
-    """Count what ended the block of `last` as it did; where an arm answers for itself, by the same arm."""
+    """Count breaks of the block of `last` by its class; by the same arm if the class counts per arm."""
     own = FINAL_WHEN_REPEATED.get(last.failure_class) is FinalWhen.ARM
     return _times(broken, last, FinalWhen.ARM_IN_BLOCK if own else FinalWhen.BLOCK)
 
@@ -112,16 +112,16 @@ def _times(broken: Sequence[Break], like: Break, scope: FinalWhen) -> int:
 
 
 def retry_wait_s(broken: Sequence[Break], last: Break) -> float:
-    """Return how long the block of `last`, which is the newest of `broken`, rests before a worker may claim it again.
+    """Return the seconds that the block of `last`, the newest of `broken`, waits before a worker may claim it.
 
-    A node without a service does not rest: nobody else waits for it.
+    A node without a service does not wait.
     """
     rests_s = RETRY_RULES[last.failure_class].rests_s
     return rests_s[min(_times(broken, last, FinalWhen.BLOCK), len(rests_s)) - 1]
 
 
 def budget_spent(used_minutes: float, budget_minutes: float) -> str | None:
-    """Return the sentence that says so once all attempts, broken ones included, have used the device minutes up."""
+    """Say that all attempts, broken ones included, used up the device minutes; None while some are left."""
     if used_minutes < budget_minutes:
         return None
     return f"the budget of {budget_minutes:g} device minutes is used up ({used_minutes:.2f})"

@@ -1,7 +1,7 @@
-"""The registry of gates: every switchable feature of model, kernel and run is declared once, here.
+"""The registry of gates: it declares every switchable feature of model, kernels and run once.
 
-Validation, the published enums, the documentation table, attestation and the tests derive from the entries. A
-gate's value lives in one typed field of TrainConfig; model code reads that field and never a gate's name.
+Validation, published enums, documentation, attestation and tests derive from the entries. A gate's value is one typed
+field of TrainConfig. Model code reads that field and never a gate's name.
 """
 
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from model.facts import ModelFact
 ON_CUDA = (Lane.CUDA,)
 
 
-def _lanes_but(*used: Lane) -> tuple[dict[str, Any], ...]:
-    """Return the settings of `lane` with which a gate of these lanes is not used."""
+def _lanes_except(*used: Lane) -> tuple[dict[str, Any], ...]:
+    """Return the settings of `lane` under which a gate of the `used` lanes has no effect."""
     return tuple({"lane": str(lane)} for lane in Lane if lane not in used)
 
 
-NOT_XLA_NOR_CUDA = _lanes_but(Lane.XLA, Lane.CUDA)
-NOT_XLA = _lanes_but(Lane.XLA)
-NOT_CUDA = _lanes_but(Lane.CUDA)
+NOT_XLA_NOR_CUDA = _lanes_except(Lane.XLA, Lane.CUDA)
+NOT_XLA = _lanes_except(Lane.XLA)
+NOT_CUDA = _lanes_except(Lane.CUDA)
 
 
-def _told_by(fact: str) -> dict[str, Any]:
-    """Return the fields of a gate whose live value is one fact."""
+def _attested_by(fact: str) -> dict[str, Any]:
+    """Return the attestation of a gate whose live value is one fact."""
     return {"attest": lambda facts: facts.get(fact), "attested_by": f"fact {fact}"}
 
 
@@ -44,22 +44,22 @@ def _in_loops(facts: Facts) -> bool | None:
     return None if count is None else count > 0
 
 
-def _schedule_shown(asked: Mapping[str, Any], facts: Facts) -> GateValue:
-    """Return what is live: a super-chunk that is left to the sizes may be the whole row, walked by one block."""
-    left = asked["schedule"] == "chunk_parallel" and asked.get("superchunk") == 0
-    return "sequential" if left and facts.get(ScanFact.SUPERCHUNK_OF_SIZES) == 0 else str(asked["schedule"])
+def _schedule_shown(requested: Mapping[str, Any], facts: Facts) -> GateValue:
+    """Return the schedule to observe: super-chunk 0 may become the whole row, which one block walks."""
+    automatic = requested["schedule"] == "chunk_parallel" and requested.get("superchunk") == 0
+    return "sequential" if automatic and facts.get(ScanFact.SUPERCHUNK_OF_SIZES) == 0 else str(requested["schedule"])
 
 
-def _superchunk_shown(asked: Mapping[str, Any], facts: Facts) -> Any:
-    return asked["superchunk"] or facts.get(ScanFact.SUPERCHUNK_OF_SIZES)
+def _superchunk_shown(requested: Mapping[str, Any], facts: Facts) -> Any:
+    return requested["superchunk"] or facts.get(ScanFact.SUPERCHUNK_OF_SIZES)
 
 
-def _in_turn_shown(asked: Mapping[str, Any], facts: Facts) -> Any:
-    return asked["heads_in_turn"] or facts.get(ScanFact.HEADS_IN_TURN_OF_SIZES)
+def _in_turn_shown(requested: Mapping[str, Any], facts: Facts) -> Any:
+    return requested["heads_in_turn"] or facts.get(ScanFact.HEADS_IN_TURN_OF_SIZES)
 
 
 def _dtype(facts: Facts) -> str | None:
-    """Return the dtype of the scan, if there is one, and of the last hidden states."""
+    """Return the common dtype of the scan, if the model has one, and of the last hidden states."""
     hidden = facts.get(ModelFact.HIDDEN_DTYPE)
     if ScanFact.LANE not in facts:
         return hidden
@@ -72,7 +72,7 @@ def _compiled(facts: Facts) -> bool | None:
 
 
 def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
-    """Return a switch of the cuda lane's generated kernels, true or false unless `changes` says otherwise."""
+    """Return a switch of the generated kernels of lane cuda; true or false unless `changes` differ."""
     fields: dict[str, Any] = {
         "values": (False, True),
         "claim": Claim.SCHEDULE_ONLY,
@@ -86,16 +86,16 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
         path=f"model.scan.{name}",
         lanes=dict.fromkeys(fields["values"], ON_CUDA),
         block="M",
-        **_told_by(ScanFact.of(name)),
+        **_attested_by(ScanFact.of(name)),
         **fields,
     )
 
 
-_GENERAL_WALK = "the backward walk takes its general form with it"
-"""What a switch costs besides that the faster form of the kernel cannot do: see docs/kernels.md."""
+_GENERAL_WALK = "that the backward walk takes its general form"
+"""Side effect of switches that the faster form of the backward walk does not support (docs/kernels.md)."""
 
 _OF_THE_LIFTED_WALK: dict[str, GateValue] = {"psiv_cache": False, "aggressive_smem_merge": False}
-"""What the faster form of the backward walk needs, and so what it alone can do."""
+"""Values that the faster form of the backward walk requires."""
 
 _ENTRIES = (
     Gate(
@@ -107,12 +107,12 @@ _ENTRIES = (
         lanes={"chunk_parallel": tuple(lane for lane in Lane if lane is not Lane.PEER)},
         in_kernels=True,
         block="M",
-        proof="lane cuda: which kernels were launched, and that a row holds as many walks of the length in their code "
-        "as states were handed between; chunk_parallel with superchunk 0 may be sequential where the rule of the sizes "
-        "says so; lanes reference and xla: the function that ran; lane peer: it has one schedule",
-        blind_to="nothing that matters to the gate: the kernels that hand states on are launched or not",
+        proof="lane cuda: the launched kernels; a row holds as many walks of the length in their code as states were "
+        "passed between walks; chunk_parallel with superchunk 0 may be sequential by the rule of the sizes; lanes "
+        "reference and xla: the function that ran; lane peer: it has one schedule",
+        blind_to="nothing relevant to the gate: the kernels that pass states on are launched or not",
         shown_as=_schedule_shown,
-        **_told_by(ScanFact.SCHEDULE),
+        **_attested_by(ScanFact.SCHEDULE),
     ),
     Gate(
         name="chunk_size",
@@ -123,10 +123,10 @@ _ENTRIES = (
         unused_with=({"schedule": "sequential", "lane": "reference"},),
         in_kernels=True,
         block="M",
-        proof="lane cuda: the tokens that one load of q, k, v or z takes in the program of every walk that was "
-        "launched; lane peer: what the official launchers were handed; lanes reference and xla: the function that ran",
-        blind_to="whether the compiler's code follows the program it was made from",
-        **_told_by(ScanFact.CHUNK_SIZE),
+        proof="lane cuda: the tokens of one load of q, k, v or z in the program of every launched walk; lane peer: the "
+        "arguments of the official launchers; lanes reference and xla: the function that ran",
+        blind_to="whether the compiler's code follows its source program",
+        **_attested_by(ScanFact.CHUNK_SIZE),
     ),
     Gate(
         name="psiv_cache",
@@ -139,25 +139,25 @@ _ENTRIES = (
         block="M",
         attest=_psiv_cached,
         attested_by=f"facts {ScanFact.PSIV_SAVED_BYTES} and {ScanFact.PSIV_RECOMPUTES}",
-        proof="bytes that were kept between the passes (lane cuda: and handed to a launched kernel) against backward "
-        "passes that made PsiV again; lane cuda: both agree with the walks' binaries; lane xla: with the traced graphs",
-        blind_to=f"whether a kernel that is given PsiV reads it; and how much of its cost is that {_GENERAL_WALK}",
+        proof="bytes kept between the passes (lane cuda: and passed to a launched kernel) against backward passes that "
+        "recomputed PsiV; lane cuda: both agree with the walks' binaries; lane xla: with the traced graphs",
+        blind_to=f"whether a kernel reads the PsiV that it receives; how much of the gate's cost is {_GENERAL_WALK}",
     ),
     Gate(
         name="remat",
-        question="Does making values of the scan again in the backward pass save memory, and at what cost in time?",
+        question="Does recomputing values of the scan in the backward pass save memory, and at what cost in time?",
         values=(False, True),
         path="model.scan.remat",
         claim=Claim.RE_ASSOCIATES,
         lanes={True: (Lane.XLA, Lane.CUDA)},
         unused_with=NOT_XLA_NOR_CUDA,
         block="M",
-        proof="lane xla: operations that the traced backward graph has in common with the forward graph, PsiV's apart; "
-        "schedule chunk_parallel: what that graph takes are as many bytes as pass the barriers of the lowered step. "
+        proof="lane xla: operations that the traced backward graph shares with the forward graph, except PsiV's; "
+        "schedule chunk_parallel: the inputs of that graph have as many bytes as pass the lowered step's barriers. "
         "Lane cuda: the kernel of the outputs was launched in the backward pass, and no chunk's state was kept",
-        blind_to="lane xla: what XLA itself decides to make again; schedule sequential: whether the lowered loop is "
-        "that graph. Lane cuda: nothing that matters to the gate",
-        **_told_by(ScanFact.REMAT),
+        blind_to="lane xla: values that XLA itself decides to recompute; schedule sequential: whether the lowered loop "
+        "is that graph. Lane cuda: nothing relevant to the gate",
+        **_attested_by(ScanFact.REMAT),
     ),
     Gate(
         name="scan_layers",
@@ -170,7 +170,8 @@ _ENTRIES = (
         unused_with=NOT_XLA,
         attest=_in_loops,
         attested_by=f"fact {ModelFact.LAYERS_IN_LOOPS}",
-        proof="the trips of the loops in the lowered step, both passes; a pattern without equal neighbours has none",
+        proof="the trip counts of the loops in the lowered step, in both passes; a pattern without equal neighbours "
+        "has none",
         blind_to="whether XLA unrolls the loop",
     ),
     Gate(
@@ -179,37 +180,36 @@ _ENTRIES = (
         values=get_args(LossKind),
         path="loss",
         claim=Claim.RE_ASSOCIATES,
-        proof="the function that computes the loss says it",
-        blind_to="whether the peak of a step is there: with few tokens or a small vocabulary it is elsewhere, and "
-        "both values take the same memory",
-        **_told_by(ModelFact.LOSS),
+        proof="the function that computes the loss records it",
+        blind_to="whether a step's peak memory is in the loss: with few tokens or a small vocabulary it is elsewhere, "
+        "and both values take the same memory",
+        **_attested_by(ModelFact.LOSS),
     ),
     _kernel_gate(
         "tma",
         "Does loading tiles with the tensor memory accelerator hide memory latency?",
-        proof="the machine code of every walk that was launched: bulk copies (UTMALDG, UBLKCP) and no cp.async "
-        "(LDGSTS) left; off: no bulk copy",
+        proof="the machine code of every launched walk: bulk copies (UTMALDG, UBLKCP) and no cp.async (LDGSTS); off: "
+        "no bulk copy",
         blind_to="single numbers, which ordinary loads fetch either way",
     ),
     _kernel_gate(
         "warp_specialize",
-        "Does a warp group that only copies free the others of waiting, and what do its registers cost them?",
+        "Does a copying warp group spare the others from waiting, and what do its registers cost them?",
         requires=_OF_THE_LIFTED_WALK | {"tma": True, "pipeline_stages": 1},
-        proof="branches on the thread that each wait at barriers, in the CUDA source of the backward walk",
+        proof="branches on the thread index that each wait at barriers, in the CUDA source of the backward walk",
         blind_to="whether the copies overlap with arithmetic in time",
     ),
     _kernel_gate(
         "aggressive_smem_merge",
         "Does overlapping shared-memory buffers raise occupancy?",
-        proof="the options that the compiler was given for every walk that was launched",
-        blind_to="whether any buffer lies over another: equal hashes of two arms say that none does; and how much of "
-        f"its cost is that {_GENERAL_WALK}",
+        proof="the compiler options of every launched walk",
+        blind_to="whether any buffer overlaps another: equal hashes of two arms show that none does; how much of the "
+        f"gate's cost is {_GENERAL_WALK}",
     ),
     _kernel_gate(
         "layout_2d",
         "Do two-dimensional shared-memory tiles cost anything by themselves?",
-        proof="the shape of the shared buffers that q and k are loaded into, in the program of every walk that was "
-        "launched",
+        proof="the shape of the shared buffers of q and k in the program of every launched walk",
         blind_to="how the compiler swizzles them",
     ),
     _kernel_gate(
@@ -219,8 +219,8 @@ _ENTRIES = (
         shown_as=_superchunk_shown,
         claim=Claim.RE_ASSOCIATES,
         unused_with=(*NOT_CUDA, {"schedule": "sequential"}),
-        proof="the trips of the loop over chunks in the CUDA source of every walk that was launched, times the tokens "
-        "that its program loads at a time; 0: they are what the rule of the sizes gives for those that ran",
+        proof="the trip count of the loop over chunks in the CUDA source of every launched walk, times the tokens of "
+        "one load; 0: the product equals the choice of the rule of the sizes",
         blind_to="how much of a row's last super-chunk is padding",
     ),
     _kernel_gate(
@@ -232,8 +232,8 @@ _ENTRIES = (
         claim=Claim.RE_ASSOCIATES,
         in_kernels=False,
         requires=_OF_THE_LIFTED_WALK,
-        proof="how many sums the tensors hold that the backward walk was launched with, and that the kernel behind it "
-        "adds up by groups; 0: as many as the rule of the sizes gives for those that ran",
+        proof="the number of sums in the tensors that the backward walk was launched with, and that the kernel after "
+        "it adds up by groups; 0: the number that the rule of the sizes chooses",
         blind_to="whether a block takes the heads of a sum one after another: the kernel reads their number from the "
         "tensor",
     ),
@@ -241,17 +241,17 @@ _ENTRIES = (
         "pipeline_stages",
         "How many chunks ahead of the arithmetic should tiles be loaded?",
         values=PIPELINE_STAGES,
-        proof="loads that start before the loop over chunks for each load inside it, in the CUDA source of every walk "
-        "that was launched; where a warp group only copies: the slots of its ring",
-        blind_to="whether a load has arrived when it is waited for; and how much of the cost of two is that "
+        proof="loads before the loop over chunks per load inside it, in the CUDA source of every launched walk; with a "
+        "copying warp group: the slots of its ring",
+        blind_to="whether a load has arrived when the walk waits for it; how much of the cost of value 2 is "
         f"{_GENERAL_WALK}",
     ),
     _kernel_gate(
         "fast_math",
         "What do the hardware's approximate functions gain, and what do they cost in accuracy?",
-        proof="the machine code of every walk that was launched: all float additions and products flush denormal "
-        "numbers, as the compiler's fast math makes them; off: none does",
-        blind_to="everything where no disassembler is: the CUDA source is the same",
+        proof="the machine code of every launched walk: all float additions and products flush denormal numbers, as "
+        "with the compiler's fast math; off: none does",
+        blind_to="everything on machines without a disassembler, because the CUDA source is the same",
         claim=Claim.RE_ASSOCIATES,
     ),
     Gate(
@@ -267,10 +267,10 @@ _ENTRIES = (
         },
         tpu_kernels=("flash", "splash", "pallas_softcap"),
         block="A",
-        proof="the implementation that runs, or is traced, says it; lane xla: the kernels that the lowered step calls, "
-        "by name, for each layer and pass",
-        blind_to="which GPU kernel torch chooses inside sdpa, and whether flex was compiled",
-        **_told_by(ModelFact.ATTENTION),
+        proof="the implementation that runs, or is traced, records it; lane xla: the names of the kernels that the "
+        "lowered step calls, for each layer and pass",
+        blind_to="the GPU kernel that torch chooses inside sdpa, and whether flex was compiled",
+        **_attested_by(ModelFact.ATTENTION),
     ),
     Gate(
         name="compile",
@@ -282,7 +282,7 @@ _ENTRIES = (
         attest=_compiled,
         attested_by=f"fact {ModelFact.COMPILED_GRAPHS}",
         proof="the graphs that torch's compiler counted in the first pass",
-        blind_to="how much of the model the graphs hold",
+        blind_to="how much of the model the graphs contain",
     ),
     Gate(
         name="lane",
@@ -292,10 +292,10 @@ _ENTRIES = (
         claim=Claim.RE_ASSOCIATES,
         lanes={str(lane): (lane,) for lane in Lane},
         block="M",
-        proof="lane cuda: the code of its compiled walks, which were launched, was read; lane peer: its launchers ran; "
-        "lanes reference and xla: the function that computes or traces says it",
-        blind_to="nothing that matters to the gate: each lane has code of its own",
-        **_told_by(ScanFact.LANE),
+        proof="lane cuda: the code of its launched walks; lane peer: its launchers ran; lanes reference and xla: the "
+        "function that computes or traces records it",
+        blind_to="nothing relevant to the gate: each lane has its own code",
+        **_attested_by(ScanFact.LANE),
     ),
     Gate(
         name="sharding",
@@ -305,10 +305,10 @@ _ENTRIES = (
         claim=Claim.RE_ASSOCIATES,
         lanes={"replicated": (Lane.XLA,)},
         unused_with=NOT_XLA,
-        proof="how the runtime says that the weight matrices lie on the devices after the first step; where nothing is "
-        "run, before it",
-        blind_to="what the partitioner gathers, and when; one device, where nothing is recorded",
-        **_told_by(ModelFact.SHARDING),
+        proof="the runtime's layout of the weight matrices on the devices after the first step, or before it where "
+        "nothing runs",
+        blind_to="what the partitioner gathers and when; one device, where nothing is recorded",
+        **_attested_by(ModelFact.SHARDING),
     ),
     Gate(
         name="micro_batch",
@@ -317,8 +317,8 @@ _ENTRIES = (
         path="micro_batch",
         claim=Claim.CHANGES_MODEL,
         proof="the rows of the targets that the loss reads",
-        blind_to="nothing that matters to the gate: a step reads one batch",
-        **_told_by(ModelFact.ROWS),
+        blind_to="nothing relevant to the gate: a step reads one batch",
+        **_attested_by(ModelFact.ROWS),
     ),
     Gate(
         name="dtype",
@@ -328,14 +328,13 @@ _ENTRIES = (
         claim=Claim.CHANGES_MODEL,
         attest=_dtype,
         attested_by=f"facts {ScanFact.DTYPE} and {ModelFact.HIDDEN_DTYPE}",
-        proof="the dtype of q, k, v and z where the scan takes them (lane cuda: the buffers in the program of every "
-        "walk that was launched, whose launcher refuses other tensors; lane peer: what the official launchers were "
-        "handed; lanes reference and xla: what the function that ran, or the traced graph, takes), and the same of the "
-        "last hidden states, where the loss reads them",
-        blind_to="in what attention and the MLP multiply, and in what any product adds up; without a block of kind M: "
-        "all but the last hidden states",
+        proof="the dtype of q, k, v and z at the scan (lane cuda: the buffers in the program of every launched walk, "
+        "whose launcher rejects other tensors; lane peer: the arguments of the official launchers; lanes reference and "
+        "xla: the inputs of the function that ran or of the traced graph), and of the last hidden states at the loss",
+        blind_to="the dtype in which attention and the MLP multiply, and in which products are summed; without a block "
+        "of kind M: everything except the last hidden states",
     ),
 )
 
 GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
-"""Every gate by name."""
+"""All gates by name."""

@@ -127,22 +127,22 @@ PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items()
 """Metrics that can decide by statistics over blocks."""
 
 WINDOW_METRICS: tuple[str, ...] = tuple(name for name in PAIRED_METRICS if METRICS[name].kind == "ratio")
-"""Those of the measured window: all follow from its throughput."""
+"""Paired metrics of the measured window; all follow from its throughput."""
 
 EXACT_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "exact")
-"""Metrics that can decide by their value alone: no noise, hence no test and no calibration."""
+"""Metrics that can decide by value: they have no noise, so they need no test and no calibration."""
 
 METRIC_LABELS: dict[str, str] = {name: metric.label for name, metric in METRICS.items()}
-"""Its name in reports by its name in specs."""
+"""Names in reports by names in specs."""
 
 PRIMARY_METRICS: tuple[str, ...] = PAIRED_METRICS + EXACT_METRICS
 """Metrics that can decide."""
 
 REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind != "ratio")
-"""Metrics that a rule can require to stay within a bound."""
+"""Metrics that a requirement can bound."""
 
 LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
-"""Metrics that a rule can require to agree with the baseline's."""
+"""Metrics that a requirement can compare with the baseline's."""
 
 PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm_peak_gib")
-"""The largest of what a step holds at once: only a change at that moment moves it."""
+"""Peaks of memory: only a change at the moment of the peak moves them."""

@@ -1,7 +1,7 @@
-"""Circumstances of an ablation: what a verdict takes into account besides its receipts.
+"""Circumstances of an ablation: inputs of a verdict besides the receipts.
 
-Attempts that did not count, earlier ablations that asked the same question, and whether the device was admitted to
-words by A/A blocks. The service and the reader of a bundle gather them; the judge reads them; the verdict repeats them.
+They are attempts that did not count, earlier ablations of the same question, and whether A/A blocks admit the device to
+verdict words. The service and the reader of a bundle collect them; the verdict repeats them.
 """
 
 from experiments.documents import Frozen
@@ -12,21 +12,21 @@ from model.measurements import OmitNone
 
 
 class AttemptRecord(Frozen):
-    """One attempt at a block that left no receipts that count."""
+    """An attempt at a block without receipts that count."""
 
     block_index: int
     """Index of the block in the plan, from 0."""
     number: int
-    """Which attempt at this block it was, from 1."""
+    """Number of the attempt at this block, from 1."""
     failure_class: FailureClass
     arm: str | None
-    """The arm whose trial ended the attempt; None where it cannot be told."""
+    """Arm whose trial ended the attempt; None when unknown."""
     message: str
     node: str
 
 
 class EarlierAblation(Frozen):
-    """An ablation that asked a question of this one before."""
+    """An earlier ablation with a question of this one."""
 
     ablation: str
     name: str
@@ -34,67 +34,67 @@ class EarlierAblation(Frozen):
     created_at: str
     """RFC 3339 UTC."""
     asked: tuple[str, ...] = ()
-    """Variants of this ablation, by their names here, that it had compared as well."""
+    """Names of the variants of this ablation that it compared as well."""
     words: dict[str, str]
-    """Published word of each of its own variants; empty without a verdict."""
+    """Published words of its own variants; empty without a verdict."""
 
 
 class Family(Frozen):
-    """How often the same questions (a variant against its baseline, workload, metric, node class) have been asked."""
+    """Earlier askings of the same questions (a variant against its baseline, workload, metric, node class)."""
 
     question_digest: str | None = None
-    """Of what all variants ask; None where nobody keeps count, as offline."""
+    """Of the questions of all variants; None where askings are not counted, as offline."""
     earlier: tuple[EarlierAblation, ...] = ()
-    """Oldest first, cancelled ones included; only those that ran something."""
+    """Ablations that ran at least one trial, cancelled ones included; oldest first."""
 
     @property
     def number(self) -> int:
-        """Which asking of any of these questions it is, from 1."""
+        """Number of this asking among those of all these questions, from 1."""
         return len(self.earlier) + 1
 
     def number_of(self, arm: str) -> int:
-        """Return which asking of the question of the variant `arm` it is, from 1."""
+        """Return the number of this asking of the question of variant `arm`, from 1."""
         return 1 + sum(arm in one.asked for one in self.earlier)
 
 
 class Admission(Frozen):
-    """Whether words may be published for the devices that ran, and why not."""
+    """Whether the devices that ran may have verdict words, and why not."""
 
     calibrations: tuple[Calibration, ...] = ()
-    """Of every device that ran blocks."""
+    """Of all devices that ran blocks."""
     refused_because: str | None = "no A/A blocks are known for this device"
     """None when words may be published."""
     mended_by: str | None = None
-    """The command that mends it."""
+    """Command that fixes it."""
     ledger: Ledger = Ledger()
-    """The service's own rate of false words, as far as it is known."""
+    """Measured rate of false words of the service."""
 
 
 class BlockSigner(Frozen):
-    """Who answers for some blocks: the node that ran them, and the key that it signed them with."""
+    """Node that ran some blocks, and the key that it signed them with."""
 
     node: str
-    """Its id."""
+    """Id of the node."""
     name: str
     key: PublicKey | None
-    """None where nobody signed: then whoever held the files could have written them."""
+    """None without a signature; then any holder of the files could have written them."""
     blocks: tuple[int, ...]
     """Indices in the plan, from 0."""
 
 
 class Circumstances(Frozen):
-    """Everything that a verdict takes into account besides plan, spec and receipts."""
+    """Inputs of a verdict besides plan, spec and receipts."""
 
     attempts: tuple[AttemptRecord, ...] = ()
     family: Family = Family()
     admission: Admission = Admission()
     signers: tuple[BlockSigner, ...] = ()
-    """Of every finished block."""
+    """Of all finished blocks."""
     not_run: OmitNone[str] = None
-    """Why planned blocks were not run, for example that the budget of device minutes is used up."""
+    """Why planned blocks did not run, for example a used-up budget of device minutes."""
 
 
 UNCALIBRATED = Circumstances()
-"""Nothing is known: first time, nothing broke, no A/A blocks."""
+"""First asking, no broken attempts, no A/A blocks."""
 CALIBRATED = Circumstances(admission=Admission(refused_because=None))
-"""Nothing broke and words may be published: for simulations and tests, where the noise is known by construction."""
+"""No broken attempts, words may be published; for simulations and tests with noise of known size."""

@@ -1,7 +1,7 @@
-"""What a compilation for a device that is not there found out: the part of a receipt that a compiling node class fills.
+"""The compilation report of a receipt: results of compiling a step for an absent device.
 
-Nothing was executed, so there are no seconds of steps and no losses in it. Everything but the two durations is the same
-for every repetition with the same versions.
+Nothing is executed, so there are no step times and no losses. All values except the two durations are the same in every
+repetition with the same versions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,28 +16,28 @@ Bytes: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class HbmPlan(Frozen):
-    """How the compiler laid out one chip's memory, in bytes."""
+    """The compiler's memory plan of one chip, in bytes."""
 
     argument_bytes: Bytes
     """Parameters, optimiser state and batch."""
     output_bytes: Bytes
     alias_bytes: Bytes
-    """Outputs that lie in the place of arguments."""
+    """Outputs that reuse the memory of arguments."""
     temp_bytes: Bytes
-    """Activations, gradients and everything else that lives during a step."""
+    """Activations, gradients and all other data that live during a step."""
     code_bytes: Bytes
-    """The program; not in the peak."""
+    """The program; not part of the peak."""
     peak_bytes: Bytes
-    """argument + output - alias + temp: an estimate, without the program and without fragmentation."""
+    """argument + output - alias + temp: an estimate without the program and without fragmentation."""
 
 
 class Overflow(Frozen):
-    """Why the compiler refused: a memory that the step does not fit into."""
+    """Memory that is too small for the step, so the compiler rejected it."""
 
     memory: Literal["hbm", "vmem"]
     """The chip's main memory, or the on-chip memory of one kernel."""
     needed_bytes: Bytes
-    """As the compiler says it, rounded by it to hundredths of its unit."""
+    """As reported by the compiler, which rounds to hundredths of its unit."""
     available_bytes: Bytes
 
 
@@ -45,39 +45,39 @@ class CompilationReport(Frozen):
     """One training step compiled for a topology."""
 
     topology: str
-    """Chips by the compiler's name, for example "v6e:2x2"."""
+    """Compiler's name of the chips, such as "v6e:2x2"."""
     device_kind: str
     chips: Annotated[int, Field(ge=1)]
     """Chips that the step is spread over."""
     versions: Mapping[str, str]
-    """libtpu, jax, jaxlib, torch, torch_xla as they compiled; other versions give other numbers."""
+    """Of libtpu, jax, jaxlib, torch and torch_xla; other versions give other numbers."""
     hlo_digest: str
-    """Of the lowered module, without paths of source files: equal for equal programs."""
+    """Of the lowered module without source paths, so equal programs have equal digests."""
     instructions: Annotated[int, Field(ge=1)]
     """Of the lowered module, before the compiler's own passes."""
     custom_calls: Annotated[int, Field(ge=0)]
     """Kernels that the module calls."""
     kernels: Mapping[str, int]
-    """Calls by the kernel's name."""
+    """Calls by kernel name."""
     matmul_flops: OmitNone[int] = None
-    """FLOPs of all matrix products outside of kernels, loops times their trips; recomputation counts."""
+    """FLOPs of all matrix products outside kernels, times the trip counts of loops; recomputation counts."""
     hbm: OmitNone[HbmPlan] = None
     """None when the step does not fit."""
     overflow: OmitNone[Overflow] = None
     collectives: OmitNone[Mapping[str, int]] = None
     """Collectives of the compiled program by kind."""
     compiled_calls: OmitNone[Annotated[int, Field(ge=0)]] = None
-    """Kernels that the compiled program calls; None where it cannot be printed."""
+    """Kernels that the compiled program calls; None where the program cannot be printed."""
     compiler_flops: OmitNone[Annotated[float, Field(ge=0)]] = None
-    """The compiler's own count for one chip: a loop's body once, of a kernel what it declares."""
+    """The compiler's count for one chip: loop bodies once, kernels as they declare."""
     compiler_bytes: OmitNone[Annotated[float, Field(ge=0)]] = None
-    """Bytes that the compiler counts between chip and memory; a loop's body once."""
+    """The compiler's count of bytes between chip and memory; loop bodies once."""
     trace_s: Annotated[float, Field(ge=0)]
-    """Seconds of tracing and lowering; those of compiling are the receipt's `compile_s`."""
+    """Seconds of tracing and lowering; `compile_s` of the receipt has those of compiling."""
 
 
 def report_problems(report: CompilationReport) -> Iterator[str]:
-    """Yield what in a report contradicts the rest of it."""
+    """Find contradictions inside a report."""
     calls = sum(report.kernels.values())
     if report.custom_calls != calls:
         yield f"compilation.custom_calls is {report.custom_calls}; the kernels give {calls}"
@@ -90,9 +90,9 @@ def report_problems(report: CompilationReport) -> Iterator[str]:
     if report.hbm is not None and report.hbm.peak_bytes != peak_bytes(report.hbm):
         yield f"compilation.hbm.peak_bytes is {report.hbm.peak_bytes}; its parts give {peak_bytes(report.hbm)}"
     if report.overflow is not None and report.overflow.needed_bytes <= report.overflow.available_bytes:
-        yield "compilation.overflow needs no more than there is"
+        yield "compilation.overflow needs no more than is available"
 
 
 def peak_bytes(plan: HbmPlan) -> int:
-    """Return the peak that the parts of `plan` give."""
+    """Return the peak that follows from the parts of `plan`."""
     return plan.argument_bytes + plan.output_bytes - plan.alias_bytes + plan.temp_bytes

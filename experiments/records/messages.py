@@ -1,4 +1,4 @@
-"""Wire messages between service and workers, the only place where the two meet. All are JSON over HTTP."""
+"""Wire messages between service and workers, JSON over HTTP; the two share no other code."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,7 +12,7 @@ from experiments.records.signing import PublicKey, Signature, block_statement
 from experiments.retries import FINAL_WITH_RECEIPT
 
 FencingToken = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{22}$", examples=["hZ3V5T8QW2R4Y6M9N0P1Sw"])]
-"""128 random bits, URL-safe: whoever shows it was given the block."""
+"""128 random bits, URL-safe; proves that the sender holds the block."""
 
 
 class DeviceInfo(Frozen):
@@ -25,31 +25,31 @@ class DeviceInfo(Frozen):
 
 
 MOST_DEVICES = 64
-"""Devices of one node: it may hold as many blocks, so a worker must not call itself larger than any machine is."""
+"""Most devices of one node, which is also the most blocks that it may hold."""
 
 
 class DeviceHealth(StrEnum):
-    """Whether a node can take a block, as far as it can tell itself."""
+    """Whether a node can take a block, by its own checks."""
 
     OK = "ok"
     QUARANTINED = "quarantined"
-    """It takes nothing: it cannot prove that its devices are free, or lacks what a trial needs."""
+    """It takes no block: it cannot prove that its devices are free, or something that trials need is missing."""
 
 
 class NodeRegistration(Frozen):
-    """`PUT /v1/nodes/{name}`: what a worker found when it probed its machine."""
+    """`PUT /v1/nodes/{name}`: a worker's description of its machine."""
 
     node_class: str
     devices: tuple[DeviceInfo, ...] = Field(max_length=MOST_DEVICES)
     versions: Mapping[str, str]
     code_digest: str
     lacks: tuple[str, ...] = ()
-    """Human sentences about what the probe missed."""
+    """Sentences about missing parts of the machine."""
     public_key: PublicKey | None = None
     """Key that the node signs its blocks with; None on an air-gapped node that cannot sign."""
     lanes: Mapping[str, str | None] | None = None
-    """By lane: None when a small scan with its gradients ran and was right, else why not, in words. None as a
-    whole: nobody tried."""
+    """By lane: None when a small scan with gradients gave correct results, else the reason in words. None as a whole
+    when no lane was tried."""
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
     """Why it is quarantined."""
@@ -60,15 +60,15 @@ class NodeRegistered(Frozen):
 
     node_id: str
     claim_poll_s: float
-    """Poll at least this often even without a wake-up."""
+    """Longest time between two polls, also without a wake-up."""
 
 
 class ClaimRequest(Frozen):
-    """`POST /v1/blocks:claim`; 200 with a ClaimedBlock or 204 when nothing waits."""
+    """`POST /v1/blocks:claim`; 200 with a ClaimedBlock, or 204 when no block waits."""
 
     node_id: str
     device_state: DeviceHealth = DeviceHealth.OK
-    """A quarantined node asks all the same, so that it is seen, and gets nothing."""
+    """A quarantined node also polls, so that the service sees it, and gets no block."""
     device_reason: str | None = None
 
 
@@ -82,15 +82,15 @@ class ClaimedTrial(Frozen):
     arm_digest: str
     gates: Mapping[str, Any]
     config: Mapping[str, Any]
-    """TrainConfig as JSON, with the block's seed in it."""
+    """TrainConfig as JSON with the block's seed."""
     timeout_s: float
     final_failures: tuple[FailureClass, ...] = tuple(sorted(FINAL_WITH_RECEIPT))
-    """Failure classes that are this arm's result by now: the trial gets a receipt that says so, and the block goes on.
-    A trial that ends by any other class breaks its block."""
+    """Failure classes that are a result of this arm now: its trial gets a receipt of the failure and the block goes on.
+    A trial that ends by another class breaks its block."""
 
 
 class ClaimedBlock(Frozen):
-    """A block under a lease. Every later call carries `token`; any other gets 409."""
+    """A block under a lease. Every later call carries `token`; a call with another token gets 409."""
 
     attempt_id: str
     token: FencingToken
@@ -104,20 +104,20 @@ class ClaimedBlock(Frozen):
     """In the plan, from 0."""
     seed: int
     timed: bool
-    """Whether times decide: what disturbs nothing but times (load, clocks, heat) spoils the block then only."""
+    """Whether times decide; disturbances of times alone (load, clocks, heat) spoil the block only then."""
     max_foreign_load: float
-    """Share of the cores' time that others may take during a trial on the host, where times decide."""
+    """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
     cold_caches: bool
-    """Whether every trial starts with empty caches of compilers on disk: where compile time decides."""
+    """Whether trials start with empty compiler caches on disk: where compile time decides."""
     spec_digest: str
     rule_digest: str
     request_id: str | None = None
-    """Of the request that submitted the ablation: the worker's log lines and calls carry it, too."""
+    """Of the request that submitted the ablation; the worker's log lines and calls carry it as well."""
     trials: tuple[ClaimedTrial, ...]
 
 
 class TrialProgress(Frozen):
-    """Where a trial is, for people who watch."""
+    """Progress of a trial, for people who watch."""
 
     trial_id: str
     steps_done: Whole
@@ -125,13 +125,13 @@ class TrialProgress(Frozen):
     tokens_per_s: Number | None = None
     loss: Number | None = None
     step_s: Number | None = Field(default=None, ge=0)
-    """Seconds of one of its steps of late; None until one has ended that compiles nothing."""
+    """Seconds of a recent step; None until a step without compilation has ended."""
     over: bool = False
-    """Whether its process has ended; its receipt comes with the block's."""
+    """Whether its process has ended; the receipt comes with the block's report."""
 
 
 class LogChunk(Frozen):
-    """A piece of a trial's log; a chunk at an offset already stored is ignored."""
+    """A piece of a trial's log; the service ignores a chunk at a stored offset."""
 
     trial_id: str
     offset: Whole = Field(ge=0)
@@ -144,7 +144,7 @@ class Heartbeat(Frozen):
 
     token: FencingToken
     progress: tuple[TrialProgress, ...] = ()
-    """Of the trials that there is something new about, and last of the one that runs."""
+    """Of the trials with news; the running trial last."""
     logs: tuple[LogChunk, ...] = ()
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
@@ -158,22 +158,22 @@ class HeartbeatReply(Frozen):
 
 
 class BlockReport(Frozen):
-    """`POST /v1/attempts/{id}:report`: the whole block at once, or why it broke."""
+    """`POST /v1/attempts/{id}:report`: the whole block, or why it broke."""
 
     token: FencingToken
     receipts: tuple[Mapping[str, Any], ...] = ()
-    """Receipts as JSON, one for each trial; empty when the block broke."""
+    """Receipts as JSON, one per trial; empty when the block broke."""
     logs: tuple[LogChunk, ...] = ()
     failure_class: FailureClass | None = None
-    """Set when the block broke: it is discarded and rerun whole, or failed when its attempts are used up."""
+    """Set when the block broke: it is discarded and rerun whole, or fails when its attempts are used up."""
     arm: str | None = None
-    """The arm whose trial broke the block; None where it cannot be told."""
+    """Arm whose trial broke the block; None when unknown."""
     message: str | None = None
     signature: Signature | None = None
     """Of the node, over `statement`."""
 
     def statement(self, block: ClaimedBlock) -> bytes:
-        """Return what the node signs: whose block it is, the receipts' digests, and why it broke."""
+        """Return the bytes that the node signs: ids of the block, digests of its receipts, and why it broke."""
         ids = {"ablation": block.ablation_id, "block": block.block_id, "attempt": block.attempt_id}
         broke = None
         if self.failure_class is not None:
@@ -182,7 +182,7 @@ class BlockReport(Frozen):
 
 
 class Release(Frozen):
-    """`POST /v1/attempts/{id}:release`: give the block back without a result."""
+    """`POST /v1/attempts/{id}:release`: return the block without a result."""
 
     token: FencingToken
     failure_class: FailureClass

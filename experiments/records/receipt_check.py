@@ -1,7 +1,10 @@
-"""A receipt on its way to people: with its block's signature, so that who stands behind it can be checked anywhere.
+"""Verify receipts offline: recompute every value that follows from other values in the receipt.
 
-A node signs blocks, not receipts (docs/trust.md): the statement holds the digests of all receipts of the block, so
-one receipt, these digests and the signature are enough.
+The digest is compared with the content; phases, counts, tokens and FLOPs with the configuration; the configuration with
+the gates, and both with the arm's digest; the gates' readings with the facts; the summary with the raw steps; durations
+with the clock. Guards of a trial are in `trial_guards`. A carefully rewritten receipt can still be consistent: only the
+node's signature shows where it comes from. A node signs blocks, not receipts (docs/trust.md): the digests of all
+receipts of the block and the signature are enough to check one receipt.
 """
 
 import json
@@ -29,7 +32,7 @@ from model.errors import ConfigError
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with a receipt read from JSON; empty when it is whole, unaltered and consistent."""
+    """Return the problems of a receipt read from JSON; none when it is complete, unaltered and consistent."""
     version = receipt.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
@@ -40,15 +43,15 @@ def verify(receipt: Mapping[str, Any]) -> list[str]:
         return [f"not a receipt: {first_problem(error)}"]
     except (TypeError, ValueError) as error:
         return [f"not a receipt: {error}"]
-    return [*([] if altered is None else [altered]), *contradictions(typed)]
+    return [*filter(None, [altered]), *contradictions(typed)]
 
 
 def contradictions(receipt: Receipt) -> list[str]:
-    """Return where a receipt contradicts itself or a guard, in sentences."""
+    """Return sentences about contradictions of a receipt to itself or to a guard."""
     try:
         config = read_config(receipt.config, may_be_older=True)
     except ConfigError as error:
-        return [f"config is not one that this program knows: {error}"]
+        return [f"config is unknown to this program: {error}"]
     return [
         *_outcome_problems(receipt),
         *_config_problems(receipt, config),
@@ -60,12 +63,12 @@ def contradictions(receipt: Receipt) -> list[str]:
 
 
 def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
-    """Find what contradicts itself in the trial's own work: its steps, or what the compiler said in their place."""
+    """Find contradictions in the trial's steps, or in the compilation report that replaces them."""
     node_class = NODE_CLASSES.get(receipt.environment.node_class)
     compiles_only = node_class is not None and node_class.compiles_only
     if compiles_only != (receipt.compilation is not None) and receipt.outcome is Outcome.MEASURED:
         there = "compiles and executes nothing" if compiles_only else "trains"
-        yield f"node class '{node_class}' {there}; compilation is {'absent' if compiles_only else 'there'}"
+        yield f"node class '{node_class}' {there}; compilation is {'absent' if compiles_only else 'present'}"
     if receipt.compilation is None:
         yield from _step_problems(receipt, config)
         yield from _summary_problems(receipt, config)
@@ -75,7 +78,7 @@ def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     yield from report_problems(receipt.compilation)
     for name in ("steps", "summary", "warmup_passes"):
         if getattr(receipt, name):
-            yield f"{name} is there, but nothing was executed"
+            yield f"{name} is present, but nothing was executed"
 
 
 def _outcome_problems(receipt: Receipt) -> Iterator[str]:
@@ -107,34 +110,34 @@ def _config_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
 
 
 def _gate_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
-    """Compare the gates with the configuration and the facts; a gate that came after the receipt is not in it."""
-    asked = {name: gate.read(config) for name, gate in GATES.items()}
-    given = {name: reading.requested for name, reading in receipt.gates.items()}
-    for name in sorted(given):
-        if asked.get(name) != given.get(name) or type(asked.get(name)) is not type(given.get(name)):
-            yield f"gate '{name}' is {given.get(name)!r}; the configuration says {asked.get(name)!r}"
+    """Compare the gates with the configuration and the facts; later gates are not in the receipt."""
+    configured = {name: gate.read(config) for name, gate in GATES.items()}
+    requested = {name: reading.requested for name, reading in receipt.gates.items()}
+    for name, value in sorted(requested.items()):
+        if configured.get(name) != value or type(configured.get(name)) is not type(value):
+            yield f"gate '{name}' is {value!r}; the configuration says {configured.get(name)!r}"
             return
-    for name, reading in read_gates(given, receipt.facts, pattern=config.model.pattern).items():
+    for name, reading in read_gates(requested, receipt.facts, pattern=config.model.pattern).items():
         if reading != receipt.gates[name]:
-            yield f"gates.{name} says {receipt.gates[name].how!r}, live {receipt.gates[name].live}; the facts give "
-            yield f"gates.{name}: {reading.how!r}, live {reading.live}"
+            stored = receipt.gates[name]
+            yield f"gates.{name} says {stored.how!r}, live {stored.live}; facts give {reading.how!r}, {reading.live}"
 
 
 def phases(steps: StepsConfig) -> list[str]:
-    """Return the phase of every step of a whole trial, in order."""
+    """Return the phases of the steps of a whole trial, in order."""
     return ["compile"] + ["warmup"] * steps.warmup + ["timed"] * steps.timed
 
 
 def _step_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     expected = phases(config.steps)
-    given = [step.phase for step in receipt.steps]
-    if len(given) > len(expected) or (receipt.outcome is Outcome.MEASURED and len(given) < len(expected)):
-        yield f"{len(given)} steps; the configuration gives {len(expected)}"
+    count = len(receipt.steps)
+    if count > len(expected) or (receipt.outcome is Outcome.MEASURED and count < len(expected)):
+        yield f"{count} steps; the configuration gives {len(expected)}"
     for place, (step, phase) in enumerate(zip(receipt.steps, expected, strict=False)):
         if step.index != place:
             yield f"step {place} has index {step.index}"
         if step.phase != phase:
-            yield f"step {place} is marked {step.phase}; by the configuration it is {phase}"
+            yield f"step {place} is marked {step.phase}; the configuration makes it {phase}"
         if step.tokens != config.tokens_per_step:
             yield f"step {place} has {step.tokens} tokens; the configuration gives {config.tokens_per_step}"
 
@@ -153,59 +156,59 @@ def _summary_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     except ReceiptError as error:
         yield f"summary cannot be recomputed: {error}"
         return
-    given, again = summary.model_dump(), fresh.model_dump()
-    for key in given:
-        if given[key] != again[key]:
-            yield f"summary.{key} is {given[key]}; the steps give {again[key]}"
+    stored, recomputed = summary.model_dump(), fresh.model_dump()
+    for key in stored:
+        if stored[key] != recomputed[key]:
+            yield f"summary.{key} is {stored[key]}; the steps give {recomputed[key]}"
     if (summary.loss_val is None) != (config.steps.val_rows == 0):
-        yield f"summary.loss_val is {summary.loss_val}; {config.steps.val_rows} validation rows were asked for"
+        yield f"summary.loss_val is {summary.loss_val}; the configuration has {config.steps.val_rows} validation rows"
 
 
 class BlockSignature(Frozen):
-    """Who signed the block of a receipt, and what besides the receipt the statement takes."""
+    """Signature of a receipt's block, with the other parts of the signed statement."""
 
     node: str
     """Name of the node that ran the block."""
     receipts: tuple[str, ...]
     """Digests of the block's receipts, in running order."""
     by: Signature
-    """Over the statement that a node makes about a block."""
+    """Over the statement of the node about the block."""
 
 
 class SignedReceipt(Receipt):
-    """A receipt with its block's signature, which its digest does not cover."""
+    """A receipt with the signature of its block, which its digest does not cover."""
 
     signature: BlockSignature | None = None
-    """None where nobody signed."""
+    """None without a signature."""
 
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return the receipt in `values` as it was sealed, and its block's signature as JSON; None where there is none."""
+    """Return the sealed receipt in `values` and the signature of its block as JSON, None without one."""
     return {name: value for name, value in values.items() if name != "signature"}, values.get("signature")
 
 
 def verify_signed(values: Mapping[str, Any]) -> tuple[list[str], BlockSignature | None]:
-    """Return what is wrong with a receipt read from JSON and with its signature, and the signature where it fits.
+    """Return the problems of a receipt read from JSON and of its signature, and the signature if it fits.
 
-    Raises SigningUnavailable where there is a signature, and no library to check it.
+    Raises SigningUnavailable when there is a signature but no library to check it.
     """
-    receipt, given = split(values)
+    receipt, signature_values = split(values)
     problems = verify(receipt)
-    if given is None or problems:
+    if signature_values is None or problems:
         return problems, None
     try:
-        signature = BlockSignature.model_validate(given)
+        signature = BlockSignature.model_validate(signature_values)
     except ValidationError as error:
-        return [f"its signature is none: {first_problem(error)}"], None
+        return [f"not a signature: {first_problem(error)}"], None
     problem = _unfit(Receipt.model_validate(receipt), signature)
     return ([], signature) if problem is None else ([problem], None)
 
 
 def _unfit(receipt: Receipt, signature: BlockSignature) -> str | None:
-    """Return in what way a block's signature does not cover `receipt`."""
+    """Return why the signature of a block does not cover `receipt`."""
     ids, place = receipt.ids, receipt.ids.position
     if place >= len(signature.receipts) or signature.receipts[place] != receipt.digest:
-        return f"its signature is over other receipts: {receipt.digest} is not the one at place {place + 1}"
+        return f"its signature covers other receipts: the receipt at place {place + 1} is not {receipt.digest}"
     statement = block_statement(
         {"ablation": ids.ablation, "block": ids.block, "attempt": ids.attempt}, signature.receipts
     )

@@ -1,12 +1,14 @@
-"""The slices of a block: whether its trials ran by turns as planned, never two at once, by one clock of the machine.
+"""Check the clocks of receipts: durations of one trial, and slices of the trials of a block.
 
-Every receipt says when its training began by a clock that all processes of the machine share, and every step when it
-began and ended since then. So the steps of all trials of a block lie on one line, and a slice that was moved, swapped
-or shortened leaves a hole or an overlap on it.
+Every step stores its seconds, its start and its end by one clock. So seconds cannot be edited alone and steps cannot
+overlap. Between two timed steps the loop only writes a log line and reads the device clock, which may take long on busy
+cores. An edit that shortens the window but keeps the ends of its steps lengthens every pause, even the shortest.
+
+Receipts also store when training began, by a clock that all processes of the machine share. So the steps of all trials
+of a block lie on one line, where a moved, swapped or shortened slice leaves a gap or an overlap.
 """
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,15 +23,19 @@ from model.config import StepsConfig
 from model.measurements import Step
 
 ROUNDING_S = 1e-6
-"""Durations are differences of floating-point seconds."""
+"""Tolerance for differences of floating-point seconds."""
 MAX_GAP_S = 1e-3
 MAX_GAP_SHARE = 0.01
-"""The pause between two timed steps is at most `MAX_GAP_S` and this share of the median step: the first quartile of
-the pauses, or their median in receipts of earlier code, which do not say when a step began."""
+"""The pause between timed steps is at most `MAX_GAP_S` plus this share of the median step. It is the first quartile of
+the pauses, or their median in receipts of earlier code, which do not store when a step began."""
+MAX_HANDOVER_S = 10e-3
+MAX_HANDOVER_SHARE = 0.02
+"""The pause between consecutive slices is at most `MAX_HANDOVER_S` plus this share of the median step. It is the first
+quartile of the pauses, which was 1 to 4 ms on two cores under a load of 7 to 16."""
 
 
 def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
-    """Return which durations of a measured trial contradict each other, in sentences."""
+    """Describe durations of a measured trial that contradict each other."""
     return [
         *_step_problems(receipt),
         *_pause_problems(receipt, steps),
@@ -40,7 +46,7 @@ def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
 
 
 def start_problems(receipt: Receipt) -> Iterator[str]:
-    """Find a start that is no moment in time."""
+    """Check that the start is a date and time with an offset."""
     try:
         aware = datetime.fromisoformat(receipt.started_at).utcoffset() is not None
     except ValueError:
@@ -50,10 +56,10 @@ def start_problems(receipt: Receipt) -> Iterator[str]:
 
 
 def _step_problems(receipt: Receipt) -> Iterator[str]:
-    """Find a step whose seconds are not those between its begin and its end, or that began before another had ended."""
-    told = [step.began_s is not None for step in receipt.steps]
-    if any(told) != all(told):
-        yield f"{sum(told)} of {len(told)} steps say when they began"
+    """Find a step whose seconds do not fit its start and end, or that overlaps the step before."""
+    with_start = [step.began_s is not None for step in receipt.steps]
+    if any(with_start) != all(with_start):
+        yield f"{sum(with_start)} of {len(with_start)} steps say when they began"
     before = receipt.compile_s
     for step in receipt.steps:
         since = step.ended_s - max(before, _began(step))
@@ -68,30 +74,29 @@ def _began(step: Step) -> float:
 
 
 def pauses(timed: Sequence[Step]) -> list[float]:
-    """Return the seconds between each timed step and the one before it."""
+    """Return the seconds between consecutive timed steps."""
     return [later.ended_s - earlier.ended_s - later.seconds for earlier, later in pairwise(timed)]
 
 
 def slices_of(receipt: Receipt, steps: StepsConfig) -> list[tuple[Step, ...]]:
-    """Return the timed steps of a trial, those together that ran in one go."""
+    """Return the timed steps of a trial, grouped by slice."""
     by_index = {step.index: step for step in receipt.steps if step.phase == "timed"}
     return [tuple(by_index[index] for index in part if index in by_index) for part in steps.slices]
 
 
 def _pause_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     timed = [step for step in receipt.steps if step.phase == "timed"]
-    found = sorted(pause for part in slices_of(receipt, steps) for pause in pauses(part))
-    if not found:
+    ordered = sorted(pause for part in slices_of(receipt, steps) for pause in pauses(part))
+    if not ordered:
         return
-    older, step_s = timed[0].began_s is None, statistics.median(step.seconds for step in timed)
-    pause, which = (statistics.median(found), "median") if older else (found[len(found) // 4], "first quartile")
+    older, step_s = timed[0].began_s is None, median(step.seconds for step in timed)
+    pause, which = (median(ordered), "median") if older else (ordered[len(ordered) // 4], "first quartile")
     if pause > MAX_GAP_S + MAX_GAP_SHARE * step_s:
-        beside = f"beside steps of {step_s:.3g} s: their seconds are short"
-        yield f"between timed steps {pause:.3g} s pass ({which}) {beside}"
+        yield f"{pause:.3g} s pass between timed steps of {step_s:.3g} s ({which}): their seconds are too short"
 
 
 def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
-    """Find missing load, which lies between step 0 and step 1."""
+    """Find missing load between step 0 and step 1."""
     if any(not (math.isfinite(seconds) and seconds > 0) for seconds in receipt.warmup_passes):
         yield "a warm-up pass has no positive duration"
     if len(receipt.steps) < 2:
@@ -99,19 +104,19 @@ def _warmup_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     first, second = receipt.steps[:2]
     load = _began(second) - first.ended_s
     if load < steps.warmup_s - ROUNDING_S:
-        yield f"{load:.3g} s lie between step 0 and step 1; the configuration asks for {steps.warmup_s:g} s of load"
+        yield f"{load:.3g} s pass between step 0 and step 1; the configuration requests {steps.warmup_s:g} s of load"
     if steps.warmup_s and not receipt.warmup_passes:
-        yield f"no warm-up pass; the configuration asks for {steps.warmup_s:g} s of load"
+        yield f"no warm-up pass; the configuration requests {steps.warmup_s:g} s of load"
 
 
 def _waiting_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     if (receipt.waited_s is not None) != (steps.slice > 0):
-        told = "is absent" if receipt.waited_s is None else f"is {receipt.waited_s:.6g}"
-        yield f"waited_s {told}; the configuration asks for slices of {steps.slice} steps"
+        value = "absent" if receipt.waited_s is None else f"{receipt.waited_s:.6g}"
+        yield f"waited_s is {value}; the configuration requests slices of {steps.slice} steps"
     if receipt.waited_s is not None and receipt.waited_s < 0:
-        yield f"waited_s is {receipt.waited_s:.6g}, less than nothing"
+        yield f"waited_s is {receipt.waited_s:.6g}, below 0"
     if steps.slice and receipt.training_began_s is None:
-        yield "training_began_s is absent: nobody can tell whether the slices of the block alternated"
+        yield "training_began_s is absent, so the slices of the block cannot be checked"
 
 
 def _total_problems(receipt: Receipt) -> Iterator[str]:
@@ -123,18 +128,12 @@ def _total_problems(receipt: Receipt) -> Iterator[str]:
         ("training_s", receipt.training_s, "wall_s", receipt.wall_s),
     ):
         if part > whole + ROUNDING_S:
-            yield f"{name} come to {part:.6g} s; {whole_name} is {whole:.6g}"
-
-
-MAX_HANDOVER_S = 10e-3
-MAX_HANDOVER_SHARE = 0.02
-"""Between two slices that follow each other at most this and this share of the median step pass: the first quartile,
-which was 1 to 4 ms on two cores under a load of 7 to 16."""
+            yield f"{name}: {part:.6g} s; {whole_name} is only {whole:.6g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """A piece of a block's time in which one trainer ran, in seconds of the machine's clock."""
+    """A span of a block in which one trainer ran, in seconds of the machine's clock."""
 
     arm: str
     what: str
@@ -146,35 +145,33 @@ class _Span:
 
 
 def slice_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
-    """Find what the clocks of measured trials of one block, of all or some of its arms, say against its slices."""
+    """Find contradictions between the slices of a block and the clocks of its measured trials, all or some."""
     measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
     measured.sort(key=lambda receipt: receipt.ids.position)
-    told = {receipt.arm: read_config(receipt.config, may_be_older=True).steps for receipt in measured}
-    steps = next(iter(told.values()), StepsConfig())
-    if not any(one.slice for one in told.values()):
+    configured = [read_config(receipt.config, may_be_older=True).steps for receipt in measured]
+    if not any(steps.slice for steps in configured):
         return
-    if any(one != steps for one in told.values()):
-        yield "the trials of the block have other steps or slices than each other"
+    if len(set(configured)) > 1:
+        yield "the trials of the block differ in steps or slices"
     elif any(receipt.training_began_s is None for receipt in measured):
         yield "a trial of the block does not say when its training began"
     else:
-        yield from _line_problems(measured, steps)
+        yield from _line_problems(measured, configured[0])
 
 
 def _line_problems(receipts: Sequence[Receipt], steps: StepsConfig) -> Iterator[str]:
-    """Compare the line of all spans with the planned one; the first problem names the place."""
+    """Compare the order of all spans with the planned order; the first problem names the place."""
     slices = {receipt.arm: _slices(receipt, steps) for receipt in receipts}
     order = running_order([receipt.arm for receipt in receipts], len(steps.slices))
     planned = [_start_up(receipt, steps) for receipt in receipts] + [slices[arm][number] for number, arm in order]
     ran = sorted(planned, key=lambda span: span.began_s)
-    out_of_turn = next(((due, came) for due, came in zip(planned, ran, strict=True) if due is not came), None)
-    if out_of_turn is not None:
-        due, came = out_of_turn
-        yield f"{came} ran where {due} was due"
-        return
+    for due, span in zip(planned, ran, strict=True):
+        if due is not span:
+            yield f"{span} ran where {due} was due"
+            return
     for earlier, later in pairwise(ran):
         if later.began_s < earlier.ended_s - ROUNDING_S:
-            yield f"{later} began {earlier.ended_s - later.began_s:.3g} s before {earlier} had ended"
+            yield f"{later} began {earlier.ended_s - later.began_s:.3g} s before the end of {earlier}"
             return
     yield from _ending_problems(receipts, ran[-1])
     yield from _handover_problems(receipts, ran[len(receipts) :])
@@ -199,19 +196,19 @@ def _span(receipt: Receipt, what: str, began_s: float, ended_s: float) -> _Span:
 
 
 def _ending_problems(receipts: Sequence[Receipt], last: _Span) -> Iterator[str]:
-    """Find a trial that was over before the last slice of the block was: each waits for all before its end."""
+    """Find a trial that ended before the last slice of the block; each must wait for all others."""
     for receipt in receipts:
-        over = (receipt.training_began_s or 0.0) + receipt.training_s + (receipt.waited_s or 0.0)
-        if over < last.ended_s - ROUNDING_S:
-            yield f"arm '{receipt.arm}' was over {last.ended_s - over:.3g} s before {last} had ended"
+        ended_s = (receipt.training_began_s or 0.0) + receipt.training_s + (receipt.waited_s or 0.0)
+        if ended_s < last.ended_s - ROUNDING_S:
+            yield f"arm '{receipt.arm}' ended {last.ended_s - ended_s:.3g} s before the end of {last}"
 
 
 def _handover_problems(receipts: Sequence[Receipt], slices: Sequence[_Span]) -> Iterator[str]:
-    """Find pauses between slices: steps that were made shorter leave them. Asked of arms that follow each other."""
+    """Find pauses between slices, which shortened steps leave. Only arms at consecutive places are checked."""
     if len(receipts) < 2 or [receipt.ids.position for receipt in receipts] != list(range(len(receipts))):
         return
-    found = sorted(later.began_s - earlier.ended_s for earlier, later in pairwise(slices))
+    ordered = sorted(later.began_s - earlier.ended_s for earlier, later in pairwise(slices))
     step_s = median(step.seconds for receipt in receipts for step in receipt.steps if step.phase == "timed")
-    pause = found[len(found) // 4]
+    pause = ordered[len(ordered) // 4]
     if pause > MAX_HANDOVER_S + MAX_HANDOVER_SHARE * step_s:
-        yield f"between slices {pause:.3g} s pass (first quartile) beside steps of {step_s:.3g} s: nobody ran then"
+        yield f"{pause:.3g} s pass between slices with steps of {step_s:.3g} s (first quartile): no trial ran then"

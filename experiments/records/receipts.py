@@ -1,4 +1,4 @@
-"""The receipt: the immutable, digested JSON record of one trial. Raw samples are kept and marked, never dropped."""
+"""The receipt: the immutable, digested JSON record of one trial. It keeps and marks all raw samples."""
 
 import math
 import statistics
@@ -23,24 +23,24 @@ SCHEMA_VERSION = 2
 
 
 class DeviceEvents(Frozen):
-    """What happened to a trial's device from just before it to just after it, as the driver told."""
+    """Events of a trial's device from just before to just after the trial, as the driver reports them."""
 
     sw_power_cap: OmitNone[Annotated[float, Field(ge=0)]] = None
-    """Seconds that the driver slowed the device down to stay within its power limit; normal under full load."""
+    """Seconds that the driver slowed the device down to its power limit; normal under full load."""
     sw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
-    """Seconds that the driver slowed it down because it was hot."""
+    """Seconds that the driver slowed the device down because it was hot."""
     hw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
     """Seconds that the hardware slowed itself down because it was hot."""
     hw_power_brake: OmitNone[Annotated[float, Field(ge=0)]] = None
-    """Seconds that the machine's power supply asked the hardware to slow down."""
+    """Seconds that the power supply made the hardware slow down."""
     ecc_uncorrected: OmitNone[Annotated[int, Field(ge=0)]] = None
     """New uncorrected memory errors."""
     foreign_processes: OmitNone[tuple[int, ...]] = None
-    """Processes on any device of the machine that were there before or after the trial: its own are not."""
+    """Processes of others on any device of the machine, before or after the trial."""
 
 
 class ForeignProcess(Frozen):
-    """A process that is no part of the trial and used a processor meanwhile."""
+    """A process outside the trial that used a processor meanwhile."""
 
     pid: int
     name: str
@@ -49,7 +49,7 @@ class ForeignProcess(Frozen):
 
 
 class Digests(Frozen):
-    """What this receipt is chained to."""
+    """Digests of the inputs of the trial."""
 
     spec: str
     rule: str
@@ -61,14 +61,14 @@ class Digests(Frozen):
 
 
 class Ids(Frozen):
-    """Where the trial belongs."""
+    """Ids of the trial and of the objects that it belongs to."""
 
     ablation: str
     block: str
     block_index: int
     """Index of the block in the plan, from 0."""
     position: int
-    """Place of this arm in the block's order, from 0."""
+    """Place of the arm in the block's order, from 0."""
     trial: str
     attempt: str
     node: str
@@ -76,7 +76,7 @@ class Ids(Frozen):
 
 
 class Environment(Frozen):
-    """What the trial ran on."""
+    """Machine and software of the trial."""
 
     node_name: str
     node_class: str
@@ -84,40 +84,40 @@ class Environment(Frozen):
     device_serial: str | None
     git_commit: str | None
     git_dirty_digest: str | None
-    """Digest of the uncommitted patch; None when the tree is clean or there is no repository."""
+    """Digest of the uncommitted patch; None when the tree is clean or without a repository."""
     versions: Mapping[str, str]
-    """python, torch, driver, cuda, tilelang, torch_xla ... as far as present."""
+    """Of python, torch, driver, cuda, tilelang, torch_xla and others, where present."""
     cpu_threads: int
     peak_flops: float | None
-    """The device's peak in FLOP/s for the config's dtype, of which mfu is a share; None where none is stated."""
+    """Peak of the device in FLOP/s for the config's dtype, the denominator of mfu; None where none is stated."""
     load_average_before: float | None
     """One-minute load average just before the trial."""
     foreign_load: float | None = None
-    """Share of the cores' time, from the warm-up to the end of the window, that went to anything but the trial; None
-    where the system does not tell."""
+    """Share of the cores' time that went to other processes, from the warm-up to the end of the window; None where the
+    system does not report it."""
     stolen_load: OmitNone[float] = None
-    """What of it a hypervisor gave to other machines while a core of this one was ready to run."""
+    """Part of `foreign_load` that a hypervisor gave to other machines while a core of this one was ready to run."""
     foreign_busiest: tuple[ForeignProcess, ...] = ()
-    """The processes of others that used most, at most three."""
+    """Up to three other processes with the most processor time."""
     throttle: DeviceEvents | None = None
-    """What happened to the device meanwhile; None where its driver could not be asked, as on CPU nodes."""
+    """Events of the device meanwhile; None without a driver that reports them, as on CPU nodes."""
 
 
 class GateReading(Frozen):
-    """Requested against observed, for one gate."""
+    """Requested and observed value of one gate."""
 
     requested: Any
     observed: Any
-    """None when this lane cannot observe it."""
+    """None when the lane cannot observe the gate."""
     live: bool
     how: str
-    """What was looked at, for example "fact loss.implementation"."""
+    """Source of the observation, such as "fact loss.implementation"."""
 
 
 class Memory(Frozen):
-    """Peaks in bytes: in tensors (allocated), and held for them (reserved).
+    """Peaks in bytes: in tensors (allocated), and reserved for them.
 
-    Where a step was compiled and not run, both are what the compiler planned for one chip.
+    For a compiled step that did not run, both are the compiler's plan for one chip.
     """
 
     peak_allocated_bytes: int
@@ -127,32 +127,32 @@ class Memory(Frozen):
 
 
 class Summary(Frozen):
-    """Numbers derived from the raw steps by the declared estimator; recomputed when a receipt is verified."""
+    """Numbers that the declared estimator derives from the raw steps; verification recomputes them."""
 
     timed_steps: int
     step_s_mean: float
-    """Seconds of the whole window over its steps: nothing is left out."""
+    """Seconds of the whole window over its steps, without omissions."""
     step_s_median: float
     tokens_per_s: float
     """Tokens of the whole window over its seconds."""
     tokens_per_s_median: float
-    """Tokens of a step over the median of the steps' seconds: the throughput if nothing had stalled."""
+    """Tokens of a step over the median step time: the throughput without stalls."""
     model_tflops_per_s: float
     """From `step_s_mean`."""
     mfu: float | None
     outlier_steps: int
-    """Timed steps beyond median + 5 * max(1.4826 * MAD, 0.2 % of the median); they are counted, not dropped."""
+    """Timed steps above median + 5 * max(1.4826 * MAD, 0.2 % of the median); counted, not dropped."""
     loss_step1: float
-    """Loss of the first step (index 0), the one before any update."""
+    """Loss of step 0, before any update."""
     loss_final: float
     """Mean loss of the last quarter of the timed steps, at least one."""
     loss_val: float | None
 
 
 class _FieldOrder(Frozen):
-    """All fields in the order that the JSON of receipts has always had; `Any` marks those of `Measurements`.
+    """All fields in the order of the JSON; `Measurements` declares those of type `Any`.
 
-    A new measurement needs no line here. It comes last in the JSON.
+    A new measurement needs no line here and comes last in the JSON.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -172,7 +172,7 @@ class _FieldOrder(Frozen):
     steps: tuple[Step, ...]
     warmup_passes: Any
     summary: Summary | None
-    """None when the trial did not reach its window, or compiled and ran nothing."""
+    """None when the trial did not finish its window, or executed nothing."""
     compilation: OmitNone[CompilationReport] = None
     """Output of the compiler; only on node classes that compile and execute nothing."""
     memory: Memory | None
@@ -199,21 +199,21 @@ class Receipt(Measurements, _FieldOrder):
 OUTLIER_MADS = 5.0
 MAD_TO_SIGMA = 1.4826
 MIN_SPREAD = 0.002
-"""Share of the median below which a spread is not believed."""
+"""Smallest spread of the outlier rule, as a share of the median."""
 
 
 def summarise(
     steps: Sequence[Step], *, flops_per_step: int, loss_val: float | None, peak_flops: float | None
 ) -> Summary:
-    """Derive the summary from raw steps: the untrimmed total of the timed window, the median beside it.
+    """Derive the summary from raw steps: the untrimmed total of the timed window and the median.
 
-    `peak_flops` is the device's peak per second for MFU. Raises ReceiptError without a first or a timed step, or
-    when a sample is not finite or not positive.
+    `peak_flops` is the device's peak in FLOP/s. Raises ReceiptError without step 0 or a timed step, or when a sample is
+    not finite or a duration not positive.
     """
     timed = [step for step in steps if step.phase == "timed"]
     first = next((step for step in steps if step.index == 0), None)
     if not timed or first is None:
-        raise ReceiptError(f"no summary without step 0 and a timed step; given: {len(steps)} steps, {len(timed)} timed")
+        raise ReceiptError(f"a summary needs step 0 and a timed step; given: {len(steps)} steps, {len(timed)} timed")
     _check_samples(steps)
     seconds, tokens = math.fsum(step.seconds for step in timed), sum(step.tokens for step in timed)
     mean, median = seconds / len(timed), statistics.median(step.seconds for step in timed)
@@ -251,16 +251,16 @@ def _count_outliers(seconds: Sequence[float]) -> int:
 
 
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
-    """Return `metric` in its unit; None where the receipt holds no value: no window, no memory, no generated kernel."""
-    found: Any = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type]
+    """Return `metric` in its unit; None when the receipt has no value: no window, no memory, no generated kernel."""
+    field: Any = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type]
     if metric.counted:
-        return len(found) or None
-    value: float | None = found if metric.summed is None else _sum(found, metric.summed)
+        return len(field) or None
+    value: float | None = field if metric.summed is None else _sum(field, metric.summed)
     return value if value is None or metric.per == 1 else value / metric.per
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Return the sum of `key` over `rows`; None where there are none, or one of them lacks it."""
+    """Return the sum of `key` over `rows`; None without rows, or when one lacks the key."""
     values = [row[key] for row in rows if row.get(key) is not None]
     return sum(values) if values and len(values) == len(rows) else None
 
@@ -272,10 +272,10 @@ def _attribute(part: object, name: str) -> object:
 def read_gates(
     requested: Mapping[str, Any], facts: Mapping[str, Any], *, pattern: str = "".join(BLOCK_KINDS)
 ) -> dict[str, GateReading]:
-    """Compare every requested gate with what the code recorded about itself in a model of this `pattern`.
+    """Compare the requested gates with the recorded facts of a model with this `pattern`.
 
-    A gate at its default that nothing was recorded about is taken as live, and so is one of a kind of block that the
-    model does not have; any other that was asked for and cannot be observed is not.
+    A gate without facts counts as live when it is at its default, or when the model lacks its kind of block. Any other
+    requested gate without facts is not live.
     """
     return {name: _read_gate(GATES[name], value, requested, facts, pattern) for name, value in requested.items()}
 
@@ -287,8 +287,8 @@ def _read_gate(
         return GateReading(requested=value, observed=None, live=True, how=f"not used with {setting}")
     observed = gate.attest(facts)
     if observed is not None:
-        wanted = value if gate.shown_as is None else gate.shown_as(requested, facts)
-        live = type(observed) is type(wanted) and observed == wanted
+        expected = value if gate.shown_as is None else gate.shown_as(requested, facts)
+        live = type(observed) is type(expected) and observed == expected
         return GateReading(requested=value, observed=observed, live=live, how=gate.attested_by)
     if value == gate.default:
         return GateReading(requested=value, observed=None, live=True, how="default, not observable")
@@ -300,7 +300,7 @@ def _read_gate(
 
 
 def seal(fields: Mapping[str, Any]) -> Receipt:
-    """Return the receipt of `fields` with its digest. Raises ReceiptError when a part is missing or not finite."""
+    """Return the sealed receipt of `fields`. Raises ReceiptError when a part is missing or not finite."""
     try:
         return documents.seal(Receipt.model_validate({**fields, "digest": ""}))
     except ValidationError as error:

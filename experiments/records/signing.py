@@ -1,8 +1,8 @@
-"""Signatures of nodes (Ed25519): what a node signs, how a signature is checked, and how keys are written.
+"""Signatures of nodes (Ed25519): signed statements, their verification, and the text form of keys.
 
-A node signs the report of every block, and the manifest of every bundle that it writes. A signature proves that the
-holder of the key said this and that nothing was changed since; it does not prove that it is true (docs/trust.md).
-The library `cryptography` is imported when it is needed: a node that lacks it runs unsigned, and says so.
+A node signs the report of every block and the manifest of every bundle that it writes. A signature proves who made the
+statement and that it was not changed; it does not prove that it is true (docs/trust.md). `cryptography` is imported on
+use: a node without it runs unsigned and reports so.
 """
 
 import base64
@@ -19,14 +19,14 @@ from experiments.errors import SigningUnavailable
 
 KEY_PREFIX = "ed25519:"
 KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$"
-"""The last sign of 32 bytes carries four bits."""
+"""The last character of 32 bytes carries four bits."""
 _VALUE_PATTERN = r"^[A-Za-z0-9_-]{85}[AQgw]$"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 _SAFE = b"-_"
 
 
 def _decode(text: str, length: int) -> bytes:
-    """Return the bytes of unpadded base64url. Raises ValueError unless it is their one spelling."""
+    """Return the bytes of unpadded base64url. Raises ValueError unless `text` is their only spelling."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=_SAFE, validate=True)
     except ValueError as error:
@@ -55,7 +55,7 @@ PublicKey = Annotated[str, Field(pattern=KEY_PATTERN), AfterValidator(_checked_k
 
 
 class Signature(Frozen):
-    """A signature and the key that it fits."""
+    """A signature and its public key."""
 
     key: PublicKey
     value: Annotated[str, Field(pattern=_VALUE_PATTERN), AfterValidator(_checked_signature)]
@@ -66,7 +66,7 @@ class Signer:
     """A private key; never leaves the node."""
 
     def __init__(self, seed: bytes) -> None:
-        """Take the 32 bytes of a private key. Raises SigningUnavailable without the library."""
+        """Load the 32 bytes of a private key. Raises SigningUnavailable without the library."""
         self._private = _ed25519().Ed25519PrivateKey.from_private_bytes(seed)
 
     @cached_property
@@ -80,34 +80,34 @@ class Signer:
 
 
 def signature_problem(signature: Signature, message: bytes) -> str | None:
-    """Return in what way `signature` does not fit `message`, None when it does. Raises SigningUnavailable."""
+    """Return why `signature` does not fit `message`; None when it fits. Raises SigningUnavailable."""
     public = _decode(signature.key.removeprefix(KEY_PREFIX), _KEY_BYTES)
     try:
         _ed25519().Ed25519PublicKey.from_public_bytes(public).verify(
             _decode(signature.value, _SIGNATURE_BYTES), message
         )
     except import_module("cryptography.exceptions").InvalidSignature:
-        return f"is not what key {signature.key} signed: it was changed afterwards, or another key signed it"
+        return f"does not fit key {signature.key}: the content was changed, or another key signed it"
     return None
 
 
 def block_statement(ids: Mapping[str, str], receipts: Sequence[str], broke: Mapping[str, Any] | None = None) -> bytes:
-    """Return what a node signs about a block.
+    """Return the statement that a node signs about a block.
 
-    `ids` are those of ablation, block and attempt; `receipts` the digests of the receipts in running order; `broke` is
-    why the attempt broke, where it did.
+    `ids` has the ids of ablation, block and attempt, `receipts` the digests of the receipts in running order, and
+    `broke` the reason when the attempt broke.
     """
     named = {name: ids[name] for name in ("ablation", "block", "attempt")}
     return canonical_json({"kind": "ablate block", **named, "receipts": list(receipts), "broke": broke}).encode()
 
 
 def manifest_statement(digest: str) -> bytes:
-    """Return what a node signs about a bundle, whose manifest has this digest."""
+    """Return the statement that a node signs about a bundle with this manifest digest."""
     return canonical_json({"kind": "ablate manifest", "digest": digest}).encode()
 
 
 def signing_problem() -> str | None:
-    """Return why this machine can neither sign nor check signatures, None when it can."""
+    """Return why this machine can neither sign nor check signatures; None when it can."""
     try:
         _ed25519()
     except SigningUnavailable as error:

@@ -169,10 +169,10 @@ def _by_another(receipt: dict[str, Any], other: Signer) -> dict[str, Any]:
 
 
 EDITED_SIGNATURES = {
-    _another_digest: "is not what key",
-    _moved: "its signature is over other receipts",
-    _by_another: "is not what key",
+    _another_digest: "does not fit key",
+    _moved: "its signature covers other receipts",
+    _by_another: "does not fit key",
     lambda receipt, _: {**receipt, "wall_s": 1.0}: "was altered",
-    lambda receipt, _: {**receipt, "signature": {"node": "a"}}: "its signature is none",
+    lambda receipt, _: {**receipt, "signature": {"node": "a"}}: "not a signature",
 }
 """What somebody does to a signed receipt, and what is said of it."""

@@ -112,7 +112,7 @@ def test_steps_in_a_compiled_receipt_are_found() -> None:
     receipt = make_compiled(plan, 0, "remat", peak_bytes=12 * GIB)
     step = {"index": 0, "phase": "timed", "seconds": 1.0, "tokens": 8, "loss": 1.0, "grad_norm": 1.0, "ended_s": 2.0}
     forged = seal({**dict(receipt), "steps": (step,)})
-    assert "steps is there, but nothing was executed" in verify(forged.model_dump(mode="json"))
+    assert "steps is present, but nothing was executed" in verify(forged.model_dump(mode="json"))
 
 
 @pytest.mark.parametrize(

@@ -128,17 +128,17 @@ def renumbered(values: Values) -> None:
 
 EDITS: dict[str, tuple[Edit, str]] = {
     "timed steps 3 % faster": (timed(seconds=0.97), "the clock gives it"),
-    "timed steps 3 % faster that begin later": (begun_later(0.97), "(first quartile) beside steps"),
+    "timed steps 3 % faster that begin later": (begun_later(0.97), "(first quartile): their seconds"),
     "timed steps 3 % faster, as if nobody had told when they began": (
         both(timed(seconds=0.97), without_field("began_s")),
-        "(median) beside steps",
+        "(median): their seconds",
     ),
     "the begin of one step erased": (
         steps(lambda s: {name: value for name, value in s.items() if name != "began_s" or s["index"] != 7}),
         "28 of 29 steps say when they began",
     ),
     "timed steps 3 % slower": (timed(seconds=1.03), "the clock gives it"),
-    "warm-up steps as timed ones": (marked("timed", 1, 2, 3), "step 1 is marked timed; by the configuration it is"),
+    "warm-up steps as timed ones": (marked("timed", 1, 2, 3), "step 1 is marked timed; the configuration"),
     "slow timed steps as warm-up": (marked("warmup", 4, 5), "step 4 is marked warmup"),
     "eleven steps deleted": (without(*range(10, 21)), "18 steps; the configuration gives 29"),
     "eleven steps deleted and the rest numbered again": (
@@ -149,14 +149,14 @@ EDITS: dict[str, tuple[Edit, str]] = {
         both(without(*range(18, 29)), put("config.steps.timed", 14)),
         "digests.arm is",
     ),
-    "the last step deleted": (without(28), "24 timed steps; the configuration asks for 25"),
+    "the last step deleted": (without(28), "24 timed steps; the configuration has 25"),
     "a step that stands twice": (steps(lambda s: {**s, "index": 7} if s["index"] == 8 else s), "step 8 has index 7"),
     "more tokens": (timed(tokens=2), "tokens; the configuration gives 32768"),
-    "device clocks erased": (steps(lambda s: {**s, "clock_mhz": None}), "did not tell clock_mhz"),
-    "counters erased": (put("environment.throttle", None), "did not tell ecc_uncorrected"),
+    "device clocks erased": (steps(lambda s: {**s, "clock_mhz": None}), "did not report clock_mhz"),
+    "counters erased": (put("environment.throttle", None), "did not report ecc_uncorrected"),
     "one counter erased": (
         lambda values: values["environment"]["throttle"].pop("hw_thermal_slowdown"),
-        "did not tell hw_thermal_slowdown",
+        "did not report hw_thermal_slowdown",
     ),
     "an ECC error and a neighbour left in": (
         both(put("environment.throttle.ecc_uncorrected", 1), put("environment.throttle.foreign_processes", [7])),
@@ -175,20 +175,20 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "gates.psiv_cache says 'somebody",
     ),
     "a configuration with a larger batch": (put("config.micro_batch", 16), "digests.arm is"),
-    "a configuration with an unknown field": (put("config.turbo", True), "config is not one that this program knows"),
+    "a configuration with an unknown field": (put("config.turbo", True), "config is unknown to this program"),
     "another arm's digest": (put("digests.arm", "sha256:other"), "digests.arm is sha256:other"),
     "a validation loss that nobody asked for": (
         put("config.steps.val_rows", 0),
-        "0 validation rows were asked for",
+        "0 validation rows",
     ),
-    "the validation loss removed": (put("summary.loss_val", None), "2 validation rows were asked for"),
+    "the validation loss removed": (put("summary.loss_val", None), "2 validation rows"),
     "the load before the window removed": (put("warmup_passes", []), "no warm-up pass"),
     "a warm-up that took no time": (
         earlier(1.4),
-        "lie between step 0 and step 1; the configuration asks for 1.5 s of load",
+        "between step 0 and step 1; the configuration requests 1.5 s of load",
     ),
-    "a training shorter than its steps": (put("training_s", 0.5), "training_s is 0.5"),
-    "a trial shorter than its training": (put("wall_s", 1.0), "wall_s is 1"),
+    "a training shorter than its steps": (put("training_s", 0.5), "training_s is only 0.5"),
+    "a trial shorter than its training": (put("wall_s", 1.0), "wall_s is only 1"),
     "a compilation longer than the clock allows": (put("compile_s", 30.0), "step 0 took"),
     "a start that is no moment": (put("started_at", "yesterday"), "started_at is 'yesterday'"),
     "a start without its offset": (
@@ -209,10 +209,6 @@ EDITS: dict[str, tuple[Edit, str]] = {
 def test_the_original_is_whole() -> None:
     assert verify(original()) == []
     assert verify(redone(original())) == []
-
-
-def test_the_table_is_long_enough() -> None:
-    assert len(EDITS) >= 25
 
 
 @pytest.mark.parametrize("what", EDITS)
