@@ -1,60 +1,53 @@
-"""Answer: the word of one variant with its cause and reason, and the decision that the rule draws from it."""
+"""The answer on one variant: verdict, cause and reason, and the decision that the rule draws from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult
 from experiments.design.metrics import METRICS
 from experiments.design.spec import Primary
 from experiments.outcomes import Decision, VerdictWord
 
-if TYPE_CHECKING:
-    from experiments.design.spec import Primary
 
+def word_of(comparison: Comparison, primary: Primary) -> VerdictWord:
+    """Return the verdict of the samples.
 
-def word_of(found: Comparison, primary: "Primary") -> VerdictWord:
-    """Return what the samples say.
-
-    Better or worse: different from zero after correction, and the estimate beyond the margin. Same: proved to lie
-    within the margin after correction. Else inconclusive.
+    Better or worse: the difference is significant after correction, and the estimate exceeds the margin. Same: proved
+    to lie within the margin after correction. Otherwise inconclusive.
     """
-    gain = gain_pct(found)
-    if found.p_holm <= found.alpha and abs(gain) > primary.margin:
+    gain = gain_pct(comparison)
+    if comparison.p_holm <= comparison.alpha and abs(gain) > primary.margin:
         return VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
-    return VerdictWord.SAME if found.p_same <= found.alpha else VerdictWord.INCONCLUSIVE
+    return VerdictWord.SAME if comparison.p_same <= comparison.alpha else VerdictWord.INCONCLUSIVE
 
 
-def beyond_margin(found: Comparison, primary: "Primary") -> bool:
+def beyond_margin(comparison: Comparison, primary: Primary) -> bool:
     """Return whether the whole interval lies beyond the margin."""
-    return found.ci_low_pct > primary.margin or found.ci_high_pct < -primary.margin
+    return comparison.ci_low_pct > primary.margin or comparison.ci_high_pct < -primary.margin
 
 
-def gain_pct(found: Comparison) -> float:
-    """Return the change as improvement: positive is better, whatever the metric's direction."""
-    return found.delta_pct if METRICS[found.metric].better == "higher" else -found.delta_pct
+def gain_pct(comparison: Comparison) -> float:
+    """Return the change as improvement in percent: positive is better, in either direction of the metric."""
+    return comparison.delta_pct if METRICS[comparison.metric].better == "higher" else -comparison.delta_pct
 
 
-def describe(found: Comparison) -> str:
-    """Write a comparison in one phrase, for example "tokens_per_s +2.41 % [+1.90, +2.92] over 6 blocks"."""
-    interval = f"[{found.ci_low_pct:+.2f}, {found.ci_high_pct:+.2f}]"
-    return f"{found.metric} {found.delta_pct:+.2f} % {interval} over {found.blocks} blocks"
+def sentence(word: VerdictWord, comparison: Comparison, primary: Primary) -> str:
+    """Return the numbers and the proof, for example "tokens_per_s +2.41 % [+1.90, +2.92] over 6 blocks: ..."."""
+    interval = f"[{comparison.ci_low_pct:+.2f}, {comparison.ci_high_pct:+.2f}]"
+    numbers = f"{comparison.metric} {comparison.delta_pct:+.2f} % {interval} over {comparison.blocks} blocks"
+    return f"{numbers}: {_why(word, comparison, primary)}"
 
 
-def sentence(word: VerdictWord, found: Comparison, primary: "Primary") -> str:
-    """Say what the numbers are and which test they passed."""
-    return f"{describe(found)}: {_why(word, found, primary)}"
-
-
-def _why(word: VerdictWord, found: Comparison, primary: "Primary") -> str:
+def _why(word: VerdictWord, comparison: Comparison, primary: Primary) -> str:
     margin = f"the margin of {primary.margin:g} %"
     if word is VerdictWord.SAME:
-        return f"proved to lie within {margin} by two one-sided tests (p {found.p_same:.2g})"
+        return f"proved to lie within {margin} by two one-sided tests (p {comparison.p_same:.2g})"
     if word is VerdictWord.INCONCLUSIVE:
         return f"neither a difference nor sameness within {margin} is proved"
-    if beyond_margin(found, primary):
+    if beyond_margin(comparison, primary):
         return f"{word} by more than {margin}, the whole interval lies beyond it"
-    return f"{word}: different from zero (p {found.p_holm:.2g}), the estimate beyond {margin}, its interval not"
+    proof = f"different from zero (p {comparison.p_holm:.2g})"
+    return f"{word}: {proof}, the estimate is beyond {margin}, the whole interval is not"
 
 
 _DECISIONS = {
@@ -66,70 +59,69 @@ _DECISIONS = {
     VerdictWord.TIMEOUT: Decision.REJECT,
     VerdictWord.FAILED: Decision.REJECT,
 }
-"""Decisions that follow from the word alone."""
+"""Decisions that follow from the verdict alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is said of one variant."""
+    """The answer on one variant."""
 
     measured: VerdictWord
-    """What the samples alone say."""
+    """The verdict of the samples alone."""
     published: VerdictWord
     cause: Cause | None
-    """Why the published word is `inconclusive`; None for other words."""
+    """Why the published verdict is `inconclusive`; None for other verdicts."""
     reason: str
     missing: str | None = None
-    """What is missing, where that is the cause."""
+    """Which blocks are missing, if that is the cause."""
 
 
-def told(word: VerdictWord, reason: str) -> Answer:
-    """Publish what was found."""
+def as_measured(word: VerdictWord, reason: str) -> Answer:
+    """Return the answer that publishes the verdict of the samples."""
     cause = Cause.NOT_PROVED if word is VerdictWord.INCONCLUSIVE else None
     return Answer(measured=word, published=word, cause=cause, reason=reason)
 
 
-def open_because(cause: Cause, reason: str) -> Answer:
-    """Say nothing but `inconclusive`: the samples themselves do not allow more."""
+def undecided(cause: Cause, reason: str) -> Answer:
+    """Return `inconclusive` as the verdict of the samples too."""
     word = VerdictWord.INCONCLUSIVE
     missing = reason if cause is Cause.MISSING else None
     return Answer(measured=word, published=word, cause=cause, reason=f"{cause}: {reason}", missing=missing)
 
 
-def capped(found: Answer, cause: Cause, reason: str | None) -> Answer:
-    """Publish `inconclusive` in place of a word that has a `reason` against it, and keep what was measured."""
-    if reason is None or found.published is VerdictWord.INCONCLUSIVE:
-        return found
-    why = f"{cause}: {reason}; the samples alone say '{found.measured}': {found.reason}"
-    return Answer(measured=found.measured, published=VerdictWord.INCONCLUSIVE, cause=cause, reason=why)
+def capped(answer: Answer, cause: Cause, reason: str | None) -> Answer:
+    """Publish `inconclusive` instead if there is a `reason`; the samples' verdict is kept."""
+    if reason is None or answer.published is VerdictWord.INCONCLUSIVE:
+        return answer
+    why = f"{cause}: {reason}; the samples alone say '{answer.measured}': {answer.reason}"
+    return Answer(measured=answer.measured, published=VerdictWord.INCONCLUSIVE, cause=cause, reason=why)
 
 
-def rejected_first(found: Answer, requirements: Sequence[RequirementResult]) -> Answer:
-    """Say a failed exact requirement before anything else."""
-    failed = [f"{entry.metric} {entry.rule} is not met: {entry.detail}" for entry in _failed_exactly(requirements)]
-    return replace(found, reason="; ".join([*failed, found.reason]))
+def with_broken_requirements(answer: Answer, requirements: Sequence[RequirementResult]) -> Answer:
+    """Put failed exact requirements before the reason."""
+    failed = [f"{result.metric} {result.rule} is not met: {result.detail}" for result in _failed_exactly(requirements)]
+    return replace(answer, reason="; ".join([*failed, answer.reason]))
 
 
-def granted(primary: Comparison | None, rule: Primary) -> Decision:
-    """Return what the rule says to do with a better variant that meets every requirement."""
-    enough = primary is not None and gain_pct(primary) >= rule.threshold_pct
+def adopt_or_reject(comparison: Comparison | None, rule: Primary) -> Decision:
+    """Return the decision on a better variant that meets every requirement: `adopt` from the rule's threshold on."""
+    enough = comparison is not None and gain_pct(comparison) >= rule.threshold_pct
     return Decision.ADOPT if enough else Decision.REJECT
 
 
 def decide(word: VerdictWord, when_met: Decision, requirements: Sequence[RequirementResult]) -> Decision:
-    """Return what the rule says to do: `when_met` for a better variant that meets every requirement.
+    """Return the decision of the rule: `when_met` for a better variant that meets every requirement.
 
-    A failed exact requirement rejects whatever the speed does.
+    A failed exact requirement rejects a variant with any verdict.
     """
     if _failed_exactly(requirements):
         return Decision.REJECT
-    fixed = _DECISIONS.get(word)
-    if fixed is not None:
-        return fixed
+    if word in _DECISIONS:
+        return _DECISIONS[word]
     if not all(requirement.passed for requirement in requirements):
         return Decision.REJECT
     return Decision.SAME if word is VerdictWord.SAME else when_met
 
 
 def _failed_exactly(requirements: Sequence[RequirementResult]) -> list[RequirementResult]:
-    return [entry for entry in requirements if entry.exact and not entry.passed]
+    return [result for result in requirements if result.exact and not result.passed]

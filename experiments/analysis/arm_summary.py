@@ -1,7 +1,7 @@
-"""What one arm's trials say by themselves: which of them count, their means, their peaks, their outcomes.
+"""Summary of one arm's trials: means, peaks and outcomes.
 
-A mean is taken over every measured trial of the blocks that count, or not at all: where one of them lacks the value, a
-mean of the others would be one over other blocks than the arms beside it.
+A mean is over all measured trials of the blocks that count. If one trial lacks the value there is no mean: the mean of
+the others would cover other blocks than the means of the other arms.
 """
 
 import math
@@ -23,7 +23,7 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
     """Summarise the receipts of one arm, all from blocks that count (`WholeBlocks.of`)."""
     measured = measured_trials(receipts)
     summaries = [receipt.summary for receipt in measured]
-    memory = [found.memory for found in receipts if found.memory is not None and found.outcome in _HAVE_PEAKS]
+    memory = [receipt.memory for receipt in receipts if receipt.memory and receipt.outcome in _HAVE_PEAKS]
     return ArmSummary(
         **_means(_MEANS, measured),
         mfu=_mean([None if summary is None else summary.mfu for summary in summaries]),
@@ -36,16 +36,16 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
 
 
 _HAVE_PEAKS = (Outcome.MEASURED, Outcome.OOM)
-"""What was in use when another trial was stopped is no peak of its arm; where memory ran out it is at least that."""
+"""Outcomes whose recorded peak counts. Out of memory gives a lower bound; other stopped trials had not peaked yet."""
 
 
 def _by_node(measured: Sequence[Receipt]) -> dict[str, NodeMeans] | None:
     nodes = sorted({receipt.environment.node_name for receipt in measured})
     if len(nodes) < 2:
         return None
-    own = {node: [receipt for receipt in measured if receipt.environment.node_name == node] for node in nodes}
+    by_node = {node: [receipt for receipt in measured if receipt.environment.node_name == node] for node in nodes}
     return {
-        node: NodeMeans(blocks=len(found), **_means(("tokens_per_s", "step_s"), found)) for node, found in own.items()
+        node: NodeMeans(blocks=len(own), **_means(("tokens_per_s", "step_s"), own)) for node, own in by_node.items()
     }
 
 
@@ -57,5 +57,5 @@ def _means(names: Iterable[str], measured: Sequence[Receipt]) -> dict[str, float
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present and len(present) == len(values) else None

@@ -1,4 +1,4 @@
-"""Compare variants with the baseline on one metric: block differences in, corrected numbers of every variant out."""
+"""Comparison of variants with the baseline on one metric: from block differences to corrected numbers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from experiments.records.receipts import Receipt, read_metric
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What the windows of one variant's blocks hold beside their totals."""
+    """Data of the windows of one variant's blocks beside their totals."""
 
     by_median: tuple[float, ...]
-    """d of every block from the windows' medians."""
+    """d of every block from the windows' median steps."""
     outliers: tuple[tuple[int, int], ...]
-    """Steps far above their window's median, of the baseline and of the variant, block by block."""
+    """Per block: steps far above their window's median, of the baseline and of the variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,33 +33,33 @@ class Sample:
     places: tuple[int, ...]
     """Place of the variant in the block minus the place of the baseline."""
     sums: tuple[float, ...] | None = None
-    """ln(variant) + ln(baseline), which tells the arms' spreads apart; None where only d is known."""
+    """ln(variant) + ln(baseline), needed to compare the arms' spreads; None if only d is available."""
     window: Window | None = None
-    """None where the metric is none of the window."""
+    """None if the metric is not one of the window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """What the tests of one metric hold to."""
+    """Parameters of the tests of one metric."""
 
     family: int
-    """Variants that were planned."""
+    """Number of planned variants."""
     alphas: Mapping[str, float]
     """Two-sided level of each variant's question at this asking and look."""
     margin_pct: float
     dependence: float = 0.0
-    """Autocorrelation of the differences, as A/A blocks show it (`experiments.analysis.statistics`)."""
+    """Autocorrelation of the differences in A/A blocks (`experiments.analysis.statistics`)."""
 
 
 def sample_of(evidence: Evidence, metric: str) -> Sample | None:
-    """Return d of every block, or None with too few blocks or where one lacks a value: missing data fails."""
-    found = [pair.log_ratio(metric) for pair in evidence.pairs]
-    known = [d for d in found if d is not None]
-    if len(known) < len(found) or len(known) < FEWEST_BLOCKS:
+    """Return d of every block; None with too few blocks, or if one lacks a value: missing data fails."""
+    every = [pair.log_ratio(metric) for pair in evidence.pairs]
+    differences = tuple(d for d in every if d is not None)
+    if len(differences) < max(len(every), FEWEST_BLOCKS):
         return None
     places = tuple(pair.variant.ids.position - pair.baseline.ids.position for pair in evidence.pairs)
     sums = tuple(_log_sum(pair, metric) for pair in evidence.pairs)
-    return Sample(differences=tuple(known), sums=sums, places=places, window=_window(evidence.pairs, metric))
+    return Sample(differences=differences, sums=sums, places=places, window=_window(evidence.pairs, metric))
 
 
 def _log_sum(pair: Pair, metric: str) -> float:
@@ -84,7 +84,7 @@ def _median(receipt: Receipt) -> float:
 
 
 def _counted(metric: str, receipt: Receipt) -> int:
-    """Return how much a step did of what `metric` counts: tokens, model FLOPs, or one step."""
+    """Return the work of one step in the unit that `metric` counts: tokens, model FLOPs, or one step."""
     done = {
         "tokens_per_s": receipt.config["micro_batch"] * receipt.config["data"]["seq_len"],
         "model_tflops_per_s": receipt.flops_per_step,
@@ -97,14 +97,14 @@ def _outliers(receipt: Receipt) -> int:
 
 
 def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
-    """Compare variants on one metric; Holm's correction runs over all that were planned."""
+    """Return the comparison of every variant; Holm's correction runs over all planned variants."""
     fits = {arm: _fit(sample, levels.dependence) for arm, sample in samples.items()}
     low, high = log_ratio(-levels.margin_pct), log_ratio(levels.margin_pct)
-    different = _corrected([found.p_different() for found in fits.values()], levels)
-    same = _corrected([found.p_same(low, high) for found in fits.values()], levels)
+    different = _corrected([one.p_different() for one in fits.values()], levels)
+    same = _corrected([one.p_same(low, high) for one in fits.values()], levels)
     return {
-        arm: _comparison(metric, samples[arm], found, levels.alphas[arm], _Tests(levels, p_different, p_same))
-        for (arm, found), p_different, p_same in zip(fits.items(), different, same, strict=True)
+        arm: _comparison(metric, samples[arm], one, levels.alphas[arm], _Tests(levels, p_different, p_same))
+        for (arm, one), p_different, p_same in zip(fits.items(), different, same, strict=True)
     }
 
 
@@ -123,19 +123,19 @@ class _Tests:
     p_same: float
 
 
-def _comparison(metric: str, sample: Sample, found: Fit, alpha: float, tests: _Tests) -> Comparison:
+def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _Tests) -> Comparison:
     family, margin, window = tests.levels.family, tests.levels.margin_pct, sample.window
-    low, high = (percent(float(end)) for end in found.interval(alpha / family))
-    tost_low, tost_high = (percent(float(end)) for end in found.interval(2 * alpha / family))
-    delta = percent(float(found.mean))
+    low, high = (percent(float(end)) for end in fitted.interval(alpha / family))
+    tost_low, tost_high = (percent(float(end)) for end in fitted.interval(2 * alpha / family))
+    delta = percent(float(fitted.mean))
     if tests.p_different <= alpha:
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
     if tests.p_same <= alpha:
         tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
-    sd, widened = float(found.sd), widening(tests.levels.dependence, found.blocks)
+    sd, widened = float(fitted.sd), widening(tests.levels.dependence, fitted.blocks)
     return Comparison(
         metric=metric,
-        blocks=found.blocks,
+        blocks=fitted.blocks,
         alpha=alpha,
         delta_pct=delta,
         median_pct=percent(float(np.median(sample.differences))),
@@ -150,8 +150,8 @@ def _comparison(metric: str, sample: Sample, found: Fit, alpha: float, tests: _T
         p_same=tests.p_same,
         sd_pct=100 * sd,
         widened=widened,
-        place_pct=percent(float(found.slope)),
-        mde_pct=percent(detectable_per_sd(found.blocks, level=alpha / family) * sd * widened),
+        place_pct=percent(float(fitted.slope)),
+        mde_pct=percent(detectable_per_sd(fitted.blocks, level=alpha / family) * sd * widened),
         differences_pct=tuple(percent(difference) for difference in sample.differences),
     )
 

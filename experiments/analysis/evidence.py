@@ -1,4 +1,4 @@
-"""Evidence: the receipts of an ablation sorted into pairs of one variant and the baseline, and what spoils them."""
+"""Evidence: the receipts of an ablation as pairs of a variant and the baseline, and reasons to exclude a variant."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,12 +29,12 @@ _WORDS = {
     Outcome.FAILED: VerdictWord.FAILED,
     Outcome.INVALID: VerdictWord.INVALID,
 }
-"""Word of a variant by the outcome of any of its trials, most telling first."""
+"""Verdict of a variant by the outcome of any of its trials, most important first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The two trials of one block that are compared."""
+    """The two compared trials of one block."""
 
     block_index: int
     seed: int
@@ -42,7 +42,7 @@ class Pair:
     variant: Receipt
 
     def log_ratio(self, metric: str) -> float | None:
-        """Return d = ln(variant / baseline) of a ratio metric; None where a trial was not measured or has no value."""
+        """Return d = ln(variant / baseline) of a ratio metric; None if a trial was not measured or has no value."""
         if not all(receipt.outcome is Outcome.MEASURED for receipt in (self.variant, self.baseline)):
             return None
         own, other = (read_metric(METRICS[metric], receipt) for receipt in (self.variant, self.baseline))
@@ -59,24 +59,24 @@ class Exclusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything the receipts say about one variant."""
+    """The receipts of one variant, paired with the baseline's."""
 
     arm: Arm
     claim: Claim
     """The weakest claim among the gates in which the variant differs from the baseline."""
     receipts: tuple[Receipt, ...]
-    """Of the variant, in block order."""
+    """The variant's receipts in block order."""
     pairs: tuple[Pair, ...]
     exclusion: Exclusion | None
     no_baseline: str | None
-    """How the baseline ended, where there is nothing to compare with."""
+    """How the baseline ended, if there is nothing to compare with."""
 
 
 class WholeBlocks:
     """The receipts of one ablation by block and arm.
 
-    A block counts for every variant whose own receipt and whose baseline's are there: a variant that left none does not
-    cost the others their blocks. Raises ReceiptError for a receipt that is not in the plan or is there twice.
+    A block counts for a variant if the variant's receipt and the baseline's exist. A variant without a receipt does not
+    take blocks from the others. Raises ReceiptError for a receipt that is not in the plan or is a duplicate.
     """
 
     def __init__(self, plan: Plan, receipts: Sequence[Receipt]) -> None:
@@ -84,12 +84,12 @@ class WholeBlocks:
         self._by_place = _by_place(plan, receipts)
         counted = {arm.name: self._blocks_with(arm.name) for arm in plan.arms[1:]}
         own = [counted[arm.name] for arm in plan.variants]
-        self.blocks = tuple(block for block in plan.blocks if any(block in found for found in own))
-        """The blocks that count for a variant at least, in the plan's order."""
+        self.blocks = tuple(block for block in plan.blocks if any(block in blocks for blocks in own))
+        """The blocks that count for at least one variant, in the plan's order."""
         self._blocks_of = {plan.baseline.name: self.blocks, **counted}
 
     def blocks_of(self, arm: str) -> tuple[BlockPlan, ...]:
-        """Return the blocks that count for `arm`, in the plan's order; for the baseline those of any variant."""
+        """Return the blocks that count for `arm`, in the plan's order; for the baseline those of all variants."""
         return self._blocks_of[arm]
 
     def of(self, arm: str) -> tuple[Receipt, ...]:
@@ -109,7 +109,7 @@ class WholeBlocks:
         )
 
     def in_block(self, index: int) -> tuple[Receipt, ...]:
-        """Return every receipt of block `index`, whatever it counts for."""
+        """Return every receipt of block `index`, even if the block does not count."""
         return tuple(receipt for (block, _), receipt in self._by_place.items() if block == index)
 
     def _blocks_with(self, variant: str) -> tuple[BlockPlan, ...]:
@@ -118,7 +118,7 @@ class WholeBlocks:
 
 
 def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
-    """Sort what is known about the variant `arm`."""
+    """Return the evidence on the variant `arm`."""
     pairs = whole.pairs(arm.name)
     claim = weakest_claim(arm, whole.plan.baseline)
     exclusion = _excluded_by_outcome(pairs) or _excluded_by_guards(pairs, whole) or _excluded_by_claim(pairs, claim)
@@ -133,10 +133,10 @@ def evidence_of(arm: Arm, whole: WholeBlocks) -> Evidence:
 
 
 def _without_baseline(pairs: Sequence[Pair]) -> str | None:
-    """Say how the baseline ended where it leaves nothing to compare with.
+    """Return how the baseline ended, if it leaves nothing to compare with.
 
-    A variant that measured needs every trial of the baseline. One that did not has its own result beside a baseline
-    that did; where that never measured either, the variant is no worse.
+    A measured variant needs every trial of the baseline. A variant that was not measured is a result beside a measured
+    baseline. If the baseline was never measured either, the variant is no worse.
     """
     bad = [pair.baseline.outcome for pair in pairs if pair.baseline.outcome is not Outcome.MEASURED]
     measured = all(pair.variant.outcome is Outcome.MEASURED for pair in pairs)
@@ -160,8 +160,8 @@ def _excluded_by_guards(pairs: Sequence[Pair], whole: WholeBlocks) -> Exclusion 
         if problem is not None:
             return Exclusion(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
     own, others = [pair.variant for pair in pairs], [pair.baseline for pair in pairs]
-    found = between_blocks_problem([*others, *own]) or (clock_problem(own, others) if whole.plan.timed else None)
-    return None if found is None else Exclusion(word=VerdictWord.INVALID, reason=found)
+    problem = between_blocks_problem([*others, *own]) or (clock_problem(own, others) if whole.plan.timed else None)
+    return None if problem is None else Exclusion(word=VerdictWord.INVALID, reason=problem)
 
 
 def _guards(pair: Pair, whole: WholeBlocks) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The exact comparison: metrics that have no noise decide by their values, without a test and without calibration.
+"""Comparison of metrics without noise by their values, without a test or a calibration.
 
-That a metric has no noise is not assumed: every arm runs again with every seed, and each repeat must give the same
-value, bit for bit. Where one does not, the word is `inconclusive`, and the values are named.
+The repeats prove that there is no noise: every arm runs again with every seed, and each repeat must give the same
+value, bit for bit. Otherwise the verdict is `inconclusive` and names the values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,39 @@ from experiments.outcomes import Decision, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
 
 
-def compare_exactly(metric: str, evidence: Evidence) -> ExactComparison | None:
-    """Compare a variant with the baseline on `metric`; None where a trial lacks the value: missing data fails."""
+@dataclass(frozen=True, kw_only=True)
+class ExactResult:
+    """Verdict of the values of one variant."""
+
+    comparison: ExactComparison
+    word: VerdictWord
+    reason: str
+    decision: Decision
+    """If every requirement is met."""
+    notes: tuple[str, ...]
+
+
+def judge_exactly(evidence: Evidence, primary: Primary) -> ExactResult | None:
+    """Return the verdict on the exact metric of `primary`; None if a trial lacks the value: missing data fails.
+
+    All seeds must agree. A metric without a direction (a loss) is `same` if it is bit-identical, and `worse` if not.
+    """
+    exact = _compare(primary.metric, evidence)
+    if exact is None:
+        return None
+    word, reason = _verdict(exact, primary)
+    short = word is VerdictWord.BETTER and min(exact.gains_pct) < primary.threshold_pct
+    below = f"below the {primary.threshold_pct:g} % from which the rule adopts"
+    return ExactResult(
+        comparison=exact,
+        word=word,
+        reason=reason,
+        decision=Decision.REJECT if short else _DECISIONS[word],
+        notes=(f"better by {min(exact.gains_pct):.2f} %, {below}",) if short else (),
+    )
+
+
+def _compare(metric: str, evidence: Evidence) -> ExactComparison | None:
     pairs = evidence.pairs
     if not pairs or any(value is None for pair in pairs for value in _values(metric, pair)):
         return None
@@ -29,69 +60,36 @@ def compare_exactly(metric: str, evidence: Evidence) -> ExactComparison | None:
     return ExactComparison(
         metric=metric,
         blocks=len(pairs),
-        seeds=tuple(_exact_pair(metric, seed, by_seed[seed]) for seed, found in problems.items() if not found),
-        problems=tuple(problem for found in problems.values() for problem in found),
+        seeds=tuple(_exact_pair(metric, seed, by_seed[seed]) for seed, own in problems.items() if not own),
+        problems=tuple(problem for own in problems.values() for problem in own),
         unrepeated=tuple(sorted(set(by_seed) - set(repeated))),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExactFinding:
-    """What the values of one variant say by the rule."""
-
-    comparison: ExactComparison
-    word: VerdictWord
-    reason: str
-    decision: Decision
-    """Where every requirement is met."""
-    notes: tuple[str, ...]
-
-
-def judge_exactly(evidence: Evidence, primary: Primary) -> ExactFinding | None:
-    """Compare a variant with the baseline on the exact metric of `primary` and find the word.
-
-    All seeds must say the same. A metric without a direction (a loss) answers whether it is identical: `same` when it
-    is, bit for bit, and `worse` when it is not. None where a trial lacks the value: missing data fails.
-    """
-    found = compare_exactly(primary.metric, evidence)
-    if found is None:
-        return None
-    word, reason = _finding(found, primary)
-    short = word is VerdictWord.BETTER and min(found.gains_pct) < primary.threshold_pct
-    below = f"below the {primary.threshold_pct:g} % from which the rule adopts"
-    return ExactFinding(
-        comparison=found,
-        word=word,
-        reason=reason,
-        decision=Decision.REJECT if short else _DECISIONS[word],
-        notes=(f"better by {min(found.gains_pct):.2f} %, {below}",) if short else (),
-    )
-
-
-def _finding(found: ExactComparison, primary: Primary) -> tuple[VerdictWord, str]:
-    if found.problems:
-        return VerdictWord.INCONCLUSIVE, not_exact(found)
-    if found.unrepeated:
-        return VerdictWord.INCONCLUSIVE, f"nothing was repeated with seed {found.unrepeated[0]}"
-    if METRICS[found.metric].better is None:
-        return _identity(found)
-    words = {_word_of(gain, primary.margin) for gain in found.gains_pct}
+def _verdict(exact: ExactComparison, primary: Primary) -> tuple[VerdictWord, str]:
+    if exact.problems:
+        return VerdictWord.INCONCLUSIVE, not_exact(exact)
+    if exact.unrepeated:
+        return VerdictWord.INCONCLUSIVE, f"seed {exact.unrepeated[0]} was not repeated"
+    if METRICS[exact.metric].better is None:
+        return _identity(exact)
+    words = {_word_of(gain, primary.margin) for gain in exact.gains_pct}
     if len(words) > 1:
-        return VerdictWord.INCONCLUSIVE, f"{describe_exactly(found)}: the seeds do not agree"
+        return VerdictWord.INCONCLUSIVE, f"{_describe(exact)}: the seeds do not agree"
     (word,) = words
-    return word, f"{describe_exactly(found)}{_WHY[word].format(margin=primary.margin)}"
+    return word, f"{_describe(exact)}{_WHY[word].format(margin=primary.margin)}"
 
 
-def not_exact(found: ExactComparison) -> str:
-    """Say which repeats differ."""
-    return f"{_label(found)} is not exact here: {'; '.join(found.problems)}"
+def not_exact(exact: ExactComparison) -> str:
+    """Return which repeats differ."""
+    return f"{_label(exact)} is not exact here: {'; '.join(exact.problems)}"
 
 
-def describe_exactly(found: ExactComparison) -> str:
-    """Write the comparison in one phrase, for example "peak_allocated_gib -6.88 % (0.08542 -> 0.07954 GiB)"."""
-    unit = METRICS[found.metric].unit
-    changes = dict.fromkeys(f"{_percent(p)} ({p.baseline:.6g} -> {p.variant:.6g} {unit})" for p in found.seeds)
-    return f"{found.metric} {', '.join(changes)}, the same at every repeat over {found.blocks} blocks"
+def _describe(exact: ExactComparison) -> str:
+    """Return the comparison as text, for example "peak_allocated_gib -6.88 % (0.08542 -> 0.07954 GiB)"."""
+    unit = METRICS[exact.metric].unit
+    changes = dict.fromkeys(f"{_percent(p)} ({p.baseline:.6g} -> {p.variant:.6g} {unit})" for p in exact.seeds)
+    return f"{exact.metric} {', '.join(changes)}, the same in every repeat over {exact.blocks} blocks"
 
 
 _DECISIONS = {
@@ -101,8 +99,8 @@ _DECISIONS = {
     VerdictWord.INCONCLUSIVE: Decision.INCONCLUSIVE,
 }
 _WHY = {
-    VerdictWord.BETTER: ": beyond the margin of {margin:g} % for the better",
-    VerdictWord.WORSE: ": beyond the margin of {margin:g} % for the worse",
+    VerdictWord.BETTER: ": better by more than the margin of {margin:g} %",
+    VerdictWord.WORSE: ": worse by more than the margin of {margin:g} %",
     VerdictWord.SAME: ": within the margin of {margin:g} %",
 }
 
@@ -112,31 +110,30 @@ def _values(metric: str, pair: Pair) -> tuple[float | None, float | None]:
 
 
 def _problems(metric: str, seed: int, pairs: Sequence[Pair]) -> Iterator[str]:
-    """Say where the repeats of one seed show that the metric is not exact."""
+    """Yield the arms whose repeats of one seed differ, with the values."""
     for receipts in ([pair.baseline for pair in pairs], [pair.variant for pair in pairs]):
-        yield from _differing(metric, seed, receipts)
+        blocks: dict[float, list[int]] = {}
+        for receipt in receipts:
+            blocks.setdefault(_value(metric, receipt), []).append(receipt.ids.block_index)
+        if len(blocks) > 1:
+            unit, shown = METRICS[metric].unit, _distinct(list(blocks)[:3])
+            values = ", ".join(f"{shown[value]} {unit} (block {block_list(blocks[value])})" for value in shown)
+            yield f"arm '{receipts[0].arm}' with seed {seed} gave {len(blocks)} values: {values}"
 
 
-def _differing(metric: str, seed: int, receipts: Sequence[Receipt]) -> Iterator[str]:
-    blocks: dict[float, list[int]] = {}
-    for receipt in receipts:
-        blocks.setdefault(float(read_metric(METRICS[metric], receipt) or 0), []).append(receipt.ids.block_index)
-    if len(blocks) > 1:
-        unit = METRICS[metric].unit
-        shown = _told_apart(list(blocks)[:3])
-        values = ", ".join(f"{shown[value]} {unit} (block {block_list(blocks[value])})" for value in shown)
-        yield f"arm '{receipts[0].arm}' with seed {seed} gave {len(blocks)} values: {values}"
+def _value(metric: str, receipt: Receipt) -> float:
+    return float(read_metric(METRICS[metric], receipt) or 0)
 
 
-def _told_apart(values: Sequence[float]) -> dict[float, str]:
-    """Write values with six digits, or with as many more as it takes to tell them apart."""
+def _distinct(values: Sequence[float]) -> dict[float, str]:
+    """Format values with six digits, or with as many as are needed to make them distinct."""
     shown = ({value: f"{value:.{digits}g}" for value in values} for digits in range(6, 18))
-    return next(found for found in shown if len(set(found.values())) == len(found))
+    return next(texts for texts in shown if len(set(texts.values())) == len(texts))
 
 
 def _exact_pair(metric: str, seed: int, pairs: Sequence[Pair]) -> ExactPair:
-    baseline, variant = _values(metric, pairs[0])
-    return ExactPair(seed=seed, repeats=len(pairs), baseline=float(baseline or 0), variant=float(variant or 0))
+    baseline, variant = _value(metric, pairs[0].baseline), _value(metric, pairs[0].variant)
+    return ExactPair(seed=seed, repeats=len(pairs), baseline=baseline, variant=variant)
 
 
 def _word_of(gain_pct: float, margin_pct: float) -> VerdictWord:
@@ -145,17 +142,17 @@ def _word_of(gain_pct: float, margin_pct: float) -> VerdictWord:
     return VerdictWord.BETTER if gain_pct > 0 else VerdictWord.WORSE
 
 
-def _identity(found: ExactComparison) -> tuple[VerdictWord, str]:
-    other = [pair for pair in found.seeds if pair.change]
+def _identity(exact: ExactComparison) -> tuple[VerdictWord, str]:
+    other = [pair for pair in exact.seeds if pair.change]
     if not other:
-        return VerdictWord.SAME, f"{_label(found)} is bit-identical over {found.blocks} blocks"
+        return VerdictWord.SAME, f"{_label(exact)} is bit-identical over {exact.blocks} blocks"
     first = other[0]
     values = f"{first.baseline!r} -> {first.variant!r} with seed {first.seed}"
-    return VerdictWord.WORSE, f"{_label(found)} is not bit-identical: {values}, the same at every repeat"
+    return VerdictWord.WORSE, f"{_label(exact)} is not bit-identical: {values}, the same in every repeat"
 
 
-def _label(found: ExactComparison) -> str:
-    return METRICS[found.metric].label
+def _label(exact: ExactComparison) -> str:
+    return METRICS[exact.metric].label
 
 
 def _percent(pair: ExactPair) -> str:

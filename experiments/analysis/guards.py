@@ -1,4 +1,4 @@
-"""Guards: what makes receipts invalid, as far as they show it themselves: alone, inside a block, between blocks."""
+"""Guards: checks that make receipts invalid, on one receipt, inside a block, and between blocks."""
 
 import math
 import statistics
@@ -27,7 +27,7 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "software versions": lambda receipt: dict(receipt.environment.versions),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
 }
-"""What has to be equal over all trials of a block."""
+"""Values that must be equal over all trials of a block."""
 
 _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
@@ -36,7 +36,7 @@ _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "software versions": lambda receipt: _software(receipt),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
 }
-"""What has to be equal over all blocks. Nodes of one class may differ in their serial number and operating system."""
+"""Values that must be equal over all blocks. Nodes of one class may differ in serial number and operating system."""
 
 
 def _software(receipt: Receipt) -> dict[str, str]:
@@ -44,7 +44,7 @@ def _software(receipt: Receipt) -> dict[str, str]:
 
 
 def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:
-    """Return the guards that one measured trial breaks, and where it does not belong to `plan`."""
+    """Return the guards that one measured trial breaks, and its differences from `plan`."""
     return [
         *_identity_problems(receipt, plan),
         *trial_problems(receipt),
@@ -60,13 +60,13 @@ def _identity_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
 
 
 def block_problems(receipts: Sequence[Receipt]) -> list[str]:
-    """Return the guards that the trials of one block break together; only measured trials are compared."""
+    """Return the guards that the measured trials of one block break together."""
     measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
     return [f"{what} differs inside the block" for what in _differing(measured, _SAME_IN_BLOCK)]
 
 
 def between_blocks_problem(receipts: Sequence[Receipt]) -> str | None:
-    """Return what differs between the measured trials of different blocks, and in which; None when nothing does."""
+    """Return the first difference between the measured trials of different blocks, or None."""
     measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
     for what, other in _differing(measured, _SAME_EVERYWHERE).items():
         one, two = block_name(measured[0].ids.block_index), block_name(other.ids.block_index)
@@ -75,19 +75,18 @@ def between_blocks_problem(receipts: Sequence[Receipt]) -> str | None:
 
 
 def _differing(receipts: Sequence[Receipt], guards: Mapping[str, Callable[[Receipt], Any]]) -> dict[str, Receipt]:
-    """Return what is not the same in all receipts, each with the first receipt that says otherwise."""
-    found = {}
-    for what, read in guards.items():
-        other = next((receipt for receipt in receipts if read(receipt) != read(receipts[0])), None)
-        if other is not None:
-            found[what] = other
-    return found
+    """Return the values that differ, each with the first receipt that differs from the first one."""
+    first_other = {
+        what: next((receipt for receipt in receipts if read(receipt) != read(receipts[0])), None)
+        for what, read in guards.items()
+    }
+    return {what: other for what, other in first_other.items() if other is not None}
 
 
 def order_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
-    """Find trials of one block that did not follow each other closely and in their order, by their clocks.
+    """Yield trials of one block that did not follow each other closely and in order, by their clocks.
 
-    Asked where times decide. A place that is missing is not asked. Trials that run in slices are asked for those.
+    For metrics of time. Neighbours of a missing trial are not checked. Trials in slices are checked slice by slice.
     """
     if any(receipt.waited_s is not None for receipt in receipts):
         yield from slice_problems(receipts)
@@ -108,7 +107,7 @@ def _start(receipt: Receipt) -> datetime:
 
 
 def unchanged_kernels(variant: Receipt, baseline: Receipt) -> str | None:
-    """Return which kernel gates changed nothing: they differ between the arms, and the arms' kernels do not."""
+    """Return the kernel gates that differ between the arms although the arms' kernels are the same, or None."""
     own, other = _requested(variant), _requested(baseline)
     changed = [
         gate.name
@@ -127,16 +126,19 @@ def _requested(receipt: Receipt) -> dict[str, Any]:
 
 
 def _kernel_hashes(receipt: Receipt) -> dict[str, Any]:
-    """Return the hashes of the kernels that ran: of the machine code where it was read, else of the source."""
+    """Return the hashes of the kernels that ran: of the machine code if recorded, else of the source."""
     for kind in (ScanFact.BINARY_HASH, ScanFact.SOURCE_HASH):
-        found = {name: value for name, value in receipt.facts.items() if name.startswith(kind)}
-        if found:
-            return found
+        hashes = {name: value for name, value in receipt.facts.items() if name.startswith(kind)}
+        if hashes:
+            return hashes
     return {}
 
 
 def clock_problem(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> str | None:
-    """Return why the clocks of two arms spoil their comparison: over 1 % apart, and not half is left in cycles."""
+    """Return why device clocks may explain a difference, or None.
+
+    They may if they are over 1 % apart and less than half of the difference in time remains in cycles.
+    """
     own, other = _median_clock(variants), _median_clock(baselines)
     if own is None or other is None or max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
         return None
@@ -153,5 +155,5 @@ def _mean_log_step(receipts: Sequence[Receipt]) -> float:
 
 def _median_clock(receipts: Sequence[Receipt]) -> float | None:
     clocks = [step.clock_mhz for receipt in receipts for step in receipt.steps if step.phase == "timed"]
-    known = [clock for clock in clocks if clock is not None]
-    return statistics.median(known) if known and len(known) == len(clocks) else None
+    recorded = [clock for clock in clocks if clock is not None]
+    return statistics.median(recorded) if recorded and len(recorded) == len(clocks) else None

@@ -1,7 +1,7 @@
-"""Prediction: the chance that more blocks give an answer, given what the blocks so far say.
+"""Prediction: the chance that more blocks give an answer, given the blocks so far.
 
-The effect and the noise are drawn as the samples leave them uncertain (Student's t around the estimate, a scaled
-inverse chi-square for the variance; flat priors), then the blocks to come, then the same tests.
+Effect and noise are drawn from their posterior under flat priors: Student's t around the estimate, a scaled inverse
+chi-square for the variance. The future blocks are drawn from these, and the same tests are applied.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from experiments.analysis.statistics import Array, log_ratio
 from experiments.analysis.verdicts import Comparison
 
 SIZES = (6, 8, 10, 14, 20, 28, 40, 60, 80, 120, 200, 400, 800, 2000)
-"""Numbers of blocks that are asked about."""
+"""Candidate numbers of blocks."""
 ENOUGH = 0.8
-"""Chance from which a number of blocks is recommended."""
+"""Smallest chance at which a number of blocks is recommended."""
 DRAWS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What the blocks so far say about one variant, in natural log units."""
+class Estimate:
+    """Estimate of one variant's effect from the blocks so far, in natural log units."""
 
     mean: float
     sd: float
@@ -29,52 +29,53 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What an answer takes: the two-sided level of one variant's tests after correction, and the margin."""
+class Conditions:
+    """Conditions of an answer: the two-sided level of one variant's tests after correction, and the margin."""
 
     level: float
     margin_pct: float
 
 
-def known_of(found: Comparison) -> Known | None:
-    """Return what a comparison says; None without any spread."""
-    known = Known(mean=log_ratio(found.delta_pct), sd=found.sd_pct * found.widened / 100, blocks=found.blocks)
-    return known if known.sd > 0 else None
+def estimate_of(comparison: Comparison) -> Estimate | None:
+    """Return the estimate of a comparison; None without any spread."""
+    sd = comparison.sd_pct * comparison.widened / 100
+    return Estimate(mean=log_ratio(comparison.delta_pct), sd=sd, blocks=comparison.blocks) if sd > 0 else None
 
 
-def chances_of(found: Comparison, *, level: float, margin_pct: float) -> dict[int, float]:
-    """Return the chance that a fresh ablation of so many blocks answers, up to the first with `ENOUGH`."""
-    known = known_of(found)
-    return {} if known is None else chances(known, Asked(level=level, margin_pct=margin_pct))
+def chances_of(comparison: Comparison, *, level: float, margin_pct: float) -> dict[int, float]:
+    """Return by number of blocks the chance that a fresh ablation answers; empty without any spread."""
+    estimate = estimate_of(comparison)
+    return {} if estimate is None else chances(estimate, Conditions(level=level, margin_pct=margin_pct))
 
 
-def chances(known: Known, asked: Asked) -> dict[int, float]:
-    """Return the chance that a fresh ablation of so many blocks answers, up to the first with `ENOUGH`."""
-    found: dict[int, float] = {}
-    mean, sd, rng = _uncertain(known)
+def chances(estimate: Estimate, conditions: Conditions) -> dict[int, float]:
+    """Return by number of blocks the chance that a fresh ablation answers, up to the first with `ENOUGH`."""
+    by_size: dict[int, float] = {}
+    mean, sd, rng = _uncertain(estimate)
     for size in SIZES:
-        found[size] = round(_answered(*_sampled(mean, sd, size, rng), size, asked), 3)
-        if found[size] >= ENOUGH:
+        by_size[size] = round(_answered(*_sampled(mean, sd, size, rng), size, conditions), 3)
+        if by_size[size] >= ENOUGH:
             break
-    return found
+    return by_size
 
 
-def chance_with_more(known: Known, asked: Asked, more: int) -> float:
+def chance_with_more(estimate: Estimate, conditions: Conditions, more: int) -> float:
     """Return the chance that the blocks so far and `more` together answer."""
-    mean, sd, rng = _uncertain(known)
+    mean, sd, rng = _uncertain(estimate)
     fresh = rng.normal(mean, sd / np.sqrt(more))
-    total, freedom = known.blocks + more, known.blocks - 2
-    joined = (known.blocks * known.mean + more * fresh) / total
-    between = known.blocks * more / total * (fresh - known.mean) ** 2
-    squares = freedom * known.sd**2 + sd**2 * rng.chisquare(max(more - 1, 1), DRAWS) * (more > 1) + between
-    return _answered(joined, np.sqrt(squares / (total - 2)), total, asked)
+    total, freedom = estimate.blocks + more, estimate.blocks - 2
+    joined = (estimate.blocks * estimate.mean + more * fresh) / total
+    between = estimate.blocks * more / total * (fresh - estimate.mean) ** 2
+    squares = freedom * estimate.sd**2 + sd**2 * rng.chisquare(max(more - 1, 1), DRAWS) * (more > 1) + between
+    return _answered(joined, np.sqrt(squares / (total - 2)), total, conditions)
 
 
-def _uncertain(known: Known) -> tuple[Array, Array, np.random.Generator]:
+def _uncertain(estimate: Estimate) -> tuple[Array, Array, np.random.Generator]:
+    """Return draws of the true mean and standard deviation, and their generator."""
     rng = np.random.default_rng(0)
-    freedom = known.blocks - 2
-    sd = known.sd * np.sqrt(freedom / rng.chisquare(freedom, DRAWS))
-    return rng.normal(known.mean, sd / np.sqrt(known.blocks)), sd, rng
+    freedom = estimate.blocks - 2
+    sd = estimate.sd * np.sqrt(freedom / rng.chisquare(freedom, DRAWS))
+    return rng.normal(estimate.mean, sd / np.sqrt(estimate.blocks)), sd, rng
 
 
 def _sampled(mean: Array, sd: Array, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -82,10 +83,11 @@ def _sampled(mean: Array, sd: Array, size: int, rng: np.random.Generator) -> tup
     return estimate, sd * np.sqrt(rng.chisquare(size - 2, DRAWS) / (size - 2))
 
 
-def _answered(mean: Array, sd: Array, size: int, asked: Asked) -> float:
+def _answered(mean: Array, sd: Array, size: int, conditions: Conditions) -> float:
+    """Return the share of the draws that give an answer."""
     se = sd / np.sqrt(size)
-    low, high = log_ratio(-asked.margin_pct), log_ratio(asked.margin_pct)
+    low, high = log_ratio(-conditions.margin_pct), log_ratio(conditions.margin_pct)
     beyond = (mean < low) | (mean > high)
-    different = np.abs(mean) > scipy.special.stdtrit(size - 2, 1 - asked.level / 2) * se
-    same = np.minimum(mean - low, high - mean) > scipy.special.stdtrit(size - 2, 1 - asked.level) * se
+    different = np.abs(mean) > scipy.special.stdtrit(size - 2, 1 - conditions.level / 2) * se
+    same = np.minimum(mean - low, high - mean) > scipy.special.stdtrit(size - 2, 1 - conditions.level) * se
     return float(np.mean((different & beyond) | same))

@@ -1,7 +1,7 @@
-"""Published tables: comparisons that others printed, entered as data, and the word that they deserve by our rules.
+"""Published tables: printed comparisons as data, and the verdict that they support by our rules.
 
-There are no receipts behind such a table: no guards, no raw steps, no order of trials. What can be asked is how many
-fresh processes stand behind each number, and what follows from them. Steps of one process are one sample.
+Such a table has no receipts: no guards, no raw steps, no order of trials. It only shows how many fresh processes stand
+behind each number. The steps of one process are one sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from experiments.analysis.answer import decide, granted, sentence, word_of
+from experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
 from experiments.analysis.comparing import Levels, Sample, compare
-from experiments.analysis.requirements import envelopes
+from experiments.analysis.requirements import envelopes, rule_text
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult
 from experiments.design.load import load_values
@@ -24,11 +24,11 @@ from experiments.errors import SpecError
 from experiments.outcomes import Decision, VerdictWord
 
 Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
-"""A number as it was printed, so that its digits are known."""
+"""A number as printed, which keeps its number of digits."""
 
 
 class PublishedValues(Frozen):
-    """One metric: one printed number for each fresh process of an arm."""
+    """One metric: one printed number per fresh process of an arm."""
 
     baseline: tuple[Printed, ...] = Field(min_length=1)
     variant: tuple[Printed, ...] = Field(min_length=1)
@@ -40,17 +40,17 @@ class PublishedValues(Frozen):
 
 
 class PublishedTable(Frozen):
-    """One comparison as it was printed."""
+    """One printed comparison."""
 
     title: str
     source: str
-    """Where it was printed."""
+    """Publication."""
     claim: str
-    """What its authors concluded, in short."""
+    """The authors' conclusion in short."""
     node: str
     variant: str
     steps_per_process: int
-    """Steps behind each number. They are no samples."""
+    """Steps behind each number. They are not samples."""
     primary: Primary
     require: tuple[Requirement, ...] = ()
     values: Mapping[str, PublishedValues]
@@ -67,7 +67,7 @@ class PublishedTable(Frozen):
             raise ValueError(f"the primary metric must be one of {', '.join(PAIRED_METRICS)}")
         counts = {len(side) for values in self.values.values() for side in (values.baseline, values.variant)}
         if len(counts) > 1:
-            raise ValueError(f"every metric needs one number for each process of both arms; given: {sorted(counts)}")
+            raise ValueError(f"every metric needs one number per process of both arms; got counts {sorted(counts)}")
         return self
 
     @property
@@ -77,7 +77,7 @@ class PublishedTable(Frozen):
 
 
 class PublishedVerdict(Frozen):
-    """What a published table shows."""
+    """The verdict on a published table."""
 
     word: VerdictWord
     decision: Decision
@@ -90,7 +90,7 @@ class PublishedVerdict(Frozen):
 
 
 def read_table(text: bytes) -> PublishedTable:
-    """Return the table in `text` (YAML). Raises SpecError with every problem."""
+    """Return the table in `text` (YAML). Raises SpecError with all problems."""
     values = load_values(text, "application/yaml")
     try:
         return PublishedTable.model_validate(values)
@@ -99,23 +99,23 @@ def read_table(text: bytes) -> PublishedTable:
 
 
 def assess(table: PublishedTable) -> PublishedVerdict:
-    """Return the word that `table` deserves.
+    """Return the verdict on `table`.
 
-    Fewer processes than an ablation has blocks are `inconclusive`, whatever was printed. With more it is what the
-    numbers alone say: nothing is known of order, guards and the noise of the device.
+    It is `inconclusive` with fewer processes than an ablation needs blocks. Otherwise it is the verdict of the numbers
+    alone, because the order of trials, the guards and the noise of the device are unknown.
     """
     pairs = table.values[table.primary.metric].pairs
     differences = [log_ratio(100 * (own / base - 1)) for base, own in pairs]
     change = percent(sum(differences) / len(differences))
     requirements = tuple(_judge(requirement, table.values[requirement.metric]) for requirement in table.require)
-    found = _compared(table, differences)
-    word = VerdictWord.INCONCLUSIVE if found is None else word_of(found, table.primary)
+    comparison = _compared(table, differences)
+    word = VerdictWord.INCONCLUSIVE if comparison is None else word_of(comparison, table.primary)
     return PublishedVerdict(
         word=word,
-        decision=decide(word, granted(found, table.primary), requirements),
-        reason=_too_few(table, change) if found is None else sentence(word, found, table.primary),
+        decision=decide(word, adopt_or_reject(comparison, table.primary), requirements),
+        reason=_too_few(table, change) if comparison is None else sentence(word, comparison, table.primary),
         change_pct=change,
-        primary=found,
+        primary=comparison,
         requirements=requirements,
     )
 
@@ -134,7 +134,7 @@ def _too_few(table: PublishedTable, change: float) -> str:
     return (
         f"{table.primary.metric} {change:+.3f} % from {processes} of each arm (n = {number}): "
         f"the {table.steps_per_process} steps of a process are one sample; "
-        f"it takes at least {MIN_BLOCKS} interleaved blocks"
+        f"a verdict needs at least {MIN_BLOCKS} interleaved blocks"
     )
 
 
@@ -142,16 +142,15 @@ def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResu
     metric = METRICS[requirement.metric]
     if requirement.max_value is not None:
         most = max(own for _, own in values.pairs)
-        rule, passed = f"max_value {requirement.max_value:g} {metric.unit}", most <= requirement.max_value
-        detail = f"at most {most:.6g} {metric.unit}"
+        passed, detail = most <= requirement.max_value, f"at most {most:.6g} {metric.unit}"
     elif requirement.max_delta is not None:
         rise = max(own - base for base, own in values.pairs)
-        rule, passed = f"max_delta {requirement.max_delta:g} {metric.unit}", rise <= requirement.max_delta
-        detail = f"largest change {rise:+.4g} {metric.unit}"
+        passed, detail = rise <= requirement.max_delta, f"largest change {rise:+.4g} {metric.unit}"
     elif requirement.rule == "envelope":
-        rule, (passed, detail) = "envelope", _envelope(requirement, values)
+        passed, detail = _envelope(requirement, values)
     else:
-        rule, (passed, detail) = str(requirement.rule), _identical(values)
+        passed, detail = _identical(values)
+    rule = rule_text(requirement)
     return RequirementResult(metric=requirement.metric, rule=rule, passed=passed, detail=detail, exact=False)
 
 
@@ -160,14 +159,14 @@ def _identical(values: PublishedValues) -> tuple[bool, str]:
     if other:
         return False, f"differs in {len(other)} of {len(values.baseline)} processes: {other[0][0]} and {other[0][1]}"
     digits = min(len(text.partition(".")[2]) for text in values.baseline)
-    return True, f"identical to the {digits} decimals that were printed; bits are not known"
+    return True, f"identical in the {digits} printed decimals; the bits are unknown"
 
 
 def _envelope(requirement: Requirement, values: PublishedValues) -> tuple[bool, str]:
     repeats = [base for base, _ in values.pairs]
     gaps = [own - base for base, own in values.pairs]
     if len(repeats) < 2:
-        return False, f"{gaps[0]:+.4f} nats, and no repeat of the baseline says how much of it is noise"
+        return False, f"{gaps[0]:+.4f} nats, and no repeat of the baseline shows how much of it is noise"
     middle, limit = sum(repeats) / len(repeats), max(envelopes({0: repeats})[0], requirement.tolerance)
     gap = max(abs(own - middle) for _, own in values.pairs)
     return gap <= limit, f"{gap:.3g} nats from the baseline; envelope {limit:.3g} nats"

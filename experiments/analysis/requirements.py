@@ -1,4 +1,4 @@
-"""Judge the `require` entries of a rule: memory and loss budgets beside the primary metric. Missing data fails."""
+"""The `require` entries of a rule: memory and loss budgets beside the primary metric. Missing data fails."""
 
 import math
 import statistics
@@ -18,23 +18,23 @@ from kernels.backends import NodeClass
 from model.measurements import Metric
 
 ENVELOPE_LEVEL = 0.05
-"""Chance that a variant whose losses are the baseline's leaves the envelope somewhere in an ablation."""
+"""Chance per ablation that a variant with the baseline's losses leaves the envelope in some block."""
 
 
 def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: NodeClass) -> RequirementResult:
-    """Return whether the variant meets `requirement` in every block on `node_class`, with the number that decided."""
+    """Return whether the variant meets `requirement` in every block on `node_class`, with the deciding number."""
     metric = METRICS[requirement.metric]
-    values = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
-    known = [(own, other) for own, other in values if own is not None and other is not None]
+    every = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
+    values = [(own, other) for own, other in every if own is not None and other is not None]
     rule = _rule(requirement, evidence)
-    complete = bool(known) and len(known) == len(values)
+    complete = bool(values) and len(values) == len(every)
     if not complete:
-        passed, detail = False, f"missing in {len(values) - len(known)} of {len(values)} blocks"
+        passed, detail = False, f"missing in {len(every) - len(values)} of {len(every)} blocks"
     elif requirement.max_value is not None:
-        most = max(own for own, _ in known)
+        most = max(own for own, _ in values)
         passed, detail = most <= requirement.max_value, f"at most {most:.4g} {metric.unit}"
     elif requirement.max_delta is not None:
-        rise = max(own - other for own, other in known)
+        rise = max(own - other for own, other in values)
         passed, detail = rise <= requirement.max_delta, f"largest change {rise:+.4g} {metric.unit}"
     else:
         passed, detail = _loss(rule, requirement, evidence.pairs)
@@ -42,7 +42,7 @@ def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: 
     exact = rule == "identical" or (without_noise and not is_resident(requirement.metric, node_class))
     return RequirementResult(
         metric=requirement.metric,
-        rule=_in_words(requirement, metric),
+        rule=rule_text(requirement),
         passed=passed,
         detail=detail,
         exact=complete and exact,
@@ -50,16 +50,18 @@ def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: 
     )
 
 
-def _in_words(requirement: Requirement, metric: Metric) -> str:
+def rule_text(requirement: Requirement) -> str:
+    """Return the rule with its bound, for example "max_delta 6 GiB" or "identical"."""
+    unit = METRICS[requirement.metric].unit
     if requirement.max_value is not None:
-        return f"max_value {requirement.max_value:g} {metric.unit}"
+        return f"max_value {requirement.max_value:g} {unit}"
     if requirement.max_delta is not None:
-        return f"max_delta {requirement.max_delta:g} {metric.unit}"
+        return f"max_delta {requirement.max_delta:g} {unit}"
     return str(requirement.rule)
 
 
 def _rule(requirement: Requirement, evidence: Evidence) -> str | None:
-    """Return how the losses are compared; `as_claimed` becomes what the gates claim."""
+    """Return how losses are compared, with `as_claimed` resolved by the gates' claim; None for another model."""
     if requirement.rule != "as_claimed":
         return requirement.rule
     if evidence.claim is Claim.CHANGES_MODEL:
@@ -84,7 +86,7 @@ def _identical(pairs: Sequence[Pair], metric: Metric) -> tuple[bool, str]:
 
 
 def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -> tuple[bool, str]:
-    """Compare every loss of the variant with the prediction interval of the baseline's repeats of the same seed."""
+    """Compare the variant's losses with the prediction intervals of the baseline's repeats of the same seed."""
     repeats: dict[int, list[float]] = {}
     for pair in pairs:
         repeats.setdefault(pair.seed, []).append(_value(metric, pair.baseline))
@@ -100,11 +102,10 @@ def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -
 
 
 def envelopes(repeats: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return how far a loss may lie from the mean of the baseline's repeats of its seed.
+    """Return by seed the largest allowed distance of a loss from the mean of the baseline's repeats.
 
-    Prediction intervals by Student's t from the spread within seeds, pooled, at a level that is split over all blocks
-    (Bonferroni): losses that differ from the baseline's by its own noise only leave any of them in at most 5 % of
-    ablations.
+    Half width of prediction intervals by Student's t, from the spread within seeds, pooled. The level is split over all
+    blocks (Bonferroni): losses with only the baseline's noise leave some interval in at most 5 % of ablations.
     """
     blocks = sum(len(values) for values in repeats.values())
     freedom = blocks - len(repeats)

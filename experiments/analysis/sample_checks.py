@@ -1,7 +1,7 @@
-"""Spreads: whether one arm's trials scatter more than the other's, so that the mean of d may be far from its samples.
+"""Checks of a sample before a verdict: stalls, and spreads of the two arms that differ.
 
-Where both arms have the same noise, however skewed, d is symmetric and the t test holds. Where one arm has rare slow
-trials of its own, a few blocks may hold none of them: then no test of a mean is right, and no word is said.
+If both arms have the same noise, even skewed noise, d is symmetric and the t test keeps its level. If only one arm has
+rare slow trials, a few blocks may contain none of them. No test of a mean is then valid, so there is no verdict.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from experiments.analysis.comparing import Sample, Window
 from experiments.analysis.statistics import Array, count_flip_p, fit, percent, sign_flip_p
 
 STALL_LEVEL = 0.05
-"""Of both tests: chance alone must not take words from noisy nodes."""
+"""Level of both tests, so that noisy nodes do not lose verdicts by chance."""
 
 
 def stalls_differ(sample: Sample, margin_pct: float) -> str | None:
-    """Return how the arms' stalls differ, with the numbers, or None.
+    """Return the numbers that show that the arms' stalls differ, or None.
 
-    They do where effects by total and by median are further apart than the margin, beyond what block noise explains
-    (t test over blocks), or where one arm has more outlier steps (sign-flip test over blocks).
+    They differ if the effects by total and by median are further apart than the margin and block noise (t test over
+    blocks), or if one arm has more outlier steps (sign-flip test over blocks).
     """
     window = sample.window
     if window is None:
@@ -47,13 +47,13 @@ def _counts_differ(window: Window) -> str | None:
 
 SPREAD_LEVEL = 0.05
 FLIPS_FROM = 16
-"""Blocks from which a sign-flip test takes over: it needs more blocks to see, and heavy tails do not fool it."""
+"""Number of blocks from which a sign-flip test is used: it needs more blocks and is robust to heavy tails."""
 CLEAR = 6.0
-"""Distance of the estimate from zero, in standard deviations of the noisier arm's trials, that no tail explains."""
+"""Distance of the estimate from zero that no tail explains, in standard deviations of the noisier arm's trials."""
 
 
 def spreads_differ(sample: Sample) -> str | None:
-    """Return how the arms' spreads differ, with the numbers, or None where they do not or it does not matter."""
+    """Return the numbers that show that the arms' spreads differ, or None if they do not or it does not matter."""
     if sample.sums is None:
         return None
     d, sums = np.asarray(sample.differences), np.asarray(sample.sums)
@@ -65,9 +65,9 @@ def spreads_differ(sample: Sample) -> str | None:
 
 
 def is_clear(d: Array, sums: Array, mean: Array) -> NDArray[np.bool_]:
-    """Return where the estimate `mean` of d lies beyond what the tails of the noisier arm explain.
+    """Return whether the tails of the noisier arm cannot explain the estimate `mean` of d.
 
-    Blocks lie along the last axis of `d` and of `sums`, which is ln(variant) + ln(baseline) of every block.
+    `d` and `sums`, ln(variant) + ln(baseline), have the blocks on their last axis.
     """
     own, other = (np.std(part, axis=-1, ddof=1) for part in _arms(d, sums))
     return np.asarray(np.abs(mean) > CLEAR * np.maximum(own, other), dtype=np.bool_)
@@ -78,9 +78,9 @@ def _arms(d: Array, sums: Array) -> tuple[Array, Array]:
 
 
 def p_equal_spread(d: Array, sums: Array) -> Array:
-    """Return two-sided p values of equal variances in pairs: arms of equal variance make d and sum uncorrelated.
+    """Return two-sided p values of equal variances in pairs: with equal variances, d and sum are uncorrelated.
 
-    Pitman and Morgan's test, which takes the trials to be normal; from `FLIPS_FROM` blocks on the sign-flip test of the
+    Pitman and Morgan's test, which assumes normal trials. From `FLIPS_FROM` blocks on it is the sign-flip test of the
     same products, the squares of the variant minus those of the baseline, around the medians of the arms.
     """
     if d.shape[-1] >= FLIPS_FROM:

@@ -1,4 +1,4 @@
-"""Sizing: how many blocks a question needs at the noise that was measured."""
+"""Sizing: the number of blocks that a question needs at the measured noise."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,52 +26,54 @@ from experiments.errors import SpecError, SpecProblem
 from experiments.records.calibration import Calibration, Sizing, workload_digest
 
 
-def with_number(body: bytes, content_type: str, known: Sequence[Calibration]) -> tuple[bytes, str]:
-    """Return (text, content type) of the spec in `body` with the number of blocks that it needs, if it says `auto`.
+def with_number(body: bytes, content_type: str, calibrations: Sequence[Calibration]) -> tuple[bytes, str]:
+    """Return (text, content type) of the spec in `body`, with `blocks: auto` replaced by the number that it needs.
 
-    Statistics need as many as find `adopt_if` with the power of a planned design at the upper bound of the noise of
-    the noisiest device among `known`; an exact metric two for every seed; a calibration those that admit a device.
-    Raises SpecError where the noise is not known, or no allowed number is enough.
+    - Statistics need enough blocks to detect `adopt_if` with the power of a planned design, at the upper bound of the
+      noise of the noisiest device in `calibrations`.
+    - An exact metric needs two blocks per seed.
+    - A calibration needs the number that admits a device.
+
+    Raises SpecError if the noise is unknown or no allowed number is enough.
     """
     if not parse_spec(body, content_type).design.blocks.auto:
         return body, content_type
-    count, because = _number(_with(load_values(body, content_type), MIN_BLOCKS), known)
     values = load_values(body, content_type)
+    count, because = _number(_planned(values), calibrations)
     values["design"]["blocks"] = {"count": count}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     return f"# blocks: auto gave {count}: {because}\n{text}".encode(), CONTENT_TYPE
 
 
-def _with(values: dict[str, Any], count: int) -> AblationSpec:
-    """Return the spec with a number that only serves to plan its arms."""
-    values["design"]["blocks"] = {"count": max(count, 2 * len(values["design"].get("seeds", ())))}
+def _planned(values: dict[str, Any]) -> AblationSpec:
+    """Return the spec with a provisional number of blocks, enough to plan its arms; changes `values`."""
+    values["design"]["blocks"] = {"count": max(MIN_BLOCKS, 2 * len(values["design"].get("seeds", ())))}
     return parse_spec(yaml.safe_dump(values, allow_unicode=True).encode(), CONTENT_TYPE)
 
 
-def _number(spec: AblationSpec, known: Sequence[Calibration]) -> tuple[int, str]:
+def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[int, str]:
     if spec.purpose == "calibration":
-        return ADMITTING_BLOCKS, "so many admit a device"
+        return ADMITTING_BLOCKS, "this number admits a device"
     if spec.verdict.primary.exact:
         return max(MIN_EXACT_BLOCKS, 2 * len(spec.design.seeds)), "every seed runs twice, to prove the metric exact"
-    sizing = size_of(spec, make_plan(spec), known)
+    sizing = size_of(spec, make_plan(spec), calibrations)
     if sizing is None:
         raise SpecError([unsized(spec)])
-    repeats = (
-        2 * len(spec.design.seeds) if any(one.rule in COMPARED_WITH_REPEATS for one in spec.verdict.require) else 0
-    )
-    noise = f"sd of d at most {sizing.sd_upper_pct:.2f} %"
     if sizing.blocks_needed is None:
-        detail = f"no allowed number of blocks finds {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
+        detail = f"no allowed number of blocks detects {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=FEWER_BLOCKS)])
-    return max(sizing.blocks_needed, repeats), f"{noise} ({sizing.calibration}), looking for {sizing.adopt_if_pct:g} %"
+    needs_repeats = any(one.rule in COMPARED_WITH_REPEATS for one in spec.verdict.require)
+    repeats = 2 * len(spec.design.seeds) if needs_repeats else 0
+    noise = f"sd of d at most {sizing.sd_upper_pct:.2f} % ({sizing.calibration})"
+    return max(sizing.blocks_needed, repeats), f"{noise}, to detect {sizing.adopt_if_pct:g} %"
 
 
-def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Sizing | None:
-    """Return what `plan` can see; None where the noise is unknown, or the metric has none."""
-    if not known:
+def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration]) -> Sizing | None:
+    """Return the effect that `plan` can detect; None if the noise is unknown or the metric has none."""
+    if not calibrations:
         return None
     own = workload_of(plan, spec)
-    alike = [one for one in known if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS]
+    alike = [one for one in calibrations if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS]
     if not alike or spec.verdict.primary.exact or spec.purpose == "calibration":
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
@@ -93,38 +95,36 @@ def size_of(spec: AblationSpec, plan: Plan, known: Sequence[Calibration]) -> Siz
 
 
 def noise_of(spec: AblationSpec, sizing: Sizing) -> str:
-    """Say which noise asks for so many blocks."""
-    return (
-        f"neighbouring trials there differ with an sd of up to {sizing.sd_upper_pct:.2f} %, over windows of "
-        f"{spec.workload.steps.timed:,} timed steps"
-    )
+    """Return the noise behind a number of blocks as text."""
+    noise = f"neighbouring trials there have a standard deviation of up to {sizing.sd_upper_pct:.2f} %"
+    return f"{noise}, over windows of {spec.workload.steps.timed:,} timed steps"
 
 
 def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProblem]:
-    """Return why a design is refused: it could not see the effect that its own rule asks for."""
-    asked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered
-    if sizing is None or not asked or sizing.mde_pct <= sizing.adopt_if_pct:
+    """Return the problem of a design that cannot detect the effect of its own rule."""
+    checked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered
+    if sizing is None or not checked or sizing.mde_pct <= sizing.adopt_if_pct:
         return []
     needed = sizing.blocks_needed
     detail = (
-        f"{spec.design.blocks.number} blocks find {sizing.mde_pct:.2f} % at the measured noise, and "
+        f"{spec.design.blocks.number} blocks detect {sizing.mde_pct:.2f} % at the measured noise, but "
         f"the rule adopts from {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
     )
     enough = f"no number up to {MAX_BLOCKS:,} is enough" if needed is None else f"{needed:,} blocks are enough"
-    hint = f"{enough}; {FEWER_BLOCKS}; to run it all the same: design.underpowered: true"
+    hint = f"{enough}; {FEWER_BLOCKS}; to run it anyway: design.underpowered: true"
     return [SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)]
 
 
 def budget_problems(spec: AblationSpec, sizing: Sizing | None, minutes: float | None) -> list[SpecProblem]:
-    """Return why a number of blocks that the noise asked for is refused: it takes more `minutes` than are allowed.
+    """Return the problem of a number of blocks from `auto` that takes more than `limits.device_minutes`.
 
-    `minutes` are the device minutes that the design is expected to take; None where its arms were never measured.
+    `minutes` are the expected device minutes of the design; None if its arms were never measured.
     """
     allowed = spec.limits.device_minutes
     if sizing is None or minutes is None or minutes <= allowed:
         return []
     detail = (
-        f"blocks: auto asks for {spec.design.blocks.number:,} blocks, about {minutes:,.1f} device minutes, and "
+        f"blocks: auto asks for {spec.design.blocks.number:,} blocks, about {minutes:,.1f} device minutes, but "
         f"limits.device_minutes allows {allowed:g}: {noise_of(spec, sizing)}, and the rule adopts from "
         f"{sizing.adopt_if_pct:g} %"
     )
@@ -132,7 +132,7 @@ def budget_problems(spec: AblationSpec, sizing: Sizing | None, minutes: float | 
 
 
 def workload_of(plan: Plan, spec: AblationSpec) -> str:
-    """Return the digest of what a calibration must agree with to size `plan`, on any device and whatever code ran."""
+    """Return the digest that a calibration must have to size `plan`, on any device and with any code."""
     config, recipe = plan.baseline.config, spec.workload.recipe
     estimator = estimator_digest(config, spec.verdict.primary.metric)
     return workload_digest(plan.node_class, recipe, shape_digest(config), estimator)

@@ -1,9 +1,10 @@
 """Paired statistics of d = ln(variant / baseline), one number per block, with the place in the block as a covariate.
 
-d = mean + slope * (place of the variant - place of the baseline) + noise, by least squares; Student's t at every
-number of blocks. Two one-sided tests for sameness; Holm's correction runs over both kinds of p values. The sign-flip
-test beside them assumes d that are independent and symmetric about zero. `fit` and `holm` take whole arrays of
-ablations, blocks or variants along the last axis, so that simulations and verdicts run the same code.
+Model: d = mean + slope * (place of the variant - place of the baseline) + noise, by least squares, with Student's t at
+every number of blocks. Sameness is proved by two one-sided tests. Holm's correction runs over both kinds of p values.
+The additional sign-flip test assumes d that are independent and symmetric about zero.
+
+`fit` and `holm` take arrays with blocks or variants on the last axis, so simulations and verdicts run the same code.
 """
 
 import math
@@ -21,18 +22,18 @@ from experiments.design.power import FEWEST_BLOCKS
 from experiments.records.calibration import AABlock, Calibration
 
 MAX_STRENGTH = 0.9
-"""Beyond it a few blocks say nothing about their mean."""
+"""With a stronger autocorrelation a few blocks are no evidence on their mean."""
 
 
 def dependence_of(calibrations: Iterable[Calibration]) -> float:
-    """Return the strongest dependence that the A/A blocks of any device show; 0 where there are none."""
+    """Return the strongest autocorrelation in the A/A blocks of any device; 0 without A/A blocks."""
     return max((strength(one.samples) for one in calibrations), default=0.0)
 
 
 def strength(samples: Sequence[AABlock]) -> float:
-    """Return the lag-one autocorrelation of the differences of blocks that follow each other in one ablation.
+    """Return the lag-one autocorrelation of the differences of consecutive blocks of one ablation.
 
-    Corrected for its bias of about -(1 + 4 r) / n, and between 0 and `MAX_STRENGTH`: it only ever widens.
+    It is corrected for its bias of about -(1 + 4 r) / n and kept between 0 and `MAX_STRENGTH`, so it can only widen.
     """
     d = [block.difference for block in samples]
     mean = math.fsum(d) / len(d)
@@ -55,9 +56,9 @@ def corrected(autocorrelation: float, blocks: int) -> float:
 
 
 def widening(dependence: float, blocks: int) -> float:
-    """Return the factor by which the standard error of a mean of `blocks` differences has to grow.
+    """Return the factor that corrects the standard error of a mean of `blocks` dependent differences.
 
-    Their mean has `more` times the variance of an independent one's, and the variance that they show is too small.
+    The variance of their mean is `more` times that of independent differences, and their own variance is too small.
     """
     more = 1 + 2 * math.fsum((1 - lag / blocks) * dependence**lag for lag in range(1, blocks))
     return math.sqrt(more / (1 - (more - 1) / (blocks - 1)))
@@ -66,14 +67,14 @@ def widening(dependence: float, blocks: int) -> float:
 Array: TypeAlias = NDArray[np.float64]
 
 EXACT_UP_TO = 16
-"""Blocks up to which all sign flips are counted."""
+"""Largest number of blocks for which all sign flips are counted."""
 FLIPS = 9_999
 _ROWS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Mean of d without the effect of places, in natural log units. Arrays of the shape of d without its last axis."""
+    """Mean of d, corrected for places, in natural log units; arrays of the shape of d without its last axis."""
 
     blocks: int
     mean: Array
@@ -82,19 +83,19 @@ class Fit:
     sd: Array
     """Standard deviation of d around the fit."""
     slope: Array
-    """Effect of standing one place later."""
+    """Effect of one place later in the block."""
     freedom: Array
 
     def widened(self, factor: ArrayLike) -> "Fit":
-        """Return the fit whose mean is `factor` times less certain."""
+        """Return the fit with a `factor` times larger standard error."""
         return replace(self, se=np.asarray(self.se * np.asarray(factor), dtype=np.float64))
 
     def p_different(self) -> Array:
-        """Return two-sided p values of a mean of zero."""
+        """Return two-sided p values of the hypothesis that the mean is zero."""
         return np.asarray(2 * scipy.special.stdtr(self.freedom, -np.abs(self._t(self.mean))), dtype=np.float64)
 
     def p_same(self, low: float, high: float) -> Array:
-        """Return p values of two one-sided tests: small when the mean is proved to lie between `low` and `high`."""
+        """Return p values of two one-sided tests; small ones prove a mean between `low` and `high`."""
         above, below = self._t(self.mean - low), self._t(high - self.mean)
         return np.asarray(scipy.special.stdtr(self.freedom, -np.minimum(above, below)), dtype=np.float64)
 
@@ -104,7 +105,7 @@ class Fit:
         return self.mean - reach, self.mean + reach
 
     def _t(self, distance: Array) -> Array:
-        """Return distances in standard errors; without any spread a distance is endless, or none."""
+        """Return distances in standard errors; without spread 0 or infinite."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.se > 0, distance / self.se, np.where(distance == 0, 0.0, np.sign(distance) * np.inf))
 
@@ -118,21 +119,21 @@ def fit(differences: ArrayLike, places: ArrayLike) -> Fit:
     blocks = d.shape[-1]
     centred = x - x.mean(axis=-1, keepdims=True)
     spread: Any = np.sum(centred**2, axis=-1)
-    known: Any = spread > 0
-    weight = np.where(known, spread, 1.0)
+    has_slope: Any = spread > 0
+    weight = np.where(has_slope, spread, 1.0)
     slope = np.sum(centred * d, axis=-1) / weight
-    shift = np.where(known, x.mean(axis=-1), 0.0)
+    shift = np.where(has_slope, x.mean(axis=-1), 0.0)
     residual = d - d.mean(axis=-1, keepdims=True) - slope[..., None] * centred
-    freedom = np.where(known, blocks - 2.0, blocks - 1.0)
+    freedom = np.where(has_slope, blocks - 2.0, blocks - 1.0)
     sd = np.sqrt(np.sum(residual**2, axis=-1) / freedom)
     se = sd * np.sqrt(1 / blocks + shift**2 / weight)
     return Fit(blocks=blocks, mean=d.mean(axis=-1) - slope * shift, se=se, sd=sd, slope=slope, freedom=freedom)
 
 
 def holm(p_values: ArrayLike, family: int) -> Array:
-    """Return Holm's step-down adjusted p values (..., tests), in their order.
+    """Return Holm's step-down adjusted p values (..., tests), in the given order.
 
-    `family` is the number of tests that were planned; those without a p value count as if theirs were one.
+    `family` is the number of planned tests; tests without a p value count as p = 1.
     """
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, axis=-1, kind="stable")
@@ -143,7 +144,7 @@ def holm(p_values: ArrayLike, family: int) -> Array:
 
 
 def sign_flip_p(differences: ArrayLike) -> Array:
-    """Return two-sided sign-flip p values of the mean: exact up to 16 blocks, 9 999 seeded flips beyond."""
+    """Return two-sided sign-flip p values of the mean: exact up to 16 blocks, by 9 999 seeded flips beyond."""
     d = np.asarray(differences, dtype=np.float64)
     rows = d.reshape(-1, d.shape[-1])
     extreme = [_share_as_extreme(rows[start : start + _ROWS_AT_ONCE]) for start in range(0, len(rows), _ROWS_AT_ONCE)]
@@ -151,7 +152,7 @@ def sign_flip_p(differences: ArrayLike) -> Array:
 
 
 def _share_as_extreme(rows: Array) -> Array:
-    """Return the share of sign flips whose sums lie as far from zero as the sums of `rows` (ablations, blocks)."""
+    """Return the share of sign flips with sums at least as far from zero as those of `rows` (ablations, blocks)."""
     flipped = np.abs(rows @ _signs(rows.shape[1]))
     observed = flipped[:, 0] * (1 - 1e-12)
     return np.asarray(np.mean(flipped >= observed[:, None], axis=1), dtype=np.float64)
@@ -159,7 +160,7 @@ def _share_as_extreme(rows: Array) -> Array:
 
 @lru_cache(maxsize=8)
 def _signs(blocks: int) -> Array:
-    """Return sign flips (blocks, flips): all that differ, the first sign fixed, or none and then 9 999 seeded ones."""
+    """Return sign flips (blocks, flips): all with the first sign fixed, or the identity and 9 999 seeded flips."""
     if blocks <= EXACT_UP_TO:
         bits = np.arange(2 ** (blocks - 1))[None, :] >> np.arange(blocks)[:, None] & 1
         return np.asarray(1.0 - 2.0 * bits)
@@ -170,8 +171,8 @@ def _signs(blocks: int) -> Array:
 
 def count_flip_p(differences: Iterable[int]) -> float:
     """Return the exact two-sided sign-flip p value of the sum of whole numbers, at any number of blocks."""
-    known = list(differences)
-    return _count_flip_p(tuple(sorted(abs(value) for value in known if value)), abs(sum(known)))
+    values = list(differences)
+    return _count_flip_p(tuple(sorted(abs(value) for value in values if value)), abs(sum(values)))
 
 
 @lru_cache(maxsize=65_536)

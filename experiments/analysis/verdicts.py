@@ -1,4 +1,4 @@
-"""The verdict: the answer of an ablation, variant by variant, with its numbers and the rule behind it."""
+"""Verdict documents: the answer of an ablation per variant, with its numbers and the rule behind it."""
 
 import math
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from model.measurements import Metric, OmitNone
 
 
 class ExactPair(Frozen):
-    """The values of one seed. Each is what every repeat gave, in the metric's unit."""
+    """The values of one seed in the metric's unit; every repeat gave the same."""
 
     seed: int
     repeats: int
-    """Blocks that ran with this seed, at least two."""
+    """Number of blocks with this seed, at least two."""
     baseline: float
     variant: float
 
@@ -30,27 +30,27 @@ class ExactPair(Frozen):
 
     @property
     def change_pct(self) -> float | None:
-        """The change in percent of the baseline's value; None where that is 0 and the variant's is not."""
+        """The change in percent of the baseline's value; None if only the baseline's value is 0."""
         if self.baseline:
             return 100 * self.change / abs(self.baseline)
         return None if self.change else 0.0
 
 
 class ExactComparison(Frozen):
-    """One exact metric of one variant beside the baseline, seed by seed."""
+    """One exact metric of one variant and the baseline, seed by seed."""
 
     metric: str
     blocks: int
     seeds: tuple[ExactPair, ...]
-    """One for each seed whose repeats agree in both arms."""
+    """One per seed whose repeats agree in both arms."""
     problems: tuple[str, ...] = ()
-    """What shows that it is not exact here: repeats that differ."""
+    """Repeats that differ, which shows that the metric is not exact here."""
     unrepeated: tuple[int, ...] = Field(default=(), exclude_if=lambda seeds: not seeds)
-    """Seeds that ran in one block only, whose values therefore prove nothing."""
+    """Seeds that ran in one block only, so their values prove nothing."""
 
     @property
     def gains_pct(self) -> tuple[float, ...]:
-        """The change of every seed as improvement: positive is better; infinite where the baseline has 0."""
+        """The change of every seed as improvement: positive is better; infinite if the baseline is 0."""
         return tuple(_gain_pct(METRICS[self.metric], pair) for pair in self.seeds)
 
 
@@ -60,7 +60,7 @@ def _gain_pct(metric: Metric, pair: ExactPair) -> float:
 
 
 class Cause(StrEnum):
-    """Why a word is `inconclusive`; people read "inconclusive: stalls differ"."""
+    """Why a verdict is `inconclusive`, shown for example as "inconclusive: stalls differ"."""
 
     MISSING = "blocks are missing"
     NOT_PROVED = "not proved"
@@ -74,39 +74,39 @@ class Cause(StrEnum):
 class Comparison(Frozen):
     """One metric of one variant against the baseline, paired by block: d = ln(variant / baseline).
 
-    Levels hold for all variants together and for every asking of the question; both intervals are simultaneous.
+    The level covers all variants and all askings of the question. Both intervals are simultaneous.
     """
 
     metric: str
     blocks: int
     alpha: float
-    """Two-sided level of this asking and look. The intervals' confidence is 1 - alpha and 1 - 2 alpha."""
+    """Two-sided level of this asking and look. The intervals have the confidence 1 - alpha and 1 - 2 alpha."""
     delta_pct: float
-    """Mean of d without the effect of places, as percent: 100 * (exp(mean) - 1)."""
+    """Mean of d, corrected for places, in percent: 100 * (exp(mean) - 1)."""
     median_pct: float
     """Median of d."""
     by_median_pct: float | None
-    """The same effect from the medians of the windows, which stalls do not move; None for other metrics."""
+    """The same effect from the median steps of the windows, which stalls do not move; None for other metrics."""
     outlier_steps: tuple[int, int] | None
-    """Steps far above their window's median, of the baseline and of the variant; none is left out."""
+    """Steps far above their window's median, of the baseline and of the variant; all of them are counted."""
     ci_low_pct: float
     ci_high_pct: float
-    """Interval of the effect; it ends at zero where Holm's correction proves a difference and it would reach beyond."""
+    """Interval of the effect. It is cut at zero if Holm's correction proves a difference."""
     tost_low_pct: float
     tost_high_pct: float
-    """Interval of the two one-sided tests; it ends at the margin where Holm's correction proves sameness."""
+    """Interval of the two one-sided tests. It is cut at the margin if Holm's correction proves sameness."""
     p_sign_flip: float
-    """Exact two-sided sign-flip p value of this variant alone; from 17 blocks by seeded flips."""
+    """Two-sided sign-flip p value of this variant alone: exact up to 16 blocks, by seeded flips beyond."""
     p_holm: float
     """Paired t p value of a difference after Holm's correction over the variants; this one decides."""
     p_same: float
-    """p value of the two one-sided tests of sameness, corrected likewise."""
+    """p value of the two one-sided tests of sameness, with the same correction."""
     sd_pct: float
     """Standard deviation of d around mean and place."""
     widened: float = 1.0
-    """Factor by which tests and intervals are wider because neighbouring A/A blocks resemble each other."""
+    """Widening factor of tests and intervals, because neighbouring A/A blocks are correlated."""
     place_pct: float
-    """Effect of standing one place later in the block."""
+    """Effect of one place later in the block."""
     mde_pct: float
     """Minimum detectable effect (80 % power) at these blocks, this sd and this level, corrected for the variants."""
     differences_pct: tuple[float, ...]
@@ -114,62 +114,62 @@ class Comparison(Frozen):
 
 
 class RequirementResult(Frozen):
-    """One `require` entry of the rule, judged."""
+    """Result of one `require` entry of the rule."""
 
     metric: str
     rule: str
-    """The rule in words, for example "max_delta 6.0 GiB" or "identical"."""
+    """The rule as text, for example "max_delta 6.0 GiB" or "identical"."""
     passed: bool
     detail: str
     exact: bool
-    """Whether values without noise decided: bytes, losses that must be identical. Such a failure rejects by itself."""
+    """Whether values without noise decided: bytes, or losses that must be identical. Such a failure rejects alone."""
     compared: bool = True
-    """False where the gates claim another numerical model: its losses are not held against the baseline's."""
+    """False if the gates claim another numerical model; its losses are then not compared with the baseline's."""
 
 
 class VariantVerdict(Frozen):
-    """The answer for one variant, with the numbers and the rule behind it."""
+    """The answer on one variant, with the numbers and the rule behind it."""
 
     arm: str
     verdict: VerdictWord
-    """The published word; capped at `inconclusive` without calibration, and where an arm may have caused reruns."""
+    """The published verdict; `inconclusive` at most without calibration, or if an arm may have caused reruns."""
     measured: VerdictWord
-    """What the samples alone say."""
+    """The verdict of the samples alone."""
     cause: Cause | None = None
-    """Why the published word is `inconclusive`; None for other words."""
+    """Why the published verdict is `inconclusive`; None for other verdicts."""
     beyond_margin: bool = False
-    """Whether the whole interval lies beyond the margin: only then is it a change by more than the margin."""
+    """Whether the whole interval lies beyond the margin, which proves a change by more than the margin."""
     reason: str
-    """One sentence: why this word."""
+    """One sentence on the reason of the verdict."""
     decision: Decision
     missing: OmitNone[str] = None
-    """Which blocks or values are missing, and why, where that keeps it from an answer."""
+    """Which blocks or values are missing, and why, if that prevents an answer."""
     no_baseline: OmitNone[str] = None
-    """How the baseline ended, where there is nothing to compare with, such as "failed in 2 of 2 trials"."""
+    """How the baseline ended if there is nothing to compare with, such as "failed in 2 of 2 trials"."""
     other_work: OmitNone[str] = None
-    """In what its work differs, where the metric that decides counts that: then there is no word."""
+    """How the variant's work differs, if the deciding metric counts that; there is no verdict then."""
     other_model: OmitNone[str] = None
-    """In which gates that change the numerical model it differs from the baseline."""
+    """Gates that change the numerical model and differ from the baseline's."""
     primary: Comparison | None
-    """By statistics; None where the primary metric is exact, and where there are no numbers."""
+    """Comparison by statistics; None for an exact primary metric, or without numbers."""
     exact: ExactComparison | None = None
-    """By value, where the primary metric is exact."""
+    """Comparison by values, for an exact primary metric."""
     secondary: tuple[Comparison, ...] = ()
-    """Other metrics on the same footing, for information."""
+    """Other metrics, computed in the same way, for information."""
     requirements: tuple[RequirementResult, ...] = ()
     gates_live: str
     """For example "18/18" or "17/18, not live: lane"."""
     chances: Mapping[int, float] = {}
-    """Chance that another ablation of so many blocks answers, given these samples; when inconclusive."""
+    """By number of blocks, the chance that another ablation answers given these samples; if inconclusive."""
     blocks_needed: int | None = None
-    """The fewest of them with a chance of at least 80 %; None when none has."""
+    """The smallest of these numbers with a chance of at least 80 %; None without one."""
     device_minutes_needed: float | None = None
-    """What those blocks cost."""
+    """Cost of these blocks."""
     notes: tuple[str, ...] = ()
 
 
 class NodeMeans(Frozen):
-    """What one arm did on one node."""
+    """Means of one arm on one node."""
 
     blocks: int
     tokens_per_s: float | None
@@ -177,7 +177,7 @@ class NodeMeans(Frozen):
 
 
 class ArmSummary(Frozen):
-    """One arm over the blocks that count. Means are None where a measured trial lacks the value, or none measured."""
+    """One arm over the blocks that count. A mean is None if a measured trial lacks the value, or none measured."""
 
     tokens_per_s: float | None
     step_s: float | None
@@ -188,14 +188,14 @@ class ArmSummary(Frozen):
     loss_val: float | None
     compile_s: float | None
     peak_allocated_bytes: int | None
-    """Largest over the trials that measured or ran out of memory; None where none recorded it."""
+    """Largest over the trials that measured or ran out of memory; None without records."""
     peak_reserved_bytes: int | None
     outlier_steps: int
-    """Timed steps of measured trials far above their trial's median; they count in the means all the same."""
+    """Timed steps of measured trials far above their trial's median; the means include them."""
     outcomes: Mapping[str, int]
     """Trials by outcome."""
     by_node: OmitNone[Mapping[str, NodeMeans]] = None
-    """By name, where trials were measured on several nodes: then the means above are over machines of unequal speed."""
+    """By name of the node, if several nodes ran trials; the means above are then over nodes of unequal speed."""
 
 
 class Verdict(Frozen):
@@ -206,17 +206,17 @@ class Verdict(Frozen):
     rule_digest: str
     rule: Mapping[str, Any]
     circumstances: Circumstances
-    """Broken attempts, earlier askings and A/A blocks, as the judge knew them."""
+    """Broken attempts, earlier askings and A/A blocks that the judge took into account."""
     blocks_planned: int
     blocks_counted: int
     node_class: str
     baseline: str
     variants: tuple[VariantVerdict, ...]
     arms: Mapping[str, ArmSummary]
-    """Every arm by itself, the baseline among them."""
+    """Summary of every arm, including the baseline."""
     digest: str
 
     @property
     def calibrated(self) -> bool:
-        """Whether words may be published: A/A blocks are known for what ran."""
+        """Whether A/A blocks allow verdicts to be published."""
         return self.circumstances.admission.refused_because is None

@@ -1,6 +1,6 @@
-"""What a verdict says in sentences: the lead on all variants, and for each what happened and what would help."""
+"""Sentences of a verdict: the lead on all variants, and for each variant what happened and what would help."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
@@ -11,15 +11,14 @@ from experiments.reporting import wording
 
 WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.INVALID: "has no valid measurement",
-    VerdictWord.REFUSED: "was refused: a gate that was asked for was not live",
+    VerdictWord.REFUSED: "was refused: a requested gate was not live",
     VerdictWord.OOM: "ran out of memory",
-    VerdictWord.TIMEOUT: "took longer than a trial may",
-    VerdictWord.FAILED: "failed before it could be measured",
+    VerdictWord.TIMEOUT: "exceeded the time limit of a trial",
+    VerdictWord.FAILED: "failed before it was measured",
 }
 
 NO_ANSWER = (VerdictWord.TIMEOUT, VerdictWord.FAILED)
-"""Words of arms that are not adopted because their trials did not come to an end: nothing was measured as bad. That
-an arm does not fit into memory is a result."""
+"""Verdicts of arms whose trials did not finish. Running out of memory is not among them: it is a result."""
 
 LEADS: dict[Decision, str] = {
     Decision.ADOPT: "adopt {}",
@@ -28,40 +27,40 @@ LEADS: dict[Decision, str] = {
     Decision.INCONCLUSIVE: "not decided for {}",
     Decision.INVALID: "no valid comparison of {}",
 }
-"""Decisions as clauses of the leading sentence, in its order."""
+"""Clauses of the leading sentence, in order."""
 
 
 def lead(variants: Sequence[VariantVerdict]) -> str:
-    """Return the decisions on all variants in one sentence, with what keeps one from being compared in brackets."""
-    done = [v for v in variants if v.verdict not in NO_ANSWER]
-    arms = {d: [_named(v) for v in done if v.decision is d] for d in LEADS}
-    clauses = [_clause(decision, arms[decision]) for decision in LEADS if arms[decision]]
-    lacking = {missing(v) if v.cause is Cause.MISSING else "" for v in done if v.decision is Decision.INCONCLUSIVE}
+    """Return the decisions on all variants in one sentence, with what blocks a comparison in brackets."""
+    finished = [v for v in variants if v.verdict not in NO_ANSWER]
+    arms = {decision: [_named(v) for v in finished if v.decision is decision] for decision in LEADS}
+    clauses = [_clause(decision, names) for decision, names in arms.items() if names]
+    open_ones = [v for v in finished if v.decision is Decision.INCONCLUSIVE]
+    lacking = {missing(v) if v.cause is Cause.MISSING else "" for v in open_ones}
     clauses += lacking if len(lacking) == 1 and "" not in lacking else ()
     clauses += [f"{variant.arm}: no answer ({variant.verdict})" for variant in variants if variant.verdict in NO_ANSWER]
-    return f"{_capital('; '.join(clauses))}."
+    return f"{wording.capitalised('; '.join(clauses))}."
 
 
 def without_baseline(verdict: Verdict) -> str | None:
-    """Return the lead where the baseline leaves nothing to compare any variant with: how it ended, and what ran."""
-    ended = [variant.no_baseline for variant in verdict.variants]
-    if None in ended:
+    """Return the lead of a verdict whose baseline leaves nothing to compare; None if there is a baseline."""
+    ends = [variant.no_baseline for variant in verdict.variants]
+    if None in ends:
         return None
     arms: dict[str, list[str]] = {}
     for variant in verdict.variants:
         arms.setdefault(_own_end(verdict, variant), []).append(variant.arm)
-    each = [f"{wording.listed(own)} {said}" for said, own in arms.items()]
-    return f"The baseline {ended[0]}: nothing can be compared; {'; '.join(each)}."
+    each = [f"{wording.listed(names)} {end}" for end, names in arms.items()]
+    return f"The baseline {ends[0]}, so there is nothing to compare; {'; '.join(each)}."
 
 
 def _own_end(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say how a variant ended that has nothing to be compared with."""
     ran = set(verdict.arms[variant.arm].outcomes) <= {Outcome.MEASURED}
     return "ran" if ran else WITHOUT_STATISTICS[variant.verdict]
 
 
 def _clause(decision: Decision, arms: list[str]) -> str:
-    """Return a clause of the lead; variants were held against the baseline alone, so of several one can be adopted."""
+    """Return a clause of the lead. Variants were compared with the baseline only, so only one can be adopted."""
     one_of = "one of " if decision is Decision.ADOPT and len(arms) > 1 else ""
     return LEADS[decision].format(f"{one_of}{wording.listed(arms)}")
 
@@ -76,12 +75,12 @@ def _named(variant: VariantVerdict) -> str:
 
 
 def missing(variant: VariantVerdict) -> str:
-    """Say which blocks or values are missing, and why."""
+    """Return which blocks or values are missing, and why."""
     return wording.with_minus(variant.missing or Cause.MISSING)
 
 
 def confound(variant: VariantVerdict) -> str | None:
-    """Return that a variant is another numerical model, and whether its losses were compared; None where it is not."""
+    """Say that a variant is another numerical model, and whether losses were compared; None if it is not."""
     if variant.other_model is None:
         return None
     losses = "" if _losses_compared(variant) else ", losses not compared"
@@ -89,55 +88,54 @@ def confound(variant: VariantVerdict) -> str | None:
 
 
 def _losses_compared(variant: VariantVerdict) -> bool:
-    return any(found.compared and found.metric in LOSS_METRICS for found in variant.requirements)
+    return any(result.compared and result.metric in LOSS_METRICS for result in variant.requirements)
 
 
 def sentence(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Return what happened to a variant, as a colleague would say it; what it must not do comes first."""
-    return " ".join((*_broken_requirements(variant), _finding(verdict, variant)))
+    """Return what happened to a variant; broken requirements come first."""
+    return " ".join((*_broken_requirements(variant), _result(verdict, variant)))
 
 
 def _broken_requirements(variant: VariantVerdict) -> Iterator[str]:
-    for found in variant.requirements:
-        if found.exact and not found.passed:
-            yield f"It breaks a requirement: {wording.metric(found.metric)}, {found.rule}: {found.detail}."
+    for result in variant.requirements:
+        if result.exact and not result.passed:
+            yield f"It breaks a requirement: {wording.metric(result.metric)}, {result.rule}: {result.detail}."
 
 
-def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
+def _result(verdict: Verdict, variant: VariantVerdict) -> str:
+    margin = wording.plain_percent(verdict.rule["primary"]["margin_pct"])
     if variant.no_baseline is not None:
         own = f"{variant.arm} {_own_end(verdict, variant)}"
-        return f"The baseline {variant.no_baseline}: nothing can be compared; {own}."
+        return f"The baseline {variant.no_baseline}, so there is nothing to compare; {own}."
     if variant.cause is Cause.MISSING:
         return f"Not decided: {missing(variant)}."
     if variant.exact is not None:
-        other = f"Not decided: {_other_work_words(variant)}. The values alone: " if _is_other_work(variant) else ""
-        return f"{other}{_exact(variant.exact, variant.measured, _margin(verdict))}"
+        other = _other_work(variant)
+        prefix = f"Not decided: {other}. The values alone: " if variant.cause is Cause.OTHER_WORK else ""
+        return f"{prefix}{_exact(variant.exact, variant.measured, margin)}"
     if variant.verdict in WITHOUT_STATISTICS or variant.primary is None:
         return f"It {WITHOUT_STATISTICS.get(variant.verdict, 'has no numbers')}."
     if variant.cause is not None:
-        return f"Not decided: {_OPEN[variant.cause](verdict, variant, variant.primary)}."
-    return f"{_capital(_proved(variant.verdict, variant, variant.primary, _margin(verdict)))}."
+        return f"Not decided: {_undecided(verdict, variant, variant.primary, margin)}."
+    return f"{wording.capitalised(_proof(variant.verdict, variant, variant.primary, margin))}."
 
 
-def _proved(word: VerdictWord, variant: VariantVerdict, found: Comparison, margin: str) -> str:
-    """Say what a word other than inconclusive stands on."""
+def _proof(word: VerdictWord, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
+    """Return the numbers that support a verdict other than inconclusive."""
     if word is VerdictWord.SAME:
-        name, where = (
-            wording.metric(found.metric),
-            f"the change is {wording.percent(found.delta_pct)} {_interval(found)}",
-        )
-        return f"{name} is the same within the margin of {margin}: {where}"
+        change = f"the change is {wording.percent(comparison.delta_pct)} {_interval(comparison)}"
+        return f"{wording.metric(comparison.metric)} is the same within the margin of {margin}: {change}"
     beyond = (
         f"that is more than the margin of {margin}"
         if variant.beyond_margin
-        else f"that is a real difference; by more than the margin of {margin} is the best guess, not proved"
+        else f"the difference is proved, but not that it exceeds the margin of {margin}"
     )
-    return f"{moved(found)} {_interval(found)}; {beyond}"
+    return f"{moved(comparison)} {_interval(comparison)}; {beyond}"
 
 
-def moved(found: Comparison) -> str:
+def moved(comparison: Comparison) -> str:
     """Say by how much a metric is higher or lower, for example "throughput is 2.41 % higher"."""
-    return _is(wording.metric(found.metric), found.delta_pct)
+    return _is(wording.metric(comparison.metric), comparison.delta_pct)
 
 
 def _is(name: str, change_pct: float) -> str:
@@ -145,74 +143,43 @@ def _is(name: str, change_pct: float) -> str:
     return f"{name} is {size} {'higher' if change_pct > 0 else 'lower'}"
 
 
-def _interval(found: Comparison) -> str:
-    return (
-        f"({wording.interval(found.ci_low_pct, found.ci_high_pct)} with {wording.confidence(found.alpha)} confidence, "
-        f"{wording.counted(found.blocks, 'block')})"
-    )
+def _interval(comparison: Comparison) -> str:
+    interval = wording.interval(comparison.ci_low_pct, comparison.ci_high_pct)
+    blocks = wording.counted(comparison.blocks, "block")
+    return f"({interval} with {wording.confidence(comparison.alpha)} confidence, {blocks})"
 
 
-def _margin(verdict: Verdict) -> str:
-    return wording.plain_percent(verdict.rule["primary"]["margin_pct"])
+def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison, margin: str) -> str:
+    """Say why a variant with all its numbers is undecided."""
+    if variant.cause is Cause.NOT_PROVED:
+        change = f"{wording.metric(comparison.metric)} changed by {wording.percent(comparison.delta_pct)}"
+        proof = f"which proves neither a difference nor sameness within the margin of {margin}"
+        return f"{change} {_interval(comparison)}, {proof}"
+    if variant.cause is Cause.STALLS:
+        return _stalls(comparison)
+    reasons: dict[Cause | None, str] = {
+        Cause.SPREADS: "one arm's trials scatter far more than the other's, so no test keeps its error rate",
+        Cause.RERUNS: "blocks were rerun, and one of the arms may be the cause",
+        Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
+        Cause.OTHER_WORK: _other_work(variant),
+    }
+    proof = _proof(variant.measured, variant, comparison, margin)
+    return f"{reasons[variant.cause]}. The samples alone say '{variant.measured}': {proof}"
 
 
-def _not_proved(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    proof = f"which proves neither a difference nor sameness within the margin of {_margin(verdict)}"
-    name = wording.metric(found.metric)
-    return f"{name} changed by {wording.percent(found.delta_pct)} {_interval(found)}, {proof}"
-
-
-def _stalls(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    total = wording.percent(found.delta_pct)
-    median = wording.NOTHING if found.by_median_pct is None else wording.percent(found.by_median_pct)
+def _stalls(comparison: Comparison) -> str:
+    total = wording.percent(comparison.delta_pct)
+    median = wording.NOTHING if comparison.by_median_pct is None else wording.percent(comparison.by_median_pct)
     both = f"{total} in total, {median} by median step"
-    if found.outlier_steps == (0, 0):
-        return f"steps are spread unlike in the two arms, none of them an outlier: {both}"
-    counts = f", {found.outlier_steps[1]} slow steps against {found.outlier_steps[0]}" if found.outlier_steps else ""
-    return f"single slow steps, not all steps, make the difference: {both}{counts}"
+    if comparison.outlier_steps == (0, 0):
+        return f"the steps of the two arms are distributed differently, without outliers: {both}"
+    baseline, variant = comparison.outlier_steps or (0, 0)
+    counts = f", {variant} slow steps against {baseline}" if comparison.outlier_steps else ""
+    return f"a few slow steps make the difference, not all steps: {both}{counts}"
 
 
-def _alone(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    proved = _proved(variant.measured, variant, found, _margin(verdict))
-    return f"The samples alone say '{variant.measured.value}': {proved}"
-
-
-def _spreads(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    why = "one arm's blocks scatter far more than the other's, for which no test holds its level"
-    return f"{why}. {_alone(verdict, variant, found)}"
-
-
-def _is_other_work(variant: VariantVerdict) -> bool:
-    return variant.cause is Cause.OTHER_WORK
-
-
-def _other_work_words(variant: VariantVerdict) -> str:
-    return f"{variant.other_work}, so like is not compared with like"
-
-
-def _other_work(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    return f"{_other_work_words(variant)}. {_alone(verdict, variant, found)}"
-
-
-def _reruns(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    why = "blocks had to run again for a reason that an arm may have caused"
-    return f"{why}. {_alone(verdict, variant, found)}"
-
-
-def _uncalibrated(verdict: Verdict, variant: VariantVerdict, found: Comparison) -> str:
-    why = verdict.circumstances.admission.refused_because or "the noise of this device is not known"
-    return f"{why}. {_alone(verdict, variant, found)}"
-
-
-_OPEN: dict[Cause, Callable[[Verdict, VariantVerdict, Comparison], str]] = {
-    Cause.NOT_PROVED: _not_proved,
-    Cause.STALLS: _stalls,
-    Cause.SPREADS: _spreads,
-    Cause.RERUNS: _reruns,
-    Cause.UNCALIBRATED: _uncalibrated,
-    Cause.OTHER_WORK: _other_work,
-}
-"""What is said of an undecided variant, by the cause, where it has all its numbers."""
+def _other_work(variant: VariantVerdict) -> str:
+    return f"{variant.other_work}, so the two are not comparable"
 
 
 _SIDES = {
@@ -222,48 +189,39 @@ _SIDES = {
 }
 
 
-def _exact(found: ExactComparison, word: VerdictWord, margin: str) -> str:
-    name = _capital(wording.metric(found.metric))
-    if found.problems:
-        return f"{name} is not the same at every repeat, so it cannot be compared exactly."
-    if found.unrepeated:
-        return f"{name} was measured once with seed {found.unrepeated[0]}, and what is compared exactly is repeated."
-    blocks = wording.counted(found.blocks, "block")
-    if not any(pair.change for pair in found.seeds):
+def _exact(exact: ExactComparison, word: VerdictWord, margin: str) -> str:
+    name = wording.capitalised(wording.metric(exact.metric))
+    if exact.problems:
+        return f"{name} differs between repeats, so it cannot be compared exactly."
+    if exact.unrepeated:
+        return f"{name} ran only once with seed {exact.unrepeated[0]}, and an exact comparison needs a repeat."
+    blocks = wording.counted(exact.blocks, "block")
+    if not any(pair.change for pair in exact.seeds):
         return f"{name} is the same, bit for bit, over {blocks}."
-    shown = [wording.quantities(found.metric, (pair.variant, pair.baseline)) for pair in found.seeds]
-    pairs = dict.fromkeys(f"{own} instead of {base}" for own, base in shown)
-    first = found.seeds[0].change_pct
-    if METRICS[found.metric].better is None:
-        change = f"{name} is not bit-identical"
-    elif len(pairs) == 1 and first is not None:
-        change = _is(name, first)
+    values = [wording.quantities(exact.metric, (pair.variant, pair.baseline)) for pair in exact.seeds]
+    pairs = dict.fromkeys(f"{own} instead of {base}" for own, base in values)
+    first = exact.seeds[0].change_pct
+    if METRICS[exact.metric].better is None:
+        change, side = f"{name} is not bit-identical", ""
     else:
-        change = f"{name} changes"
-    side = "" if METRICS[found.metric].better is None else _SIDES.get(word, "").format(margin)
-    return f"{change}: {', '.join(pairs)}, the same at every repeat over {blocks}{side}."
+        change = _is(name, first) if len(pairs) == 1 and first is not None else f"{name} changes"
+        side = _SIDES.get(word, "").format(margin)
+    return f"{change}: {', '.join(pairs)}, the same in every repeat over {blocks}{side}."
 
 
 def says_why(variant: VariantVerdict) -> bool:
-    """Tell whether the sentence on a variant holds all of the verdict's reason.
-
-    It does where it has numbers to give, and where it says what is missing.
-    """
-    found = variant.exact
-    numbers = variant.primary is not None if found is None else not found.problems
-    return numbers or variant.cause is Cause.MISSING
-
-
-def _same_peak(found: ExactComparison) -> bool:
-    return found.metric in PEAK_METRICS and bool(found.seeds) and not any(pair.change for pair in found.seeds)
+    """Return whether the sentence holds the whole reason: it has numbers, or says what is missing."""
+    exact = variant.exact
+    has_numbers = variant.primary is not None if exact is None else not exact.problems
+    return has_numbers or variant.cause is Cause.MISSING
 
 
 def broken_attempts(verdict: Verdict) -> Iterator[str]:
-    """Say of the attempts that did not count, arm by arm, in which blocks they broke and why."""
-    found: dict[tuple[str | None, FailureClass], list[AttemptRecord]] = {}
+    """Yield one line per arm and failure class: which attempts did not count, in which blocks, and why."""
+    groups: dict[tuple[str | None, FailureClass], list[AttemptRecord]] = {}
     for attempt in verdict.circumstances.attempts:
-        found.setdefault((attempt.arm, attempt.failure_class), []).append(attempt)
-    for (arm, failure), own in found.items():
+        groups.setdefault((attempt.arm, attempt.failure_class), []).append(attempt)
+    for (arm, failure), own in groups.items():
         blocks = sorted({attempt.block_index for attempt in own})
         who = f"arm {arm}" if arm else "no arm in particular"
         where = f"block{'s' if len(blocks) > 1 else ''} {block_list(blocks)}"
@@ -278,35 +236,35 @@ def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
 
 def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     if variant.cause is Cause.OTHER_WORK:
-        yield "To compare it: let a metric decide that counts the work done, such as tokens_per_s, or do equal work."
-    if variant.exact is not None and _same_peak(variant.exact):
-        yield "Not one byte: what its gates change is not where the peak is. Where it is, the answer may be another."
+        yield (
+            "To compare it, decide by a metric that counts the work done, such as tokens_per_s, or give both arms "
+            "equal work."
+        )
+    exact = variant.exact
+    if exact and exact.metric in PEAK_METRICS and exact.seeds and not any(pair.change for pair in exact.seeds):
+        yield "Not one byte changed: its gates do not affect memory at the peak. If the peak moves, this may change."
     model = None if variant.verdict in WITHOUT_STATISTICS else confound(variant)
     if model is not None and variant.cause is not Cause.OTHER_WORK:
-        bound = "" if _losses_compared(variant) else " A loss that shall decide too needs a max_delta under require."
-        yield f"{_capital(model)}.{bound}"
+        bound = "" if _losses_compared(variant) else " To let a loss decide too, set a max_delta for it under require."
+        yield f"{wording.capitalised(model)}.{bound}"
     command = verdict.circumstances.admission.mended_by
     refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
     if refused and command:
-        word = "this word" if variant.cause is Cause.UNCALIBRATED else "a word beyond inconclusive"
-        yield f"To have {word} published: {command}."
+        what = "this verdict" if variant.cause is Cause.UNCALIBRATED else "a verdict other than inconclusive"
+        yield f"To have {what} published: {command}."
     if variant.blocks_needed is not None:
-        chance = variant.chances.get(variant.blocks_needed)
-        likely = "" if chance is None else f" with a chance of {wording.plain_percent(100 * chance)}"
-        cost = variant.device_minutes_needed
-        minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
-        blocks = wording.counted(variant.blocks_needed, "block")
-        another = "Once the device is admitted, another" if refused else "Another"
-        yield f"{another} ablation of {blocks} would answer{likely}{minutes}.{_why_so_many(variant)}"
+        yield f"{'Once the device is admitted, another' if refused else 'Another'} {_next(variant)}"
 
 
-def _why_so_many(variant: VariantVerdict) -> str:
+def _next(variant: VariantVerdict) -> str:
+    """Return what another ablation with `blocks_needed` blocks would cost and with what chance it would answer."""
+    needed = variant.blocks_needed or 0
+    chance, cost = variant.chances.get(needed), variant.device_minutes_needed
+    likely = "" if chance is None else f" with a chance of {wording.plain_percent(100 * chance)}"
+    minutes = "" if cost is None else f" and take about {wording.counted(round(cost), 'device minute')}"
+    answer = f"ablation of {wording.counted(needed, 'block')} would answer{likely}{minutes}."
     if variant.primary is None:
-        return ""
+        return answer
     noise = wording.size_percent(variant.primary.sd_pct)
-    mended = "a quieter machine or a longer window (workload.steps.timed) needs fewer"
-    return f" Blocks differ with an sd of {noise}; {mended}."
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
+    fewer = "a quieter machine or a longer window (workload.steps.timed) needs fewer blocks"
+    return f"{answer} The standard deviation between blocks is {noise}; {fewer}."

@@ -1,4 +1,4 @@
-"""Tables as plain data, for page, terminal and Markdown: columns, and cells with the numbers behind their text."""
+"""Tables as plain data for page, terminal and Markdown: columns, and cells with their unrounded numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 
 class Tone(StrEnum):
-    """How a cell is meant. Renderers colour by it, and no colour ever says what no word says."""
+    """Meaning of a cell. Renderers use it for colour; the text says the same."""
 
     GOOD = "good"
     BAD = "bad"
@@ -18,31 +18,31 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell as people read it."""
+    """One cell of a table."""
 
     text: str
     sign: str = ""
-    """Stands before the text; the text says the same."""
+    """Symbol before the text; the text says the same."""
     note: str = ""
-    """Stands after the text, less loudly."""
+    """Remark after the text, shown less prominently."""
     link: str = ""
-    """Address on the same server that the text leads to; only pages of a service have any."""
+    """Address of the text on the same server; only pages of a service have any."""
     tone: Tone | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What the text rounds, by name with the unit in it."""
+    """Unrounded numbers of the text; names contain the unit."""
 
     def __str__(self) -> str:
-        """Return the cell in one line, for media that set neither sign nor note apart."""
+        """Return sign, text and note in one line."""
         note = f"({self.note})" if self.note else ""
         return " ".join(part for part in (self.sign, self.text, note) if part)
 
 
 class Column(NamedTuple):
-    """One column: its heading, and how its cells are set."""
+    """One column: its heading and kind."""
 
     heading: str
     kind: Literal["text", "number", "code"] = "text"
-    """Numbers are aligned to the right; code (identifiers, digests) has a fixed width."""
+    """Numbers are right-aligned; code (identifiers, digests) is monospaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    """What was left out, or how to read it."""
+    """How to read the table, or what it leaves out."""
 
 
 def row(*cells: str | Cell) -> tuple[Cell, ...]:
-    """Return a row; strings are cells that are nothing but text."""
+    """Return a row; strings become plain cells."""
     return tuple(cell if isinstance(cell, Cell) else Cell(text=cell) for cell in cells)
 
 

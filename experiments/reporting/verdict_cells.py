@@ -1,4 +1,4 @@
-"""The cells of a verdict's tables: how one word, effect, interval, memory or requirement is written."""
+"""Cells of a verdict's tables: verdict, effect, interval, memory, loss and requirements."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ WORDS: dict[VerdictWord, tuple[str, Tone]] = {
     VerdictWord.TIMEOUT: ("\N{RIGHTWARDS ARROW TO BAR}", Tone.BAD),
     VerdictWord.FAILED: ("\N{MULTIPLICATION SIGN}", Tone.BROKEN),
 }
-"""Sign and tone of every word."""
+"""Sign and tone of each verdict."""
 
 ABSENT = Cell(text=wording.NOTHING)
 
@@ -33,7 +33,7 @@ def _cell(text: str, **numbers: float) -> Cell:
 
 
 def word(variant: VariantVerdict) -> Cell:
-    """Return the word; what is inconclusive for another reason than its numbers says so."""
+    """Return the verdict with its cause, if that is something else than the numbers."""
     sign, tone = WORDS[variant.verdict]
     causes = () if variant.cause in (None, Cause.NOT_PROVED) else (str(variant.cause),)
     alone = () if variant.measured is variant.verdict else (f"samples say {variant.measured.value}",)
@@ -41,43 +41,43 @@ def word(variant: VariantVerdict) -> Cell:
     return Cell(text=variant.verdict.value, sign=sign, tone=tone, note="; ".join((*causes, *alone, *lone)))
 
 
-def effect(found: Comparison) -> Cell:
+def effect(comparison: Comparison) -> Cell:
     """Return the change in percent."""
-    return _cell(wording.percent(found.delta_pct), effect_pct=found.delta_pct)
+    return _cell(wording.percent(comparison.delta_pct), effect_pct=comparison.delta_pct)
 
 
-def interval(found: Comparison) -> Cell:
+def interval(comparison: Comparison) -> Cell:
     """Return the interval of the change."""
-    low, high = found.ci_low_pct, found.ci_high_pct
+    low, high = comparison.ci_low_pct, comparison.ci_high_pct
     return _cell(wording.interval(low, high), ci_low_pct=low, ci_high_pct=high)
 
 
-def exact_effect(found: ExactComparison | None) -> Cell:
+def exact_effect(exact: ExactComparison | None) -> Cell:
     """Return the change, or its range over the seeds."""
-    changes = sorted({pair.change_pct for pair in found.seeds if pair.change_pct is not None}) if found else []
+    changes = sorted({pair.change_pct for pair in exact.seeds if pair.change_pct is not None}) if exact else []
     if not changes:
         return ABSENT
     text = wording.percent(changes[0]) if len(changes) == 1 else wording.interval(changes[0], changes[-1])
     return _cell(text, **{"effect_pct": changes[0]} if len(changes) == 1 else {})
 
 
-def repeats(found: ExactComparison | None) -> Cell:
-    """Return whether every repeat gave the same value, and whether every seed had one."""
-    if found is None:
+def repeats(exact: ExactComparison | None) -> Cell:
+    """Return whether the repeats agree, and whether every seed was repeated."""
+    if exact is None:
         return ABSENT
-    if found.problems:
+    if exact.problems:
         return Cell(text="differ", tone=Tone.BAD)
-    if found.unrepeated:
-        return Cell(text="not of every seed" if found.seeds else "none")
+    if exact.unrepeated:
+        return Cell(text="not of every seed" if exact.seeds else "none")
     return Cell(text="agree", tone=Tone.GOOD)
 
 
-def values(found: ExactComparison | None) -> tuple[Cell, Cell]:
-    """Return the baseline's and the variant's values, each once."""
-    if found is None or not found.seeds:
+def values(exact: ExactComparison | None) -> tuple[Cell, Cell]:
+    """Return the distinct values of the baseline and of the variant."""
+    if exact is None or not exact.seeds:
         return ABSENT, ABSENT
-    every = [*(pair.baseline for pair in found.seeds), *(pair.variant for pair in found.seeds)]
-    shown, half = wording.quantities(found.metric, every), len(found.seeds)
+    every = [*(pair.baseline for pair in exact.seeds), *(pair.variant for pair in exact.seeds)]
+    shown, half = wording.quantities(exact.metric, every), len(exact.seeds)
     return Cell(text=_each_once(shown[:half])), Cell(text=_each_once(shown[half:]))
 
 
@@ -85,24 +85,24 @@ def _each_once(shown: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(shown))
 
 
-def detectable(found: Comparison | None) -> Cell:
-    """Return the smallest effect that would have been found."""
-    return ABSENT if found is None else _cell(wording.size_percent(found.mde_pct), mde_pct=found.mde_pct)
+def detectable(comparison: Comparison | None) -> Cell:
+    """Return the minimum detectable effect."""
+    return ABSENT if comparison is None else _cell(wording.size_percent(comparison.mde_pct), mde_pct=comparison.mde_pct)
 
 
-def statistics(found: Comparison) -> tuple[Cell, ...]:
-    """Return what stands behind effect and interval, in the order of `STATISTICS`."""
-    by_median, slow = found.by_median_pct, found.outlier_steps
+def statistics(comparison: Comparison) -> tuple[Cell, ...]:
+    """Return the numbers behind effect and interval, in the order of `STATISTICS`."""
+    by_median, slow = comparison.by_median_pct, comparison.outlier_steps
     return (
-        _cell(wording.percent(found.median_pct), median_pct=found.median_pct),
+        _cell(wording.percent(comparison.median_pct), median_pct=comparison.median_pct),
         ABSENT if by_median is None else _cell(wording.percent(by_median), by_median_pct=by_median),
         ABSENT if slow is None else Cell(text=f"{slow[1]} against {slow[0]}"),
-        _cell(wording.percent(found.place_pct), place_pct=found.place_pct),
-        _cell(wording.number(found.p_sign_flip, 3), p_sign_flip=found.p_sign_flip),
-        _cell(wording.number(found.p_holm, 3), p_holm=found.p_holm),
-        _cell(wording.number(found.p_same, 3), p_same=found.p_same),
-        _cell(wording.size_percent(found.sd_pct), sd_pct=found.sd_pct),
-        _cell(f"{found.blocks:,}", blocks=found.blocks),
+        _cell(wording.percent(comparison.place_pct), place_pct=comparison.place_pct),
+        _cell(wording.number(comparison.p_sign_flip, 3), p_sign_flip=comparison.p_sign_flip),
+        _cell(wording.number(comparison.p_holm, 3), p_holm=comparison.p_holm),
+        _cell(wording.number(comparison.p_same, 3), p_same=comparison.p_same),
+        _cell(wording.size_percent(comparison.sd_pct), sd_pct=comparison.sd_pct),
+        _cell(f"{comparison.blocks:,}", blocks=comparison.blocks),
     )
 
 
@@ -115,8 +115,8 @@ def memory(verdict: Verdict, arm: str) -> Cell:
 
 
 def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
-    """Return whether the requirements on the loss hold; a variant without statistics is not held to them."""
-    if not any(asked["metric"].startswith("loss") for asked in verdict.rule["require"]):
+    """Return whether the requirements on the loss hold; nothing for a variant without statistics."""
+    if not any(requirement["metric"].startswith("loss") for requirement in verdict.rule["require"]):
         return Cell(text="not asked")
     results = [result for result in judged if result.metric.startswith("loss")]
     broken = [result.metric for result in results if not result.passed]
@@ -128,9 +128,9 @@ def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
     return Cell(text="ok", tone=Tone.GOOD) if compared else Cell(text="not compared")
 
 
-def requirement(found: RequirementResult) -> tuple[Cell, ...]:
-    """Return metric, rule, result and what was found."""
-    result = Cell(text="passed", tone=Tone.GOOD) if found.passed else Cell(text="FAILED", tone=Tone.BAD)
-    if not found.compared and found.passed:
-        result = Cell(text="not compared")
-    return row(found.metric, found.rule, result, wording.with_minus(found.detail))
+def requirement(result: RequirementResult) -> tuple[Cell, ...]:
+    """Return metric, rule, result and detail."""
+    cell = Cell(text="passed", tone=Tone.GOOD) if result.passed else Cell(text="FAILED", tone=Tone.BAD)
+    if not result.compared and result.passed:
+        cell = Cell(text="not compared")
+    return row(result.metric, result.rule, cell, wording.with_minus(result.detail))

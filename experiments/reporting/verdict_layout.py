@@ -1,6 +1,6 @@
-"""A verdict laid out once: the words, sentences, tables and numbers that terminal, Markdown, page and MLflow show.
+"""A verdict as words, sentences, tables and numbers, the same for terminal, Markdown, page and MLflow.
 
-Renderers (`service.cli.tables`, `markdown`, `report`, `mlflow_runs`) decide how it looks and nothing of what it says.
+Renderers decide how the layout looks; they add no content.
 """
 
 import math
@@ -16,7 +16,7 @@ from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
 def short_answer(verdict: Verdict) -> str:
-    """Return for example "chunk-8 better, +12.30 % throughput, and 3 more"; the page and `verdict` say the rest."""
+    """Return the best variant's answer, for example "chunk-8 better, +12.30 % throughput, and 3 more"."""
     layout = lay_out(verdict)
     first, *others = layout.variants
     metric = wording.metric(layout.rule.metric)
@@ -30,12 +30,12 @@ SPEED_UNJUDGED = "speeds are not judged"
 
 
 class PrimaryRule(NamedTuple):
-    """The part of the rule that decides on the primary metric."""
+    """The rule for the primary metric."""
 
     metric: str
     margin_pct: float
     adopt_from_pct: float
-    """Change from which the rule adopts: negative for a metric of which less is better."""
+    """Smallest change that the rule adopts; negative if lower is better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +47,31 @@ class VariantLayout:
     sentence: str
     """What happened, with the interval."""
     reason: str
-    """Why this word, as the verdict holds it."""
+    """The verdict's own reason."""
     why: str
-    """The reason again where the sentence does not hold it; else empty."""
+    """The reason again if the sentence lacks it; else empty."""
     missing: str
-    """What is missing and why, blocks or the baseline, where that is why it has no answer; else empty."""
+    """Which blocks are missing, or how the baseline ended, if that prevents an answer; else empty."""
     effect: Cell
     interval: Cell
-    """Of the effect; where the metric is exact, whether every repeat agrees."""
+    """Of the effect; for an exact metric, whether the repeats agree."""
     mde: Cell
     values: tuple[Cell, Cell]
-    """Of an exact metric: the baseline's and the variant's."""
+    """Baseline and variant, for an exact metric."""
     memory: Cell
     loss: Cell
     decision: Cell
     statistics: tuple[Cell, ...]
-    """What stands behind effect and interval, in the order of `verdict_cells.STATISTICS`; empty without statistics."""
+    """Numbers behind effect and interval, in the order of `verdict_cells.STATISTICS`; empty without statistics."""
     gates_live: Cell
     requirements: tuple[tuple[Cell, ...], ...]
-    """One row for each requirement of the rule: metric, rule, result, what was found."""
+    """One row per requirement of the rule: metric, rule, result, detail."""
     remarks: tuple[str, ...]
     """What would help, and the verdict's own notes."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Every number of its cells by name, unrounded."""
+        """All numbers of its cells by name, unrounded."""
         cells = (self.effect, self.interval, self.mde, *self.values, self.memory, *self.statistics)
         return {name: value for cell in cells for name, value in cell.numbers.items()}
 
@@ -81,29 +81,29 @@ class VerdictLayout:
     """The whole answer."""
 
     heading: str
-    """What was run: blocks, node class, baseline."""
+    """Blocks, node class and baseline."""
     caveat: str
-    """What holds for every word: that none may be published, that the question was asked before; else empty."""
+    """Limits of every verdict, for example that none may be published or that the question is repeated; or empty."""
     lead: str
     """The decisions on all variants in one sentence."""
     rule: PrimaryRule
     variants: tuple[VariantLayout, ...]
-    """The largest improvement first; then what does other work, or has no numbers. Every table has this order."""
+    """Largest improvement first, then variants with other work or without numbers; all tables have this order."""
     answers: Table
-    """One row for each variant: the table that every medium shows."""
+    """One row per variant; every medium shows this table."""
     statistics: Table
     requirements: Table
     other_metrics: Table
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The answers, then the tables behind them; those without rows are left out."""
+        """The answers, then the tables behind them, without empty tables."""
         every = (self.answers, self.statistics, self.requirements, self.other_metrics)
         return tuple(table for table in every if table.rows)
 
 
 def lay_out(verdict: Verdict) -> VerdictLayout:
-    """Lay out `verdict`."""
+    """Return the layout of `verdict`."""
     judged = sorted(verdict.variants, key=_place, reverse=True)
     variants = tuple(_lay_out_variant(verdict, variant) for variant in judged)
     nodes = wording.of_baseline(verdict)
@@ -123,33 +123,33 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
 
 
 def _place(variant: VariantVerdict) -> tuple[bool, float]:
-    """Return by what variants are sorted, the best highest: other work comes after all that can be compared."""
+    """Return the sort key of a variant, best highest; variants with other work come after comparable ones."""
     gain = improvement_pct(variant)
     return variant.other_work is None and gain > -math.inf, gain
 
 
 def improvement_pct(variant: VariantVerdict) -> float:
-    """Return the effect in percent, positive where it is for the better, the least over the seeds; -inf without one."""
+    """Return the effect in percent, positive for an improvement, the least over the seeds; -inf without one."""
     if variant.exact is not None and variant.exact.seeds:
         return min(variant.exact.gains_pct)
     return -math.inf if variant.primary is None else gain_pct(variant.primary)
 
 
 def is_exact(verdict: Verdict) -> bool:
-    """Say whether values decide, not statistics: then neither calibration nor the number of askings matters."""
+    """Return whether values decide instead of statistics; calibration and askings then do not matter."""
     return METRICS[verdict.rule["primary"]["metric"]].decides == "exact"
 
 
 def speed_unjudged(verdict: Verdict) -> bool:
-    """Say whether speeds are known and stand there without a judgement: the rule decides on something else."""
-    known = any(arm.tokens_per_s is not None for arm in verdict.arms.values())
-    return known and verdict.rule["primary"]["metric"] not in WINDOW_METRICS
+    """Return whether the verdict shows speeds that its rule does not judge."""
+    has_speeds = any(arm.tokens_per_s is not None for arm in verdict.arms.values())
+    return has_speeds and verdict.rule["primary"]["metric"] not in WINDOW_METRICS
 
 
 def words_capped(verdict: Verdict) -> str | None:
-    """Return why no word beyond inconclusive is published; None where one may be, or no arm has numbers for one."""
-    named = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
-    return None if named or is_exact(verdict) else verdict.circumstances.admission.refused_because
+    """Return why only `inconclusive` may be published; None without that limit, or if no arm has statistics."""
+    no_numbers = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
+    return None if no_numbers or is_exact(verdict) else verdict.circumstances.admission.refused_because
 
 
 def _caveats(verdict: Verdict) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _caveats(verdict: Verdict) -> Iterator[str]:
     if refused is not None:
         command = verdict.circumstances.admission.mended_by
         mended = f"; to change that: {command}" if command else ""
-        yield f"{refused}, so no word beyond inconclusive is published{mended}"
+        yield f"{refused}, so no verdict other than inconclusive is published{mended}"
     if asking > 1:
         yield f"asking {asking} of this question"
 
@@ -181,9 +181,9 @@ def _answers_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table
             *texts("loss", "decision"),
         ),
         rows=tuple(row(v.arm, v.word, v.effect, v.interval, v.mde, v.memory, v.loss, v.decision) for v in variants),
-        note="Effect: mean over blocks of the paired difference, without the effect of places in the block. Interval: "
-        "for all variants together and all askings of the question. MDE: the smallest effect that is found with "
-        f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors. Loss: the requirements on it.",
+        note="Effect: mean paired difference over the blocks, corrected for the position in the block. Interval: "
+        "simultaneous for all variants and all askings of the question. MDE: smallest effect that is detected with "
+        f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors. Loss: its requirements.",
     )
 
 
@@ -196,15 +196,14 @@ def _exact_table(variants: Sequence[VariantLayout]) -> Table:
             *texts("repeats", "loss", "decision"),
         ),
         rows=tuple(row(v.arm, v.word, v.effect, *v.values, v.interval, v.loss, v.decision) for v in variants),
-        note="A metric without noise: an arm gives the same value whenever it runs again with the same seed, so there "
-        "is no interval. Repeats: whether they agree here, bit for bit. Loss: the requirements on it.",
+        note="This metric has no noise: with the same seed, an arm repeats its value, so there is no interval. "
+        "Repeats: whether they agree here, bit for bit. Loss: its requirements.",
     )
 
 
 def interval_heading(verdict: Verdict) -> str:
-    """Name the intervals by their confidence, where it is the same for all variants."""
-    found = (one for v in verdict.variants for one in (v.primary, *v.secondary) if one is not None)
-    alphas = {one.alpha for one in found}
+    """Return the heading of intervals, with their confidence if it is the same for all variants."""
+    alphas = {one.alpha for v in verdict.variants for one in (v.primary, *v.secondary) if one is not None}
     return f"{wording.confidence(alphas.pop())} interval" if len(alphas) == 1 else "interval"
 
 
@@ -214,18 +213,18 @@ def _statistics_table(variants: Sequence[VariantLayout]) -> Table:
         title="Statistics",
         columns=(*texts("variant"), *numbers(*verdict_cells.STATISTICS, "gates live")),
         rows=tuple(row(v.arm, *v.statistics, v.gates_live) for v in variants if v.statistics),
-        note="Median: of the blocks. By median step: the effect that each window's median step gives, which stalls do "
-        "not move. Slow steps: outliers of the variant against the baseline's; none is left out. Place: the effect of "
-        "standing one place later in the block. p, flip: exact sign-flip test, which does not decide. p, differs: "
-        "paired t test; p, same: two one-sided tests; both corrected over the variants (Holm), and these decide. "
-        f"sd: of {ratio} from block to block.",
+        note="Median: over the blocks. By median step: the effect by the median step of each window, which stalls do "
+        "not move. Slow steps: outliers of the variant against those of the baseline; all are counted. Place: the "
+        "effect of one position later in the block. p, flip: exact sign-flip test, for information. p, differs: "
+        "paired t test. p, same: two one-sided tests. Both decide, corrected over the variants (Holm). "
+        f"sd: standard deviation of {ratio} between blocks.",
     )
 
 
 def _requirements_table(variants: Sequence[VariantLayout]) -> Table:
     return Table(
         title="Requirements",
-        columns=texts("variant", "metric", "rule", "result", "found"),
+        columns=texts("variant", "metric", "rule", "result", "detail"),
         rows=tuple(row(v.arm, *cells) for v in variants for cells in v.requirements),
     )
 
@@ -237,15 +236,15 @@ def _other_metrics_table(verdict: Verdict, variants: Sequence[VariantVerdict]) -
         rows=tuple(
             row(
                 variant.arm,
-                wording.metric(found.metric),
-                verdict_cells.effect(found),
-                verdict_cells.interval(found),
-                f"{found.blocks:,}",
+                wording.metric(comparison.metric),
+                verdict_cells.effect(comparison),
+                verdict_cells.interval(comparison),
+                f"{comparison.blocks:,}",
             )
             for variant in variants
-            for found in variant.secondary
+            for comparison in variant.secondary
         ),
-        note="For information: the rule does not decide on these.",
+        note="For information only; the rule does not use them.",
     )
 
 
@@ -256,7 +255,7 @@ def _missing(variant: VariantVerdict) -> str:
 
 
 def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout:
-    found = variant.primary
+    primary = variant.primary
     return VariantLayout(
         arm=variant.arm,
         word=verdict_cells.word(variant),
@@ -264,14 +263,14 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         reason=wording.with_minus(variant.reason),
         why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
         missing=_missing(variant),
-        effect=verdict_cells.exact_effect(variant.exact) if found is None else verdict_cells.effect(found),
-        interval=verdict_cells.repeats(variant.exact) if found is None else verdict_cells.interval(found),
-        mde=verdict_cells.detectable(found),
+        effect=verdict_cells.exact_effect(variant.exact) if primary is None else verdict_cells.effect(primary),
+        interval=verdict_cells.repeats(variant.exact) if primary is None else verdict_cells.interval(primary),
+        mde=verdict_cells.detectable(primary),
         values=verdict_cells.values(variant.exact),
         memory=verdict_cells.memory(verdict, variant.arm),
         loss=verdict_cells.loss(verdict, variant.requirements),
         decision=Cell(text=variant.decision.value),
-        statistics=() if found is None else verdict_cells.statistics(found),
+        statistics=() if primary is None else verdict_cells.statistics(primary),
         gates_live=Cell(text=variant.gates_live),
         requirements=tuple(verdict_cells.requirement(result) for result in variant.requirements),
         remarks=sentences.remarks(verdict, variant),

@@ -1,4 +1,4 @@
-"""One ablation as its readers see it, from a service's store or from a bundle: what report and MLflow are made from."""
+"""One ablation from a service's store or from a bundle, as input of the report and of MLflow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,29 +25,29 @@ from experiments.retries import budget_spent
 
 Missing: TypeAlias = Literal["missing"]
 MISSING: Final = "missing"
-"""State of a planned trial that a bundle does not hold."""
+"""State of a planned trial that is not in a bundle."""
 
 WITHOUT_VERDICT: dict[AblationState, str] = {
     AblationState.QUEUED: "Nothing has run yet. The answer appears here when the last block is done.",
     AblationState.RUNNING: "Still running. The answer appears here when the last block is done.",
-    AblationState.CANCELLING: "Being cancelled. What was measured until now is kept.",
-    AblationState.CANCELLED: "Cancelled before there was a verdict. What was measured until then is kept.",
-    AblationState.FAILED: "Failed before there was a verdict. What was measured until then is kept.",
-    AblationState.COMPLETED: "Every block is done, and the verdict has not been computed yet.",
+    AblationState.CANCELLING: "Being cancelled. The measurements so far are kept.",
+    AblationState.CANCELLED: "Cancelled before there was a verdict. The measurements are kept.",
+    AblationState.FAILED: "Failed before there was a verdict. The measurements are kept.",
+    AblationState.COMPLETED: "Every block is done. The verdict has not been computed yet.",
 }
-"""Where an ablation without an answer stands, by its state."""
+"""Lead of an ablation without a verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialView:
-    """One trial, with its receipt once it has one."""
+    """One trial, with its receipt if there is one."""
 
     trial_id: str
     block_index: int
-    """From 0; people are shown `block_number(block_index)`."""
+    """From 0; pages show `block_number(block_index)`."""
     arm: str
     position: int
-    """Place in the block's order, from 0; people are shown `place_number(position)`."""
+    """Place in the block's order, from 0; pages show `place_number(position)`."""
     state: TrialState | Missing
     attempt_id: str | None
     receipt: Receipt | None
@@ -57,7 +57,7 @@ class TrialView:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationView:
-    """One ablation with everything that is stored about it."""
+    """One ablation with all its stored data."""
 
     ablation_id: str
     name: str
@@ -75,53 +75,49 @@ class AblationView:
 
     @cached_property
     def receipts(self) -> tuple[Receipt, ...]:
-        """Every receipt, in the order in which the trials started."""
-        found = [trial.receipt for trial in self.trials if trial.receipt is not None]
-        return tuple(sorted(found, key=lambda r: (r.started_at, r.ids.block_index, r.ids.position)))
+        """All receipts in the order in which the trials started."""
+        receipts = [trial.receipt for trial in self.trials if trial.receipt is not None]
+        return tuple(sorted(receipts, key=lambda r: (r.started_at, r.ids.block_index, r.ids.position)))
 
     @cached_property
     def whole_blocks(self) -> WholeBlocks:
-        """The blocks that count, as the judge sees them."""
+        """The blocks that count for the judge."""
         return WholeBlocks(self.plan, self.receipts)
 
     def changes(self, variant: str, metric: str) -> dict[int, float]:
-        """Return by block index what a variant changes against the baseline, in percent, where both were measured.
+        """Return the change of a variant against the baseline in percent, by block index, if both were measured.
 
-        These are the d that the judge averages, one by one in the unit of the verdict: its `differences_pct`.
+        These are the verdict's `differences_pct`, block by block.
         """
-        found = {pair.block_index: pair.log_ratio(metric) for pair in self.whole_blocks.pairs(variant)}
-        return {block_index: percent(d) for block_index, d in found.items() if d is not None}
+        pairs = {pair.block_index: pair.log_ratio(metric) for pair in self.whole_blocks.pairs(variant)}
+        return {block_index: percent(d) for block_index, d in pairs.items() if d is not None}
 
     @cached_property
     def arms(self) -> dict[str, ArmSummary]:
-        """Every arm by itself, over the blocks that count; a verdict holds the same."""
+        """Summary of every arm over the blocks that count, as in the verdict."""
         return {arm.name: summarise_arm(self.whole_blocks.of(arm.name)) for arm in self.plan.arms}
 
     @cached_property
     def answer(self) -> VerdictLayout | None:
-        """The verdict as it is shown, once there is one."""
+        """The layout of the verdict; None without a verdict."""
         return None if self.verdict is None else lay_out(self.verdict)
 
     @property
     def lead(self) -> str:
-        """The answer in one sentence, or where the ablation stands."""
-        if self.answer is not None:
-            return self.answer.lead
-        return WITHOUT_VERDICT[self.state]
+        """The answer in one sentence, or the state of the ablation."""
+        return WITHOUT_VERDICT[self.state] if self.answer is None else self.answer.lead
 
     @property
     def waiting(self) -> str:
-        """Why there is no answer yet, and what there is instead."""
-        return (
-            f"No verdict is given before the rule, fixed at submission, has seen its blocks; "
-            f"{len(self.whole_blocks.blocks)} of {wording.counted(len(self.plan.blocks), 'block')} have left receipts."
-        )
+        """Why there is no answer yet, and how many blocks have receipts."""
+        done = f"{len(self.whole_blocks.blocks)} of {wording.counted(len(self.plan.blocks), 'block')}"
+        return f"The rule, fixed at submission, gives no verdict before it has its blocks; {done} have receipts."
 
 
 def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
-    """Return the verdict of the blocks that `bundle` holds, by the rule that was hashed before its first sample.
+    """Return the verdict on the blocks of `bundle`, by the rule that was hashed before its first sample.
 
-    `known` are calibrations made elsewhere; a bundle of A/A blocks brings its own.
+    `known` are calibrations from elsewhere; a bundle of A/A blocks has its own.
     """
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
@@ -135,7 +131,7 @@ def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
 
 
 def _not_run(bundle: Bundle) -> str | None:
-    """Return that the budget is used up, where blocks are missing for that; `ablate exec` starts none beyond it."""
+    """Return that the budget is used up if blocks are missing for that reason; `ablate exec` starts none beyond it."""
     if not bundle.missing:
         return None
     seconds = sum(one.seconds for one in (*(block.attempt for block in bundle.blocks), *bundle.broken))
@@ -144,7 +140,7 @@ def _not_run(bundle: Bundle) -> str | None:
 
 
 def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationView:
-    """Return the ablation of `bundle` with its verdict; planned trials that it does not hold are missing data."""
+    """Return the ablation of `bundle` with its verdict; planned trials that it lacks are missing data."""
     file = bundle.plan_file
     receipts = {trial.trial_id: trial.receipt for block in bundle.blocks for trial in block.trials}
     attempts = {block.attempt.index: block.attempt.attempt_id for block in bundle.blocks}

@@ -1,4 +1,4 @@
-"""How numbers with units, times, metrics and lists are written for people, everywhere alike: thousands are grouped."""
+"""Numbers with units, times, metrics and lists as text for people; thousands are grouped everywhere."""
 
 import math
 import re
@@ -6,94 +6,86 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from experiments.analysis.noise.ledger import needed
-from experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
-from experiments.design.arms import Arm
 from experiments.design.gate import show
 from experiments.design.metrics import METRICS
 from experiments.design.power import ALPHA
-from experiments.records.calibration import Ledger
 
 if TYPE_CHECKING:
+    from experiments.analysis.verdicts import ArmSummary, NodeMeans, Verdict
+    from experiments.design.arms import Arm
+    from experiments.records.calibration import Ledger
     from experiments.records.receipts import Receipt
 
 MOST_NODES = 3
-"""Nodes whose rates are told one by one."""
+"""Up to so many nodes, each rate is listed."""
 
 
-def rate(arm: ArmSummary) -> str | None:
-    """Write an arm's throughput: by node where it ran on several, or marked as a mean over many; None without one."""
+def rate(arm: "ArmSummary") -> str | None:
+    """Return an arm's throughput: per node if it ran on several, as a mean over many; None without one."""
     if arm.tokens_per_s is None:
         return None
     if arm.by_node is None:
         return f"{number(arm.tokens_per_s, 4)} tokens/s"
     if len(arm.by_node) > MOST_NODES:
         return f"{number(arm.tokens_per_s, 4)} tokens/s (mean over {len(arm.by_node)} nodes)"
-    each = [f"{number(found.tokens_per_s, 4)} on {node}" for node, found in arm.by_node.items()]
+    each = [f"{number(means.tokens_per_s, 4)} on {node}" for node, means in arm.by_node.items()]
     return f"{listed(each)} tokens/s"
 
 
-def blocks_of(by_node: Mapping[str, NodeMeans]) -> str:
-    """Say how many blocks ran where, for example "2 on cpu-1 and 1 on cpu-2"."""
-    return listed([f"{found.blocks:,} on {node}" for node, found in by_node.items()])
+def blocks_of(by_node: "Mapping[str, NodeMeans]") -> str:
+    """Return the number of blocks per node, for example "2 on cpu-1 and 1 on cpu-2"."""
+    return listed([f"{means.blocks:,} on {node}" for node, means in by_node.items()])
 
 
-def of_baseline(verdict: Verdict) -> Mapping[str, NodeMeans] | None:
-    """Return the nodes that the blocks ran on; None where it was one."""
+def of_baseline(verdict: "Verdict") -> "Mapping[str, NodeMeans] | None":
+    """Return the nodes that the blocks ran on; None if it was one node."""
     return verdict.arms[verdict.baseline].by_node
 
 
-def caveat(verdict: Verdict) -> str | None:
-    """Say that absolute rates are means over several nodes; None where one node ran all."""
-    found = of_baseline(verdict)
-    if found is None:
+def caveat(verdict: "Verdict") -> str | None:
+    """Warn that absolute rates are means over several nodes; None if one node ran all blocks."""
+    nodes = of_baseline(verdict)
+    if nodes is None:
         return None
     return (
-        f"Blocks ran on {len(found)} nodes ({blocks_of(found)}). An effect is taken within blocks, each on one node; "
-        "a mean rate or time is over nodes of unequal speed."
+        f"Blocks ran on {len(nodes)} nodes ({blocks_of(nodes)}). Effects are computed within blocks, each on one node. "
+        "Mean rates and times are over nodes of unequal speed."
     )
 
 
-def _rates_by_node(by_node: Mapping[str, NodeMeans]) -> str:
-    """Write blocks and throughput of every node, for example "cpu-1: 2 blocks, 701 tokens/s; cpu-2: 1 block"."""
-    return "; ".join(f"{node}: {counted(found.blocks, 'block')}{_at(found)}" for node, found in by_node.items())
+def of_arm(summary: "ArmSummary", receipts: Sequence["Receipt"]) -> str:
+    """Return the nodes that an arm ran on, for example "cpu-1: 2 blocks, 701 tokens/s; cpu-2: 1 block"."""
+    if summary.by_node is None:
+        return ", ".join(sorted({receipt.environment.node_name for receipt in receipts}))
+    return "; ".join(f"{node}: {counted(means.blocks, 'block')}{_at(means)}" for node, means in summary.by_node.items())
 
 
-def _at(found: NodeMeans) -> str:
-    return "" if found.tokens_per_s is None else f", {number(found.tokens_per_s, 4)} tokens/s"
+def _at(means: "NodeMeans") -> str:
+    return "" if means.tokens_per_s is None else f", {number(means.tokens_per_s, 4)} tokens/s"
 
 
-def of_arm(summary: ArmSummary, receipts: Sequence["Receipt"]) -> str:
-    """Say on which nodes an arm ran; where on several, with blocks and throughput of each."""
-    if summary.by_node is not None:
-        return _rates_by_node(summary.by_node)
-    return ", ".join(sorted({receipt.environment.node_name for receipt in receipts}))
-
-
-def false_words(ledger: Ledger) -> str:
-    """Say the service's own rate of false words, and what it can support."""
+def false_verdicts(ledger: "Ledger") -> str:
+    """Return the service's own rate of false verdicts, and how many ablations would support 5 %."""
     if ledger.ablations == 0:
-        return "No A/A ablation has been judged yet, so the rate of false words of this service is not known."
-    found = f"{ledger.false_words} false {'word' if ledger.false_words == 1 else 'words'} in "
-    judged = counted(ledger.ablations, "A/A ablation")
-    bound = plain_percent(100 * ledger.upper_bound)
-    support = (
-        ""
-        if ledger.upper_bound <= ALPHA
-        else f" It takes {needed(ledger.false_words)} to support at most 5{SPACE}%."
-    )
-    sure = f"with 95{SPACE}% confidence (Clopper and Pearson)"
-    return f"{found}{judged}: at most {bound} false words, {sure}.{support}"
+        return "No A/A ablation has been judged yet, so the rate of false verdicts of this service is unknown."
+    counts = f"{counted(ledger.false_words, 'false verdict')} in {counted(ledger.ablations, 'A/A ablation')}"
+    bound = f"at most {plain_percent(100 * ledger.upper_bound)} false verdicts"
+    text = f"{counts}: {bound}, with 95{SPACE}% confidence (Clopper and Pearson)."
+    if ledger.upper_bound <= ALPHA:
+        return text
+    from experiments.analysis.noise.ledger import needed  # imports scipy, which most commands do not need
+
+    return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support at most 5{SPACE}%."
 
 
-def changed_gates(arm: Arm, baseline: Arm) -> str:
-    """Return the gates in which `arm` differs, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
+def changed_gates(arm: "Arm", baseline: "Arm") -> str:
+    """Return the gates of `arm` that differ, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
     changed = sorted(name for name, value in arm.gates.items() if value != baseline.gates[name])
     return ", ".join(f"{name}={show(arm.gates[name])}" for name in changed)
 
 
-def gate_values(name: str, arms: tuple[Arm, ...], longest: int) -> str:
-    """Return one gate over all arms: its value, then who differs, for example "16; chunk-32: 32"."""
+def gate_values(name: str, arms: tuple["Arm", ...], longest: int) -> str:
+    """Return one gate over all arms: its value, then the arms that differ, for example "16; chunk-32: 32"."""
     first, *others = arms
     differing = [f"{arm.name}: {show(arm.gates[name])}" for arm in others if arm.gates[name] != first.gates[name]]
     return shorten("; ".join([show(first.gates[name]), *differing]), longest)
@@ -102,14 +94,14 @@ def gate_values(name: str, arms: tuple[Arm, ...], longest: int) -> str:
 MINUS = "\N{MINUS SIGN}"
 SPACE = "\N{NO-BREAK SPACE}"
 NOTHING = "\N{EN DASH}"
-"""Stands where there is no value."""
+"""Placeholder for a missing value."""
 _HYPHEN_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 _UNITS = ((172_800, 86_400, "days"), (5_400, 3600, "h"), (100, 60, "min"))
-"""From so many seconds on: seconds of the unit, its name."""
+"""(least seconds, seconds per unit, name of the unit), largest unit first."""
 
 
 def metric(name: str) -> str:
-    """Name a metric for people."""
+    """Return the label of a metric."""
     return METRICS[name].label
 
 
@@ -141,12 +133,12 @@ def size_percent(value: float) -> str:
 
 
 def plain_percent(value: float) -> str:
-    """Format a percentage without a sign and with the digits that it needs."""
+    """Format a percentage without a sign, with three significant digits."""
     return f"{number(value, 3)}{SPACE}%"
 
 
 def confidence(alpha: float) -> str:
-    """Format the confidence of an interval whose two-sided level is `alpha`."""
+    """Format the confidence of an interval with the two-sided level `alpha`."""
     return plain_percent(100 * (1 - alpha))
 
 
@@ -158,7 +150,7 @@ def gib(num_bytes: float | None) -> str:
 
 
 def quantities(metric: str, values: Sequence[float]) -> list[str]:
-    """Format values of a metric with their unit, in as many digits as it takes to tell different ones apart."""
+    """Format values of a metric with their unit, with enough digits to tell different values apart."""
     unit = METRICS[metric].unit
     if unit == "GiB":
         shown, exactly = [gib(value * 2**30) for value in values], [f"{value * 2**30:,.0f}" for value in values]
@@ -176,7 +168,7 @@ def bytes_change(num_bytes: int) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration in the unit that fits it."""
+    """Format a duration as ms, s or min."""
     if value is None or not math.isfinite(value):
         return NOTHING if value is None else str(value)
     if value < 1:
@@ -185,7 +177,7 @@ def seconds(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in the largest unit of which there are some, for example "12 min"."""
+    """Format seconds in their largest whole unit, for example "12 min"."""
     for least, unit_s, name in _UNITS:
         if seconds >= least:
             return f"{seconds / unit_s:,.0f}{SPACE}{name}"
@@ -207,7 +199,7 @@ def fixed(value: float | None, digits: int = 4) -> str:
 
 
 def moment(rfc3339: str) -> str:
-    """Format an RFC 3339 time in UTC to the second; anything else is shown as it is."""
+    """Format an RFC 3339 time in UTC to the second; return any other text unchanged."""
     try:
         time = datetime.fromisoformat(rfc3339)
     except ValueError:
@@ -216,30 +208,35 @@ def moment(rfc3339: str) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Say how many of how many."""
+    """Format "part of whole", for example "3 of 8"."""
     return f"{part:,} of {whole:,}"
 
 
 def counted(count: int, noun: str) -> str:
-    """Join a count and its noun in the right number."""
+    """Format a count with its noun, for example "1 block" or "2 blocks"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def left_to_the_table(count: int) -> str:
-    """Say of how many variants a picture shows nothing."""
+    """Return the note on variants that a picture leaves out."""
     return f"{counted(count, 'more variant')} {'is' if count == 1 else 'are'} in the table only."
 
 
 def with_minus(text: str) -> str:
-    """Write the minus signs of a text from the analysis as all others are; hyphens stay."""
+    """Replace the ASCII minus signs of numbers by `MINUS`; hyphens stay."""
     return _HYPHEN_MINUS.sub(MINUS, text)
 
 
+def capitalised(text: str) -> str:
+    """Return `text` with a capital first letter; the other letters stay."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def shorten(text: str, longest: int) -> str:
-    """Cut `text` to `longest` characters, with an ellipsis where something is missing."""
+    """Cut `text` to `longest` characters, ending in an ellipsis if it was longer."""
     return text if len(text) <= longest else text[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def listed(names: list[str]) -> str:
-    """Join names as a sentence does: a, b and c."""
+    """Join names: a, b and c."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

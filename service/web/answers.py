@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from experiments.analysis.verdicts import Verdict
-from experiments.reporting.pages.first_screen import headline, word_of
+from experiments.reporting.pages.first_screen import headline, word_cell
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import lay_out
 
@@ -35,7 +35,7 @@ def read_answer(document: str) -> ShortAnswer:
     judged = {variant.arm: variant for variant in verdict.variants}
     laid_out = lay_out(verdict)
     lines = (
-        VariantLine(arm=one.arm, word=word_of(judged[one.arm], one.word), headline=headline(verdict, judged[one.arm]))
+        VariantLine(arm=one.arm, word=word_cell(judged[one.arm], one.word), headline=headline(verdict, judged[one.arm]))
         for one in laid_out.variants
     )
     return ShortAnswer(lead=laid_out.lead, variants=tuple(lines))

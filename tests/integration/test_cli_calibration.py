@@ -77,7 +77,7 @@ def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_
     _code, out, _err = ablate("verdict", executed / "bundle", "--calibration", path, "--json")
     admission = json.loads(out)["circumstances"]["admission"]
     assert [one["digest"] for one in admission["calibrations"]] == [made.digest]
-    assert "6 A/A blocks are known for this device; 20 admit it" in admission["refused_because"]
+    assert "6 A/A blocks; 20 admit it" in admission["refused_because"]
     values = made.model_dump(mode="json") | {"sd_upper_pct": 0.01}
     path.write_text(json.dumps(values))
     code, _out, err = ablate("verdict", executed / "bundle", "--calibration", path)

@@ -56,7 +56,7 @@ def test_text_from_elsewhere_stays_text(api: Api) -> None:
     page = person.get(f"/a/{made}").text
     assert [word for word in SHOUTED if word in page] == []
     assert page.count("<main") == page.count("</main>") == 1
-    assert "How to repeat it" in page, "all of the report"
+    assert "How to reproduce it" in page, "all of the report"
     assert "{{ 7 }}" in page, "nothing is a template twice"
 
 

@@ -1,4 +1,4 @@
-"""Admission: whether A/A blocks allow words about what ran, and if not, why and which command mends it."""
+"""Admission: whether A/A blocks allow verdicts on the devices that ran; if not, the reason and the remedy."""
 
 import math
 import statistics
@@ -16,11 +16,11 @@ from experiments.records.receipts import Receipt
 
 STALE_DAYS = 30
 VARIANCE_LEVEL = 0.01
-"""Level of the test that finds sentinel and hidden blocks noisier than the calibration."""
+"""Level of the test whether sentinel and hidden blocks are noisier than the calibration."""
 MEAN_LEVEL = 0.01
-"""Level of the test that finds equal arms different: then something else than noise is measured."""
+"""Level of the test whether equal arms differ, which would show something else than noise."""
 MAX_CLOCK_SHIFT = 0.01
-"""Relative shift of the median device clock since the calibration."""
+"""Largest relative shift of the median device clock since the calibration."""
 
 _FIELDS = {
     "device_serial": "another device",
@@ -29,17 +29,22 @@ _FIELDS = {
     "estimator_digest": "another estimator or window",
     "software_digest": "other code or versions",
 }
-"""What a changed field of a key means, the most telling first."""
+"""Meaning of a changed field of a key, most important first."""
 _DAY_S = 86_400.0
 
 
 def admission_of(
-    spec: AblationSpec, receipts: Sequence[Receipt], known: Sequence[Calibration], *, ledger: Ledger, mended_by: str
+    spec: AblationSpec,
+    receipts: Sequence[Receipt],
+    calibrations: Sequence[Calibration],
+    *,
+    ledger: Ledger,
+    mended_by: str,
 ) -> Admission:
-    """Return whether the calibrations `known` allow words about `receipts`.
+    """Return whether `calibrations` allow verdicts on `receipts`.
 
-    Every device that measured a baseline needs one of its own; an exact metric has no noise and needs none.
-    `mended_by` is the command that would make it.
+    Every device that measured a baseline needs its own calibration, except for an exact metric, which has no noise.
+    `mended_by` is the command that measures one.
     """
     if spec.verdict.primary.exact:
         return Admission(refused_because=None, ledger=ledger)
@@ -47,7 +52,7 @@ def admission_of(
     by_key: dict[CalibrationKey, list[Receipt]] = {}
     for receipt in measured:
         by_key.setdefault(key_of(spec, receipt), []).append(receipt)
-    own = {one.key: one for one in known}
+    own = {one.key: one for one in calibrations}
     refused = [reason for key, ran in by_key.items() if (reason := _refusal(key, ran, own)) is not None]
     reason = "no baseline was measured" if not measured else next(iter(refused), None)
     return Admission(
@@ -58,22 +63,23 @@ def admission_of(
     )
 
 
-def _refusal(key: CalibrationKey, receipts: Sequence[Receipt], known: dict[CalibrationKey, Calibration]) -> str | None:
-    calibration = known.get(key)
+def _refusal(
+    key: CalibrationKey, receipts: Sequence[Receipt], calibrations: dict[CalibrationKey, Calibration]
+) -> str | None:
+    calibration = calibrations.get(key)
     if calibration is None:
-        return _unknown(key, list(known))
+        return _no_blocks(key, list(calibrations))
     return next(_problems(calibration, receipts), None)
 
 
-def _unknown(key: CalibrationKey, known: Sequence[CalibrationKey]) -> str:
-    """Say that nothing is known, or what changed since it was."""
-    like = [other for other in known if other.node_class == key.node_class]
+def _no_blocks(key: CalibrationKey, calibrated: Sequence[CalibrationKey]) -> str:
+    """Say that there are no A/A blocks, or how the nearest ones differ."""
+    text = f"there are no A/A blocks for {key.node_class} {key.device_serial}"
+    like = [other for other in calibrated if other.node_class == key.node_class]
     if not like:
-        return f"no A/A blocks are known for {key.node_class} {key.device_serial}"
+        return text
     nearest = min(like, key=lambda other: len(_changed(key, other)))
-    return f"no A/A blocks are known for {key.node_class} {key.device_serial}; those that are have " + " and ".join(
-        _FIELDS[name] for name in _changed(key, nearest)
-    )
+    return f"{text}; the nearest ones have {' and '.join(_FIELDS[name] for name in _changed(key, nearest))}"
 
 
 def _changed(one: CalibrationKey, other: CalibrationKey) -> list[str]:
@@ -90,11 +96,11 @@ def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator
 
 
 def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
-    """Yield why a calibration admits nothing that runs at the moment `at`, in seconds since 1970."""
+    """Yield the reasons why a calibration admits no trial at the time `at`, in seconds since 1970."""
     if calibration.blocks < ADMITTING_BLOCKS:
-        yield f"{calibration.blocks} A/A blocks are known for this device; {ADMITTING_BLOCKS} admit it"
+        yield f"this device has {calibration.blocks} A/A blocks; {ADMITTING_BLOCKS} admit it"
     if calibration.sd_pct == 0:
-        yield "the A/A blocks show no noise at all, which is no measurement"
+        yield "the A/A blocks show no noise at all, so they measured nothing"
         return
     if mean_p(calibration) < MEAN_LEVEL:
         yield f"the A/A blocks differ from zero by {calibration.mean_pct:+.2f} % (t test, p {mean_p(calibration):.2g})"
@@ -106,17 +112,17 @@ def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
 
 
 def mean_p(calibration: Calibration) -> float:
-    """Return the two-sided p value of a t test whether the mean of d is zero, as it has to be."""
+    """Return the two-sided p value of a t test that the mean of d is zero."""
     error = calibration.sd_pct / math.sqrt(calibration.blocks)
     return float(2 * scipy.special.stdtr(calibration.blocks - 1, -abs(calibration.mean_pct) / error))
 
 
 def _clock(receipts: Sequence[Receipt]) -> float | None:
     clocks = [step.clock_mhz for one in receipts for step in one.steps if step.phase == "timed"]
-    known = [clock for clock in clocks if clock is not None]
-    return statistics.median(known) if known and len(known) == len(clocks) else None
+    recorded = [clock for clock in clocks if clock is not None]
+    return statistics.median(recorded) if recorded and len(recorded) == len(clocks) else None
 
 
 def mending_command(node_class: str, like: str) -> str:
-    """Return the command that measures the noise of what ran; `like` names a spec or an ablation of the service."""
+    """Return the command that measures the noise; `like` is a spec or an ablation of the service."""
     return f"ablate aa {node_class} --like {like}"

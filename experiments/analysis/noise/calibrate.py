@@ -1,4 +1,4 @@
-"""From the receipts of A/A blocks to a calibration. Every number follows from the receipts alone."""
+"""From the receipts of A/A blocks to a calibration. All numbers follow from the receipts alone."""
 
 import math
 import statistics
@@ -23,7 +23,7 @@ from experiments.records.calibration import AABlock, Calibration, CalibrationKey
 from experiments.records.receipts import Receipt, read_metric
 
 METRIC = "tokens_per_s"
-"""All metrics of the window follow from its throughput: one number calibrates them all."""
+"""All metrics of the window follow from throughput, so its noise calibrates them all."""
 COMPILE_METRIC = "compile_s"
 _COMPILE_TIME = digest({"estimator": COMPILE_TIME})
 CONFIDENCE = 0.95
@@ -31,7 +31,7 @@ _TOLERANCE = 1e-9
 
 
 def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
-    """Return what A/A blocks have to agree with to hold for the trial of `receipt`."""
+    """Return the key that A/A blocks must have to calibrate the trial of `receipt`."""
     environment = receipt.environment
     return CalibrationKey(
         device_serial=device_serial(environment.device_serial, environment.node_name, environment.device_name),
@@ -44,12 +44,12 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
 
 
 def device_serial(serial: str | None, node_name: str, device_name: str) -> str:
-    """Return what tells a device from every other: its serial number, or the names of node and device."""
+    """Return the identity of a device: its serial number, or the names of node and device."""
     return serial or f"{node_name}, {device_name}"
 
 
 def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:
-    """Return the digest of the code that ran and of everything that it ran with."""
+    """Return the digest of the code that ran and of the software versions."""
     return digest({"code": code_digest, "versions": dict(versions)})
 
 
@@ -59,7 +59,7 @@ def shape_digest(config: Mapping[str, Any]) -> str:
 
 
 def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
-    """Return the digest of the estimator of `metric` and, where it is one of the window, of a TrainConfig's window."""
+    """Return the digest of the estimator of `metric` and, for a metric of the window, of a TrainConfig's window."""
     if METRICS[metric].cold:
         return _COMPILE_TIME
     steps = {name: value for name, value in config["steps"].items() if name not in {"val_rows", "slice"}}
@@ -76,7 +76,7 @@ def metric_of(key: CalibrationKey) -> str:
 
 
 _ALSO_SHAPE = {"micro_batch"}
-"""Gates whose value is a size: it is part of the shape, because the noise of a step depends on how long it takes."""
+"""Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
 _GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
 
 
@@ -91,7 +91,7 @@ def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]
 def aa_blocks_of(
     plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]
 ) -> Iterator[tuple[CalibrationKey, AABlock]]:
-    """Yield the A/A blocks among `receipts`: baseline and its repeat were both measured, and no guard was hit.
+    """Yield the A/A blocks in `receipts`: those with measured baseline and repeat and without a broken guard.
 
     The repeat is the variant of a calibration, or the control of an ordinary ablation.
     """
@@ -100,8 +100,8 @@ def aa_blocks_of(
         return
     by_block: dict[int, dict[str, Receipt]] = {}
     for receipt in receipts:
-        known = read_metric(METRICS[_measured_by(spec)], receipt)
-        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and known:
+        value = read_metric(METRICS[_measured_by(spec)], receipt)
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and value:
             by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
     for index in sorted(by_block):
         pair = by_block[index]
@@ -110,7 +110,7 @@ def aa_blocks_of(
 
 
 def _repeat_of(plan: Plan, spec: AblationSpec) -> tuple[str | None, Source]:
-    """Return the arm that repeats the baseline, and why it is there."""
+    """Return the arm that repeats the baseline, and its purpose."""
     if spec.purpose == "calibration":
         return REPEAT, "sentinel" if SENTINEL in spec.labels else "calibration"
     return None if plan.control is None else plan.control.name, "hidden"
@@ -124,7 +124,7 @@ def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Sourc
     metric = _measured_by(spec)
     own, other = (read_metric(METRICS[metric], receipt) or math.nan for receipt in (repeat, baseline))
     clocks = [step.clock_mhz for one in (baseline, repeat) for step in one.steps if step.phase == "timed"]
-    known = [clock for clock in clocks if clock is not None]
+    recorded = [clock for clock in clocks if clock is not None]
     return AABlock(
         ablation=baseline.ids.ablation,
         block_index=baseline.ids.block_index,
@@ -133,33 +133,33 @@ def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Sourc
         difference=math.log(own / other),
         place=repeat.ids.position - baseline.ids.position,
         log_rate=(math.log(own) + math.log(other)) / 2,
-        clock_mhz=statistics.median(known) if known and len(known) == len(clocks) else None,
+        clock_mhz=statistics.median(recorded) if recorded and len(recorded) == len(clocks) else None,
         margin_pct=spec.verdict.primary.margin,
         receipts=(baseline.digest, repeat.digest),
     )
 
 
 def calibrations_of(plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]) -> tuple[Calibration, ...]:
-    """Return what the A/A blocks among `receipts` say, key by key; nothing of a key with fewer than two."""
+    """Return the calibrations from the A/A blocks in `receipts`, one per key with at least two blocks."""
     return calibrate_all(aa_blocks_of(plan, spec, receipts))
 
 
-def join_calibrations(known: Iterable[Calibration]) -> tuple[Calibration, ...]:
-    """Return one calibration for each key, made of all of its A/A blocks."""
-    return calibrate_all((one.key, block) for one in known for block in one.samples)
+def join_calibrations(calibrations: Iterable[Calibration]) -> tuple[Calibration, ...]:
+    """Return one calibration per key, from all its A/A blocks."""
+    return calibrate_all((one.key, block) for one in calibrations for block in one.samples)
 
 
-def calibrate_all(found: Iterable[tuple[CalibrationKey, AABlock]]) -> tuple[Calibration, ...]:
-    """Return a calibration for every key with at least two A/A blocks, the newest last; a block counts once."""
+def calibrate_all(blocks: Iterable[tuple[CalibrationKey, AABlock]]) -> tuple[Calibration, ...]:
+    """Return a calibration per key with at least two A/A blocks, newest last; a block counts once."""
     by_key: dict[CalibrationKey, dict[tuple[str, int], AABlock]] = {}
-    for key, block in found:
+    for key, block in blocks:
         by_key.setdefault(key, {})[block.ablation, block.block_index] = block
-    made = (calibrate(key, list(blocks.values())) for key, blocks in by_key.items() if len(blocks) > 1)
-    return tuple(sorted(made, key=lambda one: one.measured_at))
+    calibrations = (calibrate(key, list(own.values())) for key, own in by_key.items() if len(own) > 1)
+    return tuple(sorted(calibrations, key=lambda one: one.measured_at))
 
 
 def calibrate(key: CalibrationKey, blocks: Sequence[AABlock]) -> Calibration:
-    """Return what at least two A/A blocks of `key` say, sealed."""
+    """Return the sealed calibration from at least two A/A blocks of `key`."""
     samples = tuple(sorted(blocks, key=lambda block: (block.started_at, block.ablation, block.block_index)))
     return seal(Calibration(key=key, metric=metric_of(key), samples=samples, **_numbers(samples), digest=""))
 
@@ -186,12 +186,12 @@ def _numbers(samples: Sequence[AABlock]) -> dict[str, Any]:
 
 
 def upper_factor(blocks: int) -> float:
-    """Return the upper 95 % bound of a standard deviation over its estimate from `blocks` normal differences."""
+    """Return the ratio of the upper 95 % bound of a standard deviation to its estimate from `blocks` differences."""
     return math.sqrt((blocks - 1) / float(scipy.special.chdtri(blocks - 1, CONFIDENCE)))
 
 
 def _drift_per_hour(samples: Sequence[AABlock]) -> float:
-    """Return the slope of ln(throughput), times and rates taken from the means of their ablation."""
+    """Return the slope of ln(throughput) per hour, with times and rates centred on the means of their ablation."""
     hours, rates = [], []
     for ablation in dict.fromkeys(block.ablation for block in samples):
         own = [block for block in samples if block.ablation == ablation]
@@ -204,7 +204,7 @@ def _drift_per_hour(samples: Sequence[AABlock]) -> float:
 
 
 def _variance_p(samples: Sequence[AABlock]) -> float | None:
-    """Return the p value of an F test whether blocks that came later are noisier than those of the calibration."""
+    """Return the p value of an F test whether later blocks are noisier than those of the calibration."""
     groups: dict[bool, list[float]] = {True: [], False: []}
     for block in samples:
         groups[block.source == "calibration"].append(block.difference)
@@ -218,22 +218,22 @@ def _variance_p(samples: Sequence[AABlock]) -> float | None:
 
 
 def seconds(moment: str) -> float:
-    """Return an RFC 3339 moment as seconds since 1970."""
+    """Return an RFC 3339 time as seconds since 1970."""
     return datetime.fromisoformat(moment).timestamp()
 
 
-def calibration_problems(given: Calibration) -> list[str]:
-    """Return what is wrong with a calibration that came from elsewhere: its seal, or numbers that do not follow."""
-    altered = seal_problem(given)
+def calibration_problems(calibration: Calibration) -> list[str]:
+    """Return the problems of a calibration from elsewhere: a broken seal, or numbers that do not follow from it."""
+    altered = seal_problem(calibration)
     if altered is not None:
         return [altered]
-    if len(given.samples) < 2:
-        return [f"{len(given.samples)} A/A blocks say nothing about noise; needed: at least 2"]
-    again = calibrate(given.key, given.samples)
+    if len(calibration.samples) < 2:
+        return [f"{len(calibration.samples)} A/A blocks do not show noise; needed: at least 2"]
+    again = calibrate(calibration.key, calibration.samples)
     return [
-        f"{name} is {getattr(given, name)}; the samples give {getattr(again, name)}"
+        f"{name} is {getattr(calibration, name)}; the samples give {getattr(again, name)}"
         for name in Calibration.model_fields
-        if name != "digest" and not _agree(getattr(given, name), getattr(again, name))
+        if name != "digest" and not _agree(getattr(calibration, name), getattr(again, name))
     ]
 
 

@@ -1,8 +1,8 @@
-"""The baseline of a recipe over time: one point an ablation, where its level changed, how far it is from its anchor.
+"""The baseline of a recipe over time: one point per ablation, changes of level, and drift from the anchor.
 
-A series holds what can be compared: one metric of one baseline configuration on one device. Points are means of ln over
-the baseline's measured trials. Small losses that each stay within a margin add up here: the newest points are compared
-with the oldest, the anchor.
+A series has one metric of one baseline configuration on one device. A point is the mean of ln over the baseline's
+measured trials. The newest points are compared with the oldest, the anchor, because small losses within the margin add
+up over time.
 """
 
 import math
@@ -22,9 +22,9 @@ from experiments.records.receipts import Receipt, read_metric
 
 MIN_SEGMENT = 2
 PENALTY = 15.0
-"""Cost of one more change, in variances of a point: a constant level of 8 points or more is split in at most 5 %."""
+"""Penalty per change, in variances of a point: at most 5 % of constant series of 8 points or more get a change."""
 ENDS = 3
-"""Points of the anchor, and of the newest level."""
+"""Number of points of the anchor, and of the newest level."""
 CONFIDENCE = 0.95
 _MAD_TO_SD = 1.4826
 
@@ -38,11 +38,11 @@ class BaselineRun(Frozen):
 
 
 def history_of(metric: str, runs: Iterable[BaselineRun]) -> list[HistorySeries]:
-    """Return a series for every configuration and device among `runs`; runs without a value are left out."""
-    found = sorted(
+    """Return a series per configuration and device in `runs`; runs without a value are left out."""
+    rows = sorted(
         (row for run in runs for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation)
     )
-    return [_series(metric, key, [point for _, point in own]) for key, own in groupby(found, key=lambda row: row[0])]
+    return [_series(metric, key, [point for _, point in own]) for key, own in groupby(rows, key=lambda row: row[0])]
 
 
 def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str], HistoryPoint]]:
@@ -50,17 +50,16 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
     measured = sorted((r for r in run.receipts if r.outcome is Outcome.MEASURED), key=_place)
     for key, receipts in groupby(measured, key=_place):
         own = sorted(receipts, key=lambda receipt: receipt.started_at)
-        values = [read_metric(METRICS[metric], receipt) for receipt in own]
-        known = [value for value in values if value is not None and value > 0]
-        if known and len(known) == len(values):
+        values = [value for receipt in own if (value := read_metric(METRICS[metric], receipt)) and value > 0]
+        if values and len(values) == len(own):
             yield (
                 key,
                 HistoryPoint(
                     ablation=run.ablation,
                     name=run.name,
                     at=own[0].started_at,
-                    value=statistics.geometric_mean(known),
-                    trials=len(known),
+                    value=statistics.geometric_mean(values),
+                    trials=len(values),
                     code=own[0].digests.code,
                 ),
             )
@@ -86,25 +85,25 @@ def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoin
 
 
 def scatter(logs: np.ndarray) -> float:
-    """Return the standard deviation of a point, from the median step between neighbours, whatever the levels are."""
+    """Return the standard deviation of a point, from the median step between neighbours, robust to level changes."""
     steps = np.abs(np.diff(logs))
     return float(_MAD_TO_SD * np.median(steps) / math.sqrt(2))
 
 
 def find_changes(logs: np.ndarray) -> list[int]:
-    """Return the indices at which another level begins: least squares with a penalty for every change (PELT)."""
+    """Return the indices at which a new level begins: least squares with a penalty per change (PELT)."""
     sd = scatter(logs)
     if sd == 0:
         sd = float(np.finfo(float).eps)
-    import ruptures  # half a second, which nobody has to wait for who only shows a series
+    import ruptures  # takes half a second, so commands that only show a series skip it
 
     search = ruptures.KernelCPD(kernel="linear", min_size=MIN_SEGMENT).fit((logs - logs.mean()) / sd)
     return [int(index) for index in search.predict(pen=PENALTY)[:-1]]
 
 
 def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> Iterable[LevelChange]:
-    found = [0, *find_changes(logs), len(points)]
-    for before, index, after in zip(found, found[1:], found[2:], strict=False):
+    bounds = [0, *find_changes(logs), len(points)]
+    for before, index, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
         change = float(logs[index:after].mean() - logs[before:index].mean())
         yield LevelChange(
             ablation=points[index].ablation,
@@ -117,7 +116,7 @@ def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> I
 
 def _drift(metric: str, logs: np.ndarray) -> AnchorDrift:
     change = float(logs[-ENDS:].mean() - logs[:ENDS].mean())
-    freedom = (len(logs) - 1) // 2  # a median step knows the scatter about half as well as a standard deviation does
+    freedom = (len(logs) - 1) // 2  # a median step estimates the scatter with about half the degrees of freedom
     half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * scatter(logs) * math.sqrt(2 / ENDS)
     low, high = change - half, change + half
     return AnchorDrift(

@@ -1,13 +1,13 @@
-"""What is told of a recipe's baseline over time, as a document."""
+"""Documents on a recipe's baseline over time."""
 
 from experiments.documents import Frozen
 
 MIN_POINTS = 8
-"""Fewer say neither where a level changed nor how far it went."""
+"""Fewest points for changes of level and drift."""
 
 
 class HistoryPoint(Frozen):
-    """What the baseline of one ablation measured."""
+    """Measurement of the baseline of one ablation."""
 
     ablation: str
     name: str
@@ -21,27 +21,27 @@ class HistoryPoint(Frozen):
 
 
 class LevelChange(Frozen):
-    """A point from which on the level is another one."""
+    """A point at which a new level begins."""
 
     ablation: str
     at: str
     change_pct: float
-    """Of the level that begins here against the one before."""
+    """Change of the new level against the level before."""
     worse: bool | None
-    """None where the metric claims no direction."""
+    """None if the metric has no direction."""
     code_changed: bool
-    """Whether its code is another than that of the point before."""
+    """Whether its code differs from the code of the point before."""
 
 
 class AnchorDrift(Frozen):
-    """The newest points against the oldest."""
+    """Change of the newest points against the oldest."""
 
     change_pct: float
     low_pct: float
     high_pct: float
     """95 % interval, from the scatter between neighbouring points."""
     worse: bool | None
-    """Whether all of the interval is a loss; None where the metric claims no direction."""
+    """Whether the whole interval is a loss; None if the metric has no direction."""
 
 
 class HistorySeries(Frozen):

@@ -1,4 +1,4 @@
-"""The ledger: how often A/A ablations were given a word that nothing deserved, with what that says about the rate."""
+"""The ledger: how often A/A ablations received a verdict although no effect existed, with a bound of the rate."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -17,10 +17,9 @@ _REPEAT = "repeat"
 
 
 def keep_ledger(calibrations: Iterable[Calibration]) -> Ledger:
-    """Judge every A/A ablation in `calibrations` by the rule of a first asking and count the false words.
+    """Judge every A/A ablation in `calibrations` by the rule of a first asking, and count the false verdicts.
 
-    The A/A blocks of one ablation on one key are judged together, once; fewer than six are left out. No block is used
-    twice.
+    The A/A blocks of one ablation on one key are judged once, together; ablations with fewer than six are left out.
     """
     words = [judge_blocks(blocks) for calibration in calibrations for blocks in by_ablation(calibration.samples)]
     false_words = sum(word in {VerdictWord.BETTER, VerdictWord.WORSE} for word, _ in words)
@@ -42,21 +41,21 @@ def by_ablation(samples: Sequence[AABlock]) -> Iterator[tuple[AABlock, ...]]:
 
 @lru_cache(maxsize=65_536)
 def judge_blocks(blocks: tuple[AABlock, ...]) -> tuple[VerdictWord, bool]:
-    """Return the word that an ablation with these blocks would get, and whether it differs from zero."""
-    primary = Primary(metric=METRIC, margin=f"{blocks[0].margin_pct:g}%")  # type: ignore[arg-type]  # as users write it
+    """Return the verdict on an ablation with these blocks, and whether it differs from zero."""
+    primary = Primary(metric=METRIC, margin=f"{blocks[0].margin_pct:g}%")  # type: ignore[arg-type]  # a spec's text
     sample = Sample(differences=tuple(b.difference for b in blocks), places=tuple(b.place for b in blocks))
     levels = Levels(family=1, alphas={_REPEAT: alpha_of(1)}, margin_pct=primary.margin)
-    found = compare(METRIC, {_REPEAT: sample}, levels)[_REPEAT]
-    return word_of(found, primary), found.p_holm <= found.alpha
+    comparison = compare(METRIC, {_REPEAT: sample}, levels)[_REPEAT]
+    return word_of(comparison, primary), comparison.p_holm <= comparison.alpha
 
 
 def upper_bound(errors: int, trials: int) -> float:
-    """Return the upper 95 % bound of an error rate (Clopper and Pearson); 1 without any trial."""
+    """Return the upper 95 % bound of an error rate (Clopper and Pearson); 1 without trials."""
     return 1.0 if errors >= trials else float(scipy.special.betaincinv(errors + 1, trials - errors, CONFIDENCE))
 
 
 def needed(errors: int) -> int:
-    """Return how many A/A ablations with this many false words support "at most 5 %"."""
+    """Return the number of A/A ablations with `errors` false verdicts that supports "at most 5 %"."""
     trials = errors + 1
     while upper_bound(errors, trials) > ALPHA:
         trials += 1

@@ -1,7 +1,7 @@
-"""A run for every arm over all blocks: a variant's answer under metric names that are the same in every ablation.
+"""One MLflow run per arm: a variant's answer, under metric names that are the same in every ablation.
 
-`difference_pct` over the blocks is a variant's paired difference, and the baseline's against its repeat, the A/A
-evidence: in one chart, effects stand beside the noise that they have to be told from.
+`difference_pct` over the blocks is the paired difference of a variant, and for the baseline the difference in A/A
+blocks. One chart thus shows the effects beside the noise.
 """
 
 import math
@@ -35,11 +35,11 @@ from experiments.reporting.wording import changed_gates
 from model.measurements import GIB
 
 DIFFERENCE = "difference_pct"
-"""Of every block, in percent, over the blocks."""
+"""Metric with one value per block, in percent."""
 
 
 def arm_runs(view: AblationView) -> Iterator[RunContent]:
-    """Describe the baseline's run and one for every variant, once there is a verdict."""
+    """Yield the runs of the variants and of the baseline; none without a verdict."""
     if view.verdict is None or view.answer is None:
         return
     variants = {variant.arm: variant for variant in view.verdict.variants}
@@ -66,27 +66,26 @@ def _variant(
 
 
 def _improvement(variant: VariantVerdict) -> dict[str, float]:
-    """Return by how much a variant is better, if that can be said; variants of all metrics are sorted by it."""
-    found = improvement_pct(variant)
-    return {views.IMPROVEMENT: found} if variant.other_work is None and math.isfinite(found) else {}
+    """Return the improvement in percent, by which the view of variants sorts; empty if there is none."""
+    gain = improvement_pct(variant)
+    return {views.IMPROVEMENT: gain} if variant.other_work is None and math.isfinite(gain) else {}
 
 
 def _note(layout: VariantLayout) -> str:
-    """Return the sentence, which holds the numbers; where it does not say why, the reason; then what would help."""
-    said = (layout.sentence, layout.why, *layout.remarks)
-    return wording.shorten("\n\n".join(text for text in said if text), LONGEST_TAG)
+    """Return the sentence, the reason if the sentence lacks it, and the remarks."""
+    parts = (layout.sentence, layout.why, *layout.remarks)
+    return wording.shorten("\n\n".join(text for text in parts if text), LONGEST_TAG)
 
 
 def _baseline(view: AblationView, verdict: Verdict, *, place: int) -> RunContent:
     arm = view.plan.baseline
-    tags = {NOTE_TAG: "What the variants are compared with. " + _noise_words(verdict)}
+    noise = (
+        f"`{DIFFERENCE}` is its difference from itself in A/A blocks of the same devices, in time order."
+        if verdict.circumstances.admission.calibrations
+        else "The devices that ran have no A/A blocks, so there is no noise to show."
+    )
+    tags = {NOTE_TAG: f"The variants are compared with this arm. {noise}"}
     return _run(view, arm, names.ending_in(arm.name), tags, tuple(_noise(view, verdict)), place=place)
-
-
-def _noise_words(verdict: Verdict) -> str:
-    if not verdict.circumstances.admission.calibrations:
-        return "No A/A block is known for the devices that ran, so there is no noise to show."
-    return f"`{DIFFERENCE}` is its difference from itself in A/A blocks of the same devices, in time order."
 
 
 def _run(
@@ -99,7 +98,7 @@ def _run(
     place: int,
     status: str = "FINISHED",
 ) -> RunContent:
-    """Describe an arm's run; MLflow lists the newest first, so the best begins a little later than the others."""
+    """Return an arm's run. MLflow lists the newest run first, so the best arm starts a few ms later than the others."""
     identity = f"arm/{arm.name}"
     receipts = view.whole_blocks.of(arm.name)
     at_ms = ended_ms(view)
@@ -121,19 +120,19 @@ def _run(
 
 
 def _numbers(view: AblationView, values: Mapping[str, float]) -> Iterator[Point]:
-    """Yield values that stand for the whole ablation, at the number of blocks that count."""
+    """Yield values of the whole ablation; their step is the number of blocks that count."""
     at_ms, step = ended_ms(view), len(view.whole_blocks.blocks)
     return (Point(name, value, at_ms, step) for name, value in values.items())
 
 
 def _means(summary: ArmSummary) -> dict[str, float]:
-    """Return an arm's own means and peaks under the names that its trials have."""
+    """Return an arm's means and peaks under the metric names of its trials."""
     names = ("tokens_per_s", "step_s", "model_tflops_per_s", "mfu", "compile_s", "loss_step1", "loss_final", "loss_val")
-    found = {name: getattr(summary, name) for name in names}
+    values = {name: getattr(summary, name) for name in names}
     for name in ("peak_allocated", "peak_reserved"):
         peak = getattr(summary, f"{name}_bytes")
-        found[f"{name}_gib"] = None if peak is None else peak / GIB
-    return {name: value for name, value in found.items() if value is not None}
+        values[f"{name}_gib"] = None if peak is None else peak / GIB
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _differences(view: AblationView, arm: str) -> Iterator[Point]:
@@ -145,10 +144,10 @@ def _differences(view: AblationView, arm: str) -> Iterator[Point]:
 
 
 def _noise(view: AblationView, verdict: Verdict) -> Iterator[Point]:
-    """Yield the A/A blocks of all devices that ran, in time order, and the noise that they show."""
-    known = verdict.circumstances.admission.calibrations
-    samples = sorted((sample for one in known for sample in one.samples), key=lambda sample: sample.started_at)
+    """Yield the A/A blocks of all devices that ran, in time order, and their standard deviation."""
+    calibrations = verdict.circumstances.admission.calibrations
+    samples = sorted((sample for one in calibrations for sample in one.samples), key=lambda sample: sample.started_at)
     for number, sample in enumerate(samples, start=1):
         yield Point(DIFFERENCE, percent(sample.difference), milliseconds(sample.started_at), number)
-    if known:
-        yield from _numbers(view, {"sd_pct": max(one.sd_pct for one in known)})
+    if calibrations:
+        yield from _numbers(view, {"sd_pct": max(one.sd_pct for one in calibrations)})

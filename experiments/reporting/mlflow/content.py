@@ -1,6 +1,6 @@
-"""What a run in MLflow is made of, as plain data, and what all runs of an ablation have in common.
+"""The content of a run in MLflow as plain data, and the tags that all runs of an ablation share.
 
-Every value, time included, is derived from the view, so that projecting twice writes the same bytes.
+All values, including times, are derived from the view, so projecting twice writes the same bytes.
 """
 
 import math
@@ -22,21 +22,21 @@ KIND_TAG = "ablation.kind"
 
 
 class RunKind(StrEnum):
-    """What a run stands for."""
+    """Kind of a run."""
 
     ABLATION = "ablation"
-    """The parent: the whole answer."""
+    """The parent run with the whole answer."""
     ARM = "arm"
-    """One arm over all blocks: of a variant its answer, of the baseline the A/A evidence."""
+    """One arm over all blocks: the answer of a variant, or the A/A evidence of the baseline."""
     TRIAL = "trial"
 
 
 LAYOUT = 5
-"""Raise when the same view is written differently: the next projection then rewrites every run."""
+"""Increase it when the same view is written differently; the next projection then rewrites every run."""
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
 LONGEST_TAG = 7900
-"""MLflow cuts tags beyond 8000 characters without a word."""
+"""MLflow silently cuts tags beyond 8000 characters."""
 
 
 class Point(NamedTuple):
@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 class RunDataset(NamedTuple):
-    """What a run trained on."""
+    """Training data of a run."""
 
     name: str
     digest: str
@@ -57,15 +57,15 @@ class RunDataset(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunContent:
-    """One run as it has to be in MLflow."""
+    """Complete content of one run."""
 
     identity: str
-    """`parent`, `arm/` and its name, or trial and attempt: together with the ablation's id it names the run."""
+    """`parent`, `arm/<name>` or `<trial>/<attempt>`; unique within the ablation."""
     name: str
     status: str
     started_ms: int
     ended_ms: int | None
-    """None while it is not over."""
+    """None while the ablation is running."""
     tags: Mapping[str, str]
     params: Mapping[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
@@ -75,14 +75,14 @@ class RunContent:
 
     @property
     def digest(self) -> str:
-        """Digest of all that is written: a run that carries it needs no writing."""
+        """Digest of the whole content; a run in MLflow with this digest is up to date."""
         texts = {path: digest_bytes(text.encode()) for path, text in self.texts.items()}
         facts = [self.identity, self.name, self.status, self.started_ms, self.ended_ms, self.datasets]
         return digest([LAYOUT, *facts, self.tags, self.params, self.points, texts])
 
 
 def common_tags(view: AblationView, kind: RunKind, identity: str) -> dict[str, str]:
-    """Return the tags that every run of an ablation has."""
+    """Return the tags that all runs of an ablation share."""
     return {
         ID_TAG: view.ablation_id,
         "ablation.name": view.name,
@@ -97,7 +97,7 @@ def common_tags(view: AblationView, kind: RunKind, identity: str) -> dict[str, s
 
 
 def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
-    """Return the commit that ran and whether its tree was clean; several, which only reruns give, are listed."""
+    """Return the commit that ran and whether its tree was dirty; reruns can add further commits."""
     ran = [receipt.environment for receipt in receipts]
     commits = sorted({environment.git_commit for environment in ran if environment.git_commit})
     dirty = any(environment.git_dirty_digest is not None for environment in ran)
@@ -105,25 +105,25 @@ def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
 
 
 def datasets(receipts: Iterable[Receipt]) -> tuple[RunDataset, ...]:
-    """Return what the trials of `receipts` trained on, each data set once."""
-    found = {r.digests.data: PurePath(r.config["data"]["corpus"]).name for r in receipts}
-    return tuple(RunDataset(name, data) for data, name in sorted(found.items()))
+    """Return the distinct data sets of the trials of `receipts`."""
+    corpora = {r.digests.data: PurePath(r.config["data"]["corpus"]).name for r in receipts}
+    return tuple(RunDataset(name, data) for data, name in sorted(corpora.items()))
 
 
 def params(arm: Arm) -> dict[str, str]:
     """Return resolved gates as `gate.*`, and every leaf of the configuration as `shape.<name>` or by its path.
 
-    What a gate sets is left out of the configuration, unless it is a size: those are looked for among the shapes.
+    Leaves that a gate sets are left out, except sizes, which users look for among the shapes.
     """
-    found = {f"gate.{name}": text(value) for name, value in arm.gates.items()}
+    fields = {f"gate.{name}": text(value) for name, value in arm.gates.items()}
     set_by_gates = {gate.path for gate in GATES.values()}
     for path, value in _leaves(arm.config):
         if path in set_by_gates and type(value) is not int:
             continue
         leaf = path.rsplit(".", 1)[-1]
         is_shape = path.startswith(("model.", "data.")) or "." not in path
-        found[f"shape.{leaf}" if is_shape and f"shape.{leaf}" not in found else f"config.{path}"] = text(value)
-    return {allowed_key(name): value for name, value in found.items()}
+        fields[f"shape.{leaf}" if is_shape and f"shape.{leaf}" not in fields else f"config.{path}"] = text(value)
+    return {allowed_key(name): value for name, value in fields.items()}
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -135,12 +135,12 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
 
 
 def text(value: Any) -> str:
-    """Return a value as the text of a parameter."""
+    """Return the text of a parameter's value."""
     return value if isinstance(value, str) else canonical_json(value)
 
 
 def finite(content: RunContent) -> RunContent:
-    """Move non-finite values from metrics, where MLflow distorts them, to tags that name them; leave out empty tags."""
+    """Move non-finite metric values, which MLflow distorts, to tags, and drop empty tags."""
     tags = {key: value for key, value in content.tags.items() if value}
     for point in content.points:
         if not math.isfinite(point.value):
@@ -150,20 +150,20 @@ def finite(content: RunContent) -> RunContent:
 
 
 def ended_ms(view: AblationView) -> int:
-    """Return when the last trial ended; where none left a receipt, when the ablation was submitted."""
+    """Return the end of the last trial in ms since 1970; without receipts the time of submission."""
     return max((receipt_ended_ms(receipt) for receipt in view.receipts), default=milliseconds(view.created_at))
 
 
 def receipt_ended_ms(receipt: Receipt) -> int:
-    """Return when a trial ended."""
+    """Return the end of a trial in ms since 1970."""
     return milliseconds(receipt.started_at) + round(1000 * (receipt.wall_s + (receipt.waited_s or 0.0)))
 
 
 def milliseconds(rfc3339: str) -> int:
-    """Return a moment as MLflow wants it."""
+    """Return an RFC 3339 time as ms since 1970."""
     return round(1000 * datetime.fromisoformat(rfc3339).timestamp())
 
 
 def allowed_key(wanted: str) -> str:
-    """Replace what MLflow does not allow in keys."""
+    """Replace characters that MLflow does not allow in keys."""
     return re.sub(r"[^\w\-./: ]", "_", wanted, flags=re.ASCII)

@@ -1,6 +1,6 @@
-"""Names of runs in MLflow: what it is, the answer's word and its effect, short enough for a line of a list.
+"""Names of runs in MLflow: the object, its verdict and its effect, short enough for one line of a list.
 
-MLflow shows a run's name as the heading of its page, where more would fill the first screen. All else is in the note.
+MLflow shows the name as the heading of the run's page. Everything else is in the note.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
 
 LONGEST_NAME = 60
-"""Of a run, in characters. MLflow itself refuses more than 250."""
+"""Longest name of a run, in characters. MLflow rejects more than 250."""
 
 
 def of_ablation(view: AblationView) -> str:
-    """Name an ablation and its answer, for example "psiv-cache: adopt psiv-on +2.49 %; reject 2"; or its state."""
+    """Return an ablation's name with its answer or state, for example "psiv-cache: adopt psiv-on +2.49 %; reject 2"."""
     if view.answer is None:
         return ending_in(view.name, f": {view.state}")
     *fuller, shortest = _answers(view.answer.variants)
@@ -24,18 +24,18 @@ def of_ablation(view: AblationView) -> str:
 
 
 def of_variant(variant: VariantLayout) -> str:
-    """Name a variant with its word and effect, for example "psiv-on: better +2.49 %"."""
+    """Return a variant's name with verdict and effect, for example "psiv-on: better +2.49 %"."""
     return ending_in(variant.arm, f": {_with_effect(variant.word.text, variant)}")
 
 
-def ending_in(what: str, end: str = "") -> str:
-    """Cut `what` where the whole would be too long; the `end` stays whole."""
-    return f"{wording.shorten(what, LONGEST_NAME - len(end))}{end}"
+def ending_in(name: str, end: str = "") -> str:
+    """Return `name` and `end`; `name` is cut if both are too long together."""
+    return f"{wording.shorten(name, LONGEST_NAME - len(end))}{end}"
 
 
 def _answers(variants: Sequence[VariantLayout]) -> tuple[str, str, str]:
-    """Return the answer in ever fewer words: all decisions; the first with its best variant; without its name."""
-    groups = [found for word in Decision if (found := [v for v in variants if v.decision.text == word])]
+    """Return the answer in three lengths: all decisions; the first with its best variant; without its name."""
+    groups = [own for word in Decision if (own := [v for v in variants if v.decision.text == word])]
     first, *others = groups
     best = first[0]
     more = f" {'or' if best.decision.text == Decision.ADOPT else 'and'} {len(first) - 1} more" if len(first) > 1 else ""
@@ -44,5 +44,5 @@ def _answers(variants: Sequence[VariantLayout]) -> tuple[str, str, str]:
     return "; ".join([named, *counts]), named, f"{_with_effect(best.decision.text, best)}{more}"
 
 
-def _with_effect(said: str, variant: VariantLayout) -> str:
-    return said if variant.effect.text == wording.NOTHING else f"{said} {variant.effect.text}"
+def _with_effect(text: str, variant: VariantLayout) -> str:
+    return text if variant.effect.text == wording.NOTHING else f"{text} {variant.effect.text}"

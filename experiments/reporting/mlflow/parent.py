@@ -1,4 +1,4 @@
-"""The parent run of an ablation: its answer in name, note and columns, and all that it was made from as files."""
+"""The parent run of an ablation: its answer in name, note and columns, and spec, plan, verdict and report as files."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,7 +31,7 @@ from experiments.reporting.wording import changed_gates, gate_values
 
 PARENT = "parent"
 LONGEST_COLUMN = 500
-"""Of a tag that is shown as a column."""
+"""Longest tag that is shown as a column, in characters."""
 STATUS: dict[AblationState, str] = {
     AblationState.QUEUED: "SCHEDULED",
     AblationState.RUNNING: "RUNNING",
@@ -40,12 +40,12 @@ STATUS: dict[AblationState, str] = {
     AblationState.COMPLETED: "FINISHED",
     AblationState.FAILED: "FAILED",
 }
-"""MLflow's status: it waits, runs, was stopped by somebody, ended with an answer, ended without one."""
+"""MLflow's status by state."""
 OPEN = frozenset({"SCHEDULED", "RUNNING"})
 
 
 def parent(view: AblationView, report_html: str | None) -> RunContent:
-    """Describe the parent run; there is no report before the ablation is over."""
+    """Return the parent run; `report_html` is None while the ablation is running."""
     status = STATUS[view.state]
     return finite(
         RunContent(
@@ -85,7 +85,7 @@ def _nodes(view: AblationView) -> str:
 
 
 def _answer_columns(variants: Sequence[VariantLayout]) -> dict[str, str]:
-    """Return what the list of ablations shows as columns, every variant by name, the largest improvement first."""
+    """Return the columns of the list of ablations: all variants by name, largest improvement first."""
     cells: dict[str, Callable[[VariantLayout], str]] = {
         "verdict": lambda variant: str(variant.word),
         "effect": lambda variant: variant.effect.text,
@@ -99,19 +99,19 @@ def _by_arm(cells: dict[str, str]) -> str:
 
 
 def _circumstances(verdict: Verdict) -> dict[str, str]:
-    """Say what the verdict took into account: A/A evidence, attempts that did not count, earlier askings."""
-    known: Circumstances = verdict.circumstances
+    """Return the circumstances of the verdict: A/A evidence, attempts that did not count, earlier askings."""
+    circumstances: Circumstances = verdict.circumstances
     return {
         "ablation.verdict_digest": verdict.digest,
-        "ablation.admission": known.admission.refused_because or "admitted",
-        "ablation.broken_attempts": str(len(known.attempts)),
-        "ablation.asking": str(known.family.number),
-        "ablation.calibrations": ", ".join(found.digest for found in known.admission.calibrations),
+        "ablation.admission": circumstances.admission.refused_because or "admitted",
+        "ablation.broken_attempts": str(len(circumstances.attempts)),
+        "ablation.asking": str(circumstances.family.number),
+        "ablation.calibrations": ", ".join(one.digest for one in circumstances.admission.calibrations),
     }
 
 
 def _params(view: AblationView) -> dict[str, str]:
-    """Return recipe and design, every gate over all arms, and the rest of the configuration, which all arms share."""
+    """Return recipe, design, every gate over all arms, and the configuration that all arms share."""
     plan = view.plan
     workload = load_values(view.spec_text.encode(), view.content_type)["workload"]
     shared = [params(arm) for arm in plan.arms]
@@ -140,15 +140,14 @@ def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
 
 
 def _note(view: AblationView) -> str:
-    """Return the answer, then the table behind it, then the question."""
-    table = "" if view.verdict is None else f"\n\n{verdict_markdown(view.verdict)}"
-    rest = f"\n\nAsked: {view.question}"
-    broken = () if view.verdict is None else broken_attempts(view.verdict)
-    table += "".join(f"\n- {line}" for line in broken)
+    """Return the answer, then its table, then the question."""
+    table, rest = "", f"\n\nQuestion: {view.question}"
     if view.verdict is not None:
-        rest += "\n\nThe whole answer, with pictures, is the artefact `report.html`."
+        table = f"\n\n{verdict_markdown(view.verdict)}"
+        table += "".join(f"\n- {line}" for line in broken_attempts(view.verdict))
+        rest += "\n\nThe artefact `report.html` has the whole answer with pictures."
     text = f"**{view.lead}**{table}{rest}"
     if len(text) <= LONGEST_TAG:
         return text
-    cut = f"\n\nCut here: MLflow holds no more.{rest}"
+    cut = f"\n\nCut here: MLflow stores no longer notes.{rest}"
     return text[: LONGEST_TAG - len(cut)].rsplit("\n", 1)[0] + cut

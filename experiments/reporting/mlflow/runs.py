@@ -1,4 +1,4 @@
-"""All runs of an ablation in MLflow, as plain data: the parent is `mlflow_parent.parent`, these are its children."""
+"""The children of an ablation's parent run in MLflow, and its plots, as plain data."""
 
 from collections.abc import Iterator
 
@@ -12,18 +12,18 @@ from experiments.reporting.view import AblationView
 
 
 def is_open(state: AblationState) -> bool:
-    """Tell whether an ablation goes on: then MLflow holds its parent alone."""
+    """Return whether an ablation is still running; MLflow then has only its parent run."""
     return STATUS[state] in OPEN
 
 
 def children(view: AblationView) -> Iterator[RunContent]:
-    """Describe the runs of trials, then of arms; none while the ablation goes on."""
+    """Yield the runs of trials, then of arms; none while the ablation is running."""
     if not is_open(view.state):
         yield from trial_runs(view)
         yield from arm_runs(view)
 
 
 def plots(view: AblationView) -> dict[str, str]:
-    """Return the pictures of the report as SVG files; none while the ablation goes on."""
+    """Return the pictures of the report as SVG files by path; none while the ablation is running."""
     drawn = () if is_open(view.state) else registry.draw_all(view)
     return {f"plots/{picture.name}.svg": picture.standalone() for picture in drawn}

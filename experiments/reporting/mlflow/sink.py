@@ -1,7 +1,7 @@
 """Write an ablation into MLflow: the only module that imports mlflow.
 
-MLflow is a projection. Every run is looked up by its tags before it is created, the last call on a run is the tag that
-says it is complete, and what a killed projection left half done is finished by the next one.
+MLflow is a projection. The sink looks up every run by its tags before it creates one. Its last call on a run sets the
+tag that marks the run complete, so the next projection finishes the work of a killed one.
 """
 
 import json
@@ -27,11 +27,11 @@ RUNS_PER_PAGE = 1000
 LONGEST_DATASET_DIGEST = 36
 
 Check = Callable[[], None]
-"""Called before every call to MLflow: raises when it may not be made any more."""
+"""Called before every call to MLflow; raises to stop the projection."""
 
 
 def _allow() -> None:
-    """Let every call be made."""
+    """Allow every call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,12 @@ class Sink:
     """Writes ablations into one experiment of one MLflow server."""
 
     tracking_uri: str
-    """HTTP address of the server; the database behind it is opened by the server alone."""
+    """HTTP address of the server; only the server opens its database."""
     experiment: str = "ablate"
     timeout_s: int = 10
-    """Of one HTTP call."""
+    """Timeout of one HTTP call."""
     max_retries: int = 1
-    """Of one HTTP call, in the SDK; repeating the whole projection is the caller's part."""
+    """Retries of one HTTP call in the SDK; the caller repeats the whole projection."""
 
     def project(
         self,
@@ -63,20 +63,24 @@ class Sink:
         check: Check = _allow,
         was_tried: bool = False,
     ) -> Projection:
-        """Bring MLflow to the state of `view`; repeating it changes nothing, and it may be killed at any point.
+        """Bring MLflow to the state of `view`; the call is idempotent and may be killed at any point.
 
-        After `slice_s` no further run is begun: what is missing is written by the next call. What `check` raises is
-        passed on. When it `was_tried`, a call of that try may have come late, and the parent, which alone changes with
-        time, is written again although it is marked as complete.
+        Args:
+            view: the ablation.
+            report_html: its report; None while it is running.
+            slice_s: seconds after which no further run is begun; the next call writes the rest.
+            check: called before every call to MLflow; its exceptions pass through.
+            was_tried: whether an earlier try may still have calls under way. The parent, the only run that changes
+                with time, is then written again even if it is marked complete.
 
         Raises:
-            ProjectionError: MLflow cannot be reached or refuses.
-            ProjectionUnfinished: the time was over.
+            ProjectionError: MLflow is unreachable or rejects a call.
+            ProjectionUnfinished: `slice_s` is over.
 
         """
         until = time.monotonic() + slice_s
-        made = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
-        client = cast("MlflowClient", _Checked(made, check))
+        unchecked = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
+        client = cast("MlflowClient", _Checked(unchecked, check))
         from mlflow.exceptions import MlflowException
 
         try:
@@ -89,8 +93,7 @@ class Sink:
 def connect(tracking_uri: str, *, timeout_s: int, max_retries: int) -> "MlflowClient":
     """Return a client that sends no telemetry, prints nothing and gives up after seconds instead of minutes.
 
-    The SDK takes these settings from the process environment alone, so they are written there, before the import that
-    reads the first of them. Nothing is read from the environment here.
+    The SDK reads these settings only from the process environment, so they are set there before its import.
     """
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
@@ -102,7 +105,7 @@ def connect(tracking_uri: str, *, timeout_s: int, max_retries: int) -> "MlflowCl
 
 
 class _Checked:
-    """A client that asks before every call whether it may be made."""
+    """A client that calls `check` before every call."""
 
     def __init__(self, client: "MlflowClient", check: Check) -> None:
         self._client = client
@@ -120,22 +123,22 @@ def _hint(error: Exception) -> str:
 def _experiment_id(client: "MlflowClient", name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         try:
             return str(client.create_experiment(name, tags=views.experiment_tags()))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = client.get_experiment_by_name(name)
-    if found is None or found.lifecycle_stage != "active":
+            experiment = client.get_experiment_by_name(name)
+    if experiment is None or experiment.lifecycle_stage != "active":
         raise ProjectionError(f"MLflow experiment {name!r} was deleted; restore it there or choose another name")
-    _seed(client, found)
-    return str(found.experiment_id)
+    _seed(client, experiment)
+    return str(experiment.experiment_id)
 
 
 def _seed(client: "MlflowClient", experiment: "Experiment") -> None:
-    """Give an experiment the tags that it lacks and today's views; those that somebody changed there stay."""
+    """Add missing tags and update the saved views, except those that a person changed in MLflow."""
     for key, value in views.tags_to_set(experiment.tags).items():
         client.set_experiment_tag(experiment.experiment_id, key, value)
 
@@ -152,30 +155,30 @@ class _Writer:
         self._view = view
 
     def write(self, report_html: str | None, *, was_tried: bool) -> Projection:
-        """Write the children, then the parent, whose completion says that everything is there."""
-        known = self._known_runs()
+        """Write the children, then the parent; a complete parent means that all runs are there."""
+        stored = self._stored_runs()
         top = parent(self._view, report_html)
-        parent_run = known.pop(PARENT, None)
+        parent_run = stored.pop(PARENT, None)
         parent_id = parent_run.info.run_id if parent_run else self._create(top, parent_id=None)
         names = {PARENT}
         for child in runs.children(self._view):
-            self._write_child(child, known.pop(child.identity, None), parent_id)
+            self._write_child(child, stored.pop(child.identity, None), parent_id)
             names.add(child.identity)
         if was_tried or not _is_complete(parent_run, top):
             self._rename(parent_run, top)
             self._fill(parent_id, top, {**top.texts, **runs.plots(self._view)})
-        self._delete_others(self._known_runs() if self._created else known, names)
+        self._delete_others(self._stored_runs() if self._created else stored, names)
         return Projection(parent_run_id=parent_id, experiment_id=self._experiment_id)
 
-    def _delete_others(self, known: "Mapping[str, Run]", names: Collection[str]) -> None:
-        """Delete superseded runs, and what a projector that died meanwhile created late."""
-        for identity, run in known.items():
+    def _delete_others(self, stored: "Mapping[str, Run]", names: Collection[str]) -> None:
+        """Delete superseded runs, and late runs of a projector that died meanwhile."""
+        for identity, run in stored.items():
             if identity not in names:
                 self._client.delete_run(run.info.run_id)
 
-    def _known_runs(self) -> dict[str, "Run"]:
-        """Return this ablation's runs by identity; a run that exists twice, because an answer got lost, is mended."""
-        known: dict[str, Run] = {}
+    def _stored_runs(self) -> dict[str, "Run"]:
+        """Return this ablation's runs in MLflow by identity; delete duplicates, which a lost response can cause."""
+        stored: dict[str, Run] = {}
         token: str | None = None
         while True:
             page = self._client.search_runs(
@@ -186,15 +189,15 @@ class _Writer:
             )
             for run in page:
                 identity = run.data.tags.get(RUN_TAG)
-                if identity in known:
-                    keep, drop = sorted([known[identity], run], key=_keep_first)
+                if identity in stored:
+                    keep, drop = sorted([stored[identity], run], key=_keep_first)
                     self._client.delete_run(drop.info.run_id)
-                    known[identity] = keep
+                    stored[identity] = keep
                 elif identity is not None:
-                    known[identity] = run
+                    stored[identity] = run
             token = page.token
             if not token:
-                return known
+                return stored
 
     def _write_child(self, child: RunContent, run: "Run | None", parent_id: str) -> None:
         if _is_complete(run, child) and run is not None and run.data.tags.get("mlflow.parentRunId") == parent_id:
@@ -208,12 +211,12 @@ class _Writer:
         self._written += 1
 
     def _check_time(self) -> None:
-        """Stop between two runs once the time is over; every call writes one at least."""
+        """Stop between two runs once the time is over; every call writes at least one run."""
         if self._written and time.monotonic() > self._until:
             raise ProjectionUnfinished(f"{self._written} runs were written in this round")
 
     def _create(self, content: RunContent, *, parent_id: str | None) -> str:
-        """Create the run together with the tags that it is found by."""
+        """Create the run with the tags that identify it."""
         tags = {ID_TAG: self._view.ablation_id, RUN_TAG: content.identity, "mlflow.user": "ablate"}
         if parent_id is not None:
             tags["mlflow.parentRunId"] = parent_id
@@ -224,12 +227,12 @@ class _Writer:
         return str(run.info.run_id)
 
     def _rename(self, run: "Run | None", content: RunContent) -> None:
-        """Give a run that was there before its present name; a new one is created with it."""
+        """Update the name of an existing run; a new run is created with its name."""
         if run is not None and run.info.run_name != content.name:
             self._client.update_run(run.info.run_id, name=content.name)
 
     def _fill(self, run_id: str, content: RunContent, texts: Mapping[str, str]) -> None:
-        """Write everything into the run, every call repeatable, and mark it complete last."""
+        """Write the content by idempotent calls, and mark the run complete last."""
         from mlflow.entities import Metric, Param, RunTag
 
         self._client.log_batch(
@@ -256,7 +259,7 @@ def _is_complete(run: "Run | None", content: RunContent) -> bool:
 
 
 def _keep_first(run: "Run") -> tuple[bool, str]:
-    """Sort key: a completed run before another, then by id."""
+    """Sort key: completed runs first, then by id."""
     return DONE_TAG not in run.data.tags, run.info.run_id
 
 

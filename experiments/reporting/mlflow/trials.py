@@ -1,4 +1,4 @@
-"""A run for every trial: its receipt, its step series, and, where it did not measure, why."""
+"""One MLflow run per trial: its receipt, its step series, and the reason if it gave no measurement."""
 
 import math
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ from experiments.reporting.view import AblationView, TrialView
 from model.measurements import Step
 
 MOST_POINTS = 2500
-"""Per series: what MLflow's own pages read. Every step is in receipt.json."""
+"""Points per series that MLflow's own pages read. receipt.json has every step."""
 LONGEST_REASON = 500
 WITHOUT_RECEIPT: dict[str, str] = {TrialState.CANCELLED: "KILLED", TrialState.FAILED: "FAILED"}
-"""Status of a trial that was begun and left no receipt."""
+"""Status of a trial that started and left no receipt."""
 
 
 def trial_runs(view: AblationView) -> Iterator[RunContent]:
-    """Describe a run for every trial that left a receipt or ended without one; trials that wait have none."""
+    """Yield a run per trial that has ended, with or without a receipt."""
     arms = view.plan.arm_by_name
     for trial in view.trials:
         if trial.receipt is not None:

@@ -1,7 +1,7 @@
-"""Saved views of MLflow's list of runs, seeded: an experiment opens with the answers instead of every trial.
+"""Saved views of MLflow's list of runs: an experiment opens with the answers instead of every trial.
 
-MLflow keeps a saved view as a tag of the experiment: a name, a time, and the page's state as JSON. Where a person
-changes it, MLflow adds when (`updatedAt`): from then on it is theirs. One that nobody has changed follows its seed.
+MLflow stores a saved view as a tag of the experiment: a name, a time, and the page's state as JSON. If a person changes
+the view, MLflow adds `updatedAt`, and the view belongs to that person. Unchanged views follow their definition here.
 """
 
 import json
@@ -13,7 +13,7 @@ from experiments.reporting.mlflow.content import KIND_TAG, RunKind
 
 PREFIX = "mlflow.sharedViewState."
 CREATED_AT_MS = 1_795_000_000_000
-"""The same for every projection; the views are listed by it."""
+"""Constant, so that every projection writes the same tag; MLflow sorts the views by it."""
 EXPERIMENT_TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     "mlflow.experiment.primaryMetric.name": "tokens_per_s",
@@ -22,17 +22,17 @@ EXPERIMENT_TAGS = {
 NAME = "attributes.`Run Name`"
 CREATED = "attributes.start_time"
 IMPROVEMENT = "improvement_pct"
-"""Metric of a variant: its effect, positive where it is for the better, whichever way its metric goes."""
+"""Metric of a variant: its effect, positive for an improvement in either direction of its metric."""
 
 
 class SavedView(NamedTuple):
-    """One view: which kind of runs it lists, and their columns."""
+    """One view: the kind of runs that it lists, and their columns."""
 
     id: str
     name: str
     kind: RunKind
     columns: Mapping[str, int]
-    """Beside the runs' names, from left to right, with their widths in pixels."""
+    """Columns after the run's name, from left to right, with their widths in pixels."""
     order_by: str
     name_width: int
 
@@ -75,23 +75,23 @@ SAVED_VIEWS = (ABLATIONS, VARIANTS)
 
 
 def experiment_tags() -> dict[str, str]:
-    """Return the tags that an experiment begins with."""
+    """Return the initial tags of an experiment."""
     return EXPERIMENT_TAGS | {f"{PREFIX}{one.id}": _value(one) for one in SAVED_VIEWS}
 
 
-def tags_to_set(there: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that an experiment with the tags `there` lacks, and the views that are an older seed of ours."""
+def tags_to_set(stored: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags missing from `stored`, and our outdated views, unless a person has changed them."""
     return {
         key: value
         for key, value in experiment_tags().items()
-        if key not in there or (key.startswith(PREFIX) and there[key] != value and _is_seed_of(value, there[key]))
+        if key not in stored or (key.startswith(PREFIX) and stored[key] != value and _is_ours(stored[key], value))
     }
 
 
-def _is_seed_of(value: str, found: str) -> bool:
-    """Tell whether a view was seeded under the same name, and no person has changed or renamed it since."""
+def _is_ours(stored: str, value: str) -> bool:
+    """Return whether a stored view differs from ours in its state only, so no person has changed or renamed it."""
     try:
-        old = json.loads(found)
+        old = json.loads(stored)
     except ValueError:
         return False
     new = json.loads(value)

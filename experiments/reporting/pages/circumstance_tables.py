@@ -1,4 +1,4 @@
-"""Tables of what a verdict took into account besides its receipts: A/A blocks, broken attempts, earlier askings."""
+"""The rule in words, and tables of the circumstances: A/A blocks, broken attempts, earlier askings."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from experiments.reporting.table import Table, codes, numbers, row, texts
 
 
 def rule_in_words(rule: Mapping[str, Any]) -> str:
-    """Return what the rule asks for, in sentences."""
+    """Return the rule as sentences."""
     primary, metric = rule["primary"], METRICS[rule["primary"]["metric"]]
     blocks = wording.counted(rule["blocks"], "block")
     return " ".join(
@@ -28,25 +28,25 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
 
 def _decides(primary: Mapping[str, Any], label: str, exact: bool, blocks: str) -> str:
     margin, adopt = (wording.plain_percent(primary[name]) for name in ("margin_pct", "adopt_if_pct"))
-    how = "by its values, which every repeat must give again" if exact else "by t tests over the differences of blocks"
-    within = f"within {margin} counts as the same" if primary["margin_pct"] else "any change counts"
+    how = "by its values, which every repeat must reproduce" if exact else "by t tests on the block differences"
+    within = f"A change within {margin} counts as the same." if primary["margin_pct"] else "Any change counts."
     return (
-        f"{label[:1].upper()}{label[1:]} decides over {blocks}, {how}; {within}, and a variant is adopted from {adopt} "
-        "improvement on, if it meets every requirement."
+        f"{wording.capitalised(label)} decides over {blocks}, {how}. {within} The rule adopts a variant that improves "
+        f"by {adopt} or more and meets every requirement."
     )
 
 
 def _other_work(comparison: Mapping[str, Any]) -> list[str]:
     if "other_work" not in comparison:
         return []
-    return ["A variant whose steps do other work gets no word by a metric that counts whole steps."]
+    return ["A variant whose steps do other work gets no verdict by a metric that counts whole steps."]
 
 
 def _slices(steps: int) -> list[str]:
     if not steps:
         return []
-    told = wording.counted(steps, "timed step")
-    return [f"The trials of a block run by turns, {told} at a time, so that what drifts within seconds is shared."]
+    turn = wording.counted(steps, "timed step")
+    return [f"The trials of a block take turns, {turn} at a time, so that they share drift within seconds."]
 
 
 def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
@@ -68,39 +68,38 @@ def _bound(one: Mapping[str, Any]) -> str:
 
 LONGEST_MESSAGE = 200
 
-
 NOISE: dict[str, Callable[[Calibration], str]] = {
-    "recipe": lambda found: found.key.recipe,
-    "A/A blocks": lambda found: f"{found.blocks:,}",
-    "sd of the difference from block to block": lambda found: wording.size_percent(found.sd_pct),
-    f"sd at most, with 95{wording.SPACE}% confidence": lambda found: wording.size_percent(found.sd_upper_pct),
-    "mean difference": lambda found: wording.percent(found.mean_pct),
-    "later trial of a block against the earlier": lambda found: wording.percent(found.position_effect_pct),
-    "drift per hour": lambda found: wording.percent(found.drift_pct_per_hour),
-    "autocorrelation from block to block": lambda found: wording.signed(found.autocorrelation),
-    "largest deviation, in sd": lambda found: wording.number(found.largest_z, 3),
-    "last measured": lambda found: wording.moment(found.measured_at),
-    "ablations": lambda found: ", ".join(found.ablations),
-    "digest": lambda found: found.digest,
+    "recipe": lambda one: one.key.recipe,
+    "A/A blocks": lambda one: f"{one.blocks:,}",
+    "sd of the difference from block to block": lambda one: wording.size_percent(one.sd_pct),
+    f"sd at most, with 95{wording.SPACE}% confidence": lambda one: wording.size_percent(one.sd_upper_pct),
+    "mean difference": lambda one: wording.percent(one.mean_pct),
+    "later trial of a block against the earlier": lambda one: wording.percent(one.position_effect_pct),
+    "drift per hour": lambda one: wording.percent(one.drift_pct_per_hour),
+    "autocorrelation from block to block": lambda one: wording.signed(one.autocorrelation),
+    "largest deviation, in sd": lambda one: wording.number(one.largest_z, 3),
+    "last measured": lambda one: wording.moment(one.measured_at),
+    "ablations": lambda one: ", ".join(one.ablations),
+    "digest": lambda one: one.digest,
 }
-"""What is said of the noise of a device, and how it is written."""
+"""Heading -> text of a calibration's number."""
 
 
-def calibrations_table(known: Circumstances) -> Table:
-    """Return the A/A evidence for the devices that ran: one column for each calibration."""
-    calibrations = known.admission.calibrations
-    devices = (f"{found.key.device_serial} ({found.key.node_class})" for found in calibrations)
-    rows = (row(what, *(write(found) for found in calibrations)) for what, write in NOISE.items())
+def calibrations_table(circumstances: Circumstances) -> Table:
+    """Return the A/A evidence for the devices that ran: one column per calibration."""
+    calibrations = circumstances.admission.calibrations
+    devices = (f"{one.key.device_serial} ({one.key.node_class})" for one in calibrations)
+    rows = (row(heading, *map(write, calibrations)) for heading, write in NOISE.items())
     return Table(
         title="A/A evidence: the noise of the devices that ran",
         columns=(*texts("device"), *codes(*devices)),
         rows=tuple(rows) if calibrations else (),
-        note="From blocks in which both arms were the same, measured on the same path.",
+        note="From blocks with two equal arms, measured in the same way.",
     )
 
 
-def attempts_table(known: Circumstances) -> Table:
-    """Return every attempt at a block that did not count; the verdict takes each into account."""
+def attempts_table(circumstances: Circumstances) -> Table:
+    """Return the attempts at a block that did not count."""
     return Table(
         title="Attempts that did not count",
         columns=(*texts("block"), *numbers("attempt"), *texts("class", "arm", "message", "node")),
@@ -109,21 +108,21 @@ def attempts_table(known: Circumstances) -> Table:
                 str(block_number(one.block_index)),
                 str(one.number),
                 one.failure_class.value,
-                one.arm or "cannot be told",
+                one.arm or "unknown",
                 wording.shorten(one.message, LONGEST_MESSAGE),
                 one.node,
             )
-            for one in known.attempts
+            for one in circumstances.attempts
         ),
-        note="A block that broke runs again whole. Where an arm may have caused it, no word is published for that arm.",
+        note="A broken block is rerun as a whole. If an arm may be the cause, no verdict is published for that arm.",
     )
 
 
-def family_table(known: Circumstances) -> Table:
-    """Return the earlier ablations that asked the same question, cancelled ones included."""
+def family_table(circumstances: Circumstances) -> Table:
+    """Return the earlier ablations that asked the same question, including cancelled ones."""
     return Table(
         title="The same question, asked before",
-        columns=(*codes("ablation"), *texts("name", "state", "created", "asked too", "words")),
+        columns=(*codes("ablation"), *texts("name", "state", "created", "asked too", "verdicts")),
         rows=tuple(
             row(
                 one.ablation,
@@ -133,9 +132,9 @@ def family_table(known: Circumstances) -> Table:
                 ", ".join(one.asked),
                 ", ".join(f"{arm}: {VerdictWord(word).value}" for arm, word in one.words.items()) or wording.NOTHING,
             )
-            for one in known.family.earlier
+            for one in circumstances.family.earlier
         ),
-        note="Whoever asks often enough finds something by chance. So each asking is tested at its own, stricter "
-        f"level, which keeps 5{wording.SPACE}% over all of them. One that ran anything counts, also without a valid "
-        "sample: whoever asks again could see how it went.",
+        note="A question that is asked often enough gets a false answer by chance. Each asking is therefore tested at "
+        f"its own, stricter level, which keeps 5{wording.SPACE}% over all askings. An ablation counts once it ran "
+        "anything, even without a valid sample, because its author could see the results.",
     )

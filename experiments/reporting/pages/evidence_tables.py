@@ -1,4 +1,4 @@
-"""Tables of what was measured, and on what: arms, failures, gates, kernels, blocks, provenance, rule and receipts."""
+"""Tables of the measurements: arms, failures, gates, kernels, blocks, compilation, provenance, rule and receipts."""
 
 import dataclasses
 from collections import Counter
@@ -32,18 +32,20 @@ ROWS: dict[str, Callable[[CompilationReport], str]] = {
     "the compiler's own count, TFLOP": lambda report: _tera(report.compiler_flops),
     "custom calls": lambda report: str(report.custom_calls),
     "kernels": lambda report: _compiled_counts(report.kernels),
-    "custom calls, compiled": lambda report: _told(report.compiled_calls),
+    "custom calls, compiled": lambda report: (
+        wording.NOTHING if report.compiled_calls is None else str(report.compiled_calls)
+    ),
     "collectives": lambda report: _compiled_counts(report.collectives or {}),
     "instructions, lowered": lambda report: f"{report.instructions:,}",
     "topology": lambda report: f"{report.topology}, {wording.counted(report.chips, 'chip')}",
     "libtpu": lambda report: report.versions.get("libtpu", wording.NOTHING),
     "module": lambda report: report.hlo_digest.removeprefix("sha256:")[:12],
 }
-"""Heading -> how an arm's number is written."""
+"""Heading -> text of an arm's number."""
 
 
 def compilation_table(view: AblationView) -> Table:
-    """Return the compilation of every arm's first trial; without rows where nothing was only compiled."""
+    """Return the compilation of each arm's first trial; no rows unless trials were compiled only."""
     first: dict[str, CompilationReport] = {}
     for receipt in view.receipts:
         if receipt.compilation is not None:
@@ -52,23 +54,19 @@ def compilation_table(view: AblationView) -> Table:
     rows = tuple(row(heading, *(write(first[name]) for name in names)) for heading, write in ROWS.items())
     return Table(
         title="Compilation",
-        columns=(*texts("what the compiler said"), *numbers(*names)),
+        columns=(*texts("compiler's report"), *numbers(*names)),
         rows=rows if names else (),
-        note="From the first trial of each arm; nothing was run. Peak: arguments + outputs - aliased + temporaries,"
-        " without the program. The compiler's own count takes a loop's body once, and of a kernel what it declares; the"
-        " matrix products are counted with every trip, recomputation included.",
+        note="From the first trial of each arm, which was compiled and not run. Peak: arguments + outputs - aliased + "
+        "temporaries, without the program. The compiler's own count includes the body of a loop once, and a kernel as "
+        "declared. The matrix products are counted in every iteration, with recomputation.",
     )
 
 
 def _overflow(report: CompilationReport) -> str:
     if report.overflow is None:
         return wording.NOTHING
-    needed, there = (wording.gib(size) for size in (report.overflow.needed_bytes, report.overflow.available_bytes))
-    return f"{report.overflow.memory.upper()}: {needed} of {there}"
-
-
-def _told(count: int | None) -> str:
-    return wording.NOTHING if count is None else str(count)
+    needed, available = (wording.gib(size) for size in (report.overflow.needed_bytes, report.overflow.available_bytes))
+    return f"{report.overflow.memory.upper()}: {needed} of {available}"
 
 
 def _tera(flops: float | None) -> str:
@@ -105,12 +103,12 @@ ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "peak allocated": lambda arm: wording.gib(arm.peak_allocated_bytes),
     "peak reserved": lambda arm: wording.gib(arm.peak_reserved_bytes),
 }
-"""Heading -> how an arm's number is written."""
+"""Heading -> text of an arm's number."""
 LONGEST_BLOCK_LIST = 60
 
 
 def arms_table(view: AblationView) -> Table:
-    """Return every arm by itself: one row for each quantity, one column for each arm."""
+    """Return the arms: one row per quantity, one column per arm."""
     names = [arm.name for arm in view.plan.arms[:MOST_ARMS]]
     write = ARM_ROWS | _rows_by_node(view)
     rows = (row(heading, *(cell(view.arms[name]) for name in names)) for heading, cell in write.items())
@@ -118,7 +116,7 @@ def arms_table(view: AblationView) -> Table:
         title="Arms",
         columns=(*texts("mean over measured trials"), *numbers(*names)),
         rows=tuple(rows) if view.whole_blocks.blocks else (),
-        note="Over the blocks that count for the arm: its own receipt and the baseline's are there. No mean where a "
+        note="Over the blocks that count for the arm: those with its own receipt and the baseline's. No mean if a "
         "measured trial lacks the value. Memory: the largest peak over all trials."
         + (" Speeds are not judged." if view.verdict and speed_unjudged(view.verdict) else "")
         + _over_nodes(view)
@@ -131,21 +129,19 @@ def _nodes(view: AblationView) -> list[str]:
 
 
 def _rows_by_node(view: AblationView) -> dict[str, Callable[[ArmSummary], str]]:
-    """Return the rows of rates by node, where several nodes ran blocks."""
+    """Return the rows of rates by node, if several nodes ran blocks."""
     nodes = _nodes(view)[:MOST_NODES]
     return {f"throughput on {node}, tokens/s": partial(_rate_on, node) for node in nodes}
 
 
 def _rate_on(node: str, arm: ArmSummary) -> str:
-    found = (arm.by_node or {}).get(node)
-    return wording.NOTHING if found is None else wording.number(found.tokens_per_s, 5)
+    means = (arm.by_node or {}).get(node)
+    return wording.NOTHING if means is None else wording.number(means.tokens_per_s, 5)
 
 
 def _over_nodes(view: AblationView) -> str:
     count = len(_nodes(view))
-    return (
-        f" Rates and times are means over {count} nodes of unequal speed; by node they are told below." if count else ""
-    )
+    return f" Rates and times are means over {count} nodes of unequal speed; the last rows list them." if count else ""
 
 
 def _counts(counted: Mapping[str, int]) -> str:
@@ -158,7 +154,7 @@ def _arms_left_out(view: AblationView) -> str:
 
 
 def gates_table(view: AblationView) -> Table:
-    """Return requested against observed: one row for each gate, one column for each arm, over all its receipts."""
+    """Return requested and observed values: one row per gate, one column per arm, over all its receipts."""
     by_arm: dict[str, list[Receipt]] = {}
     for receipt in view.receipts:
         by_arm.setdefault(receipt.arm, []).append(receipt)
@@ -167,14 +163,14 @@ def gates_table(view: AblationView) -> Table:
     rows = []
     for gate in gates:
         readings = {arm.name: [r.gates[gate] for r in by_arm.get(arm.name, ()) if gate in r.gates] for arm in arms}
-        looked_at = sorted({reading.how for found in readings.values() for reading in found})
+        observed_in = sorted({reading.how for own in readings.values() for reading in own})
         cells = (_gate_cell(arm.gates.get(gate), readings[arm.name]) for arm in arms)
-        rows.append(row(gate, *cells, "; ".join(looked_at) or wording.NOTHING))
+        rows.append(row(gate, *cells, "; ".join(observed_in) or wording.NOTHING))
     return Table(
         title="Gates: requested against observed",
-        columns=texts("gate", *(arm.name for arm in arms), "looked at"),
+        columns=texts("gate", *(arm.name for arm in arms), "observed in"),
         rows=tuple(rows),
-        note="The requested value; a check mark where every trial was observed to run it, with their number."
+        note="The requested value. A check mark with the number of trials means that all of them ran it."
         + _arms_left_out(view),
     )
 
@@ -186,8 +182,8 @@ def _gate_cell(requested: Any, readings: Sequence[GateReading]) -> str:
         return _shown(requested)
     if not wrong:
         return f"{_shown(requested)} \N{CHECK MARK}{wording.SPACE}{live}"
-    seen = f", observed {', '.join(wrong)}"
-    return f"{_shown(requested)}{seen} \N{MULTIPLICATION SIGN}{wording.SPACE}live in {live} of {len(readings)}"
+    live_in = f"\N{MULTIPLICATION SIGN}{wording.SPACE}live in {live} of {len(readings)}"
+    return f"{_shown(requested)}, observed {', '.join(wrong)} {live_in}"
 
 
 def _shown(value: Any) -> str:
@@ -195,7 +191,7 @@ def _shown(value: Any) -> str:
 
 
 def blocks_table(view: AblationView) -> Table:
-    """Return every block with its seed, its order and how far it is."""
+    """Return the blocks with seed, order of arms, trial states, node and times."""
     trials: dict[int, list[TrialView]] = {}
     for trial in view.trials:
         trials.setdefault(trial.block_index, []).append(trial)
@@ -231,32 +227,32 @@ def blocks_table(view: AblationView) -> Table:
 
 
 def unmeasured_table(view: AblationView) -> Table:
-    """Return every end of a trial other than a valid measurement with its reason, and the blocks where it happened."""
-    found: dict[tuple[str, str, str, str], list[int]] = {}
+    """Return the trials without a valid measurement, grouped by arm and reason, with their blocks."""
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
     for r in view.receipts:
         if r.outcome is not Outcome.MEASURED:
             why = r.failure_class.value if r.failure_class else wording.NOTHING
-            found.setdefault((r.arm, r.outcome.value, why, r.message or wording.NOTHING), []).append(r.ids.block_index)
+            groups.setdefault((r.arm, r.outcome.value, why, r.message or wording.NOTHING), []).append(r.ids.block_index)
     for trial in view.trials:
         if trial.receipt is None and trial.state == TrialState.FAILED:
             key = trial.arm, str(trial.state), wording.NOTHING, trial.reason or wording.NOTHING
-            found.setdefault(key, []).append(trial.block_index)
+            groups.setdefault(key, []).append(trial.block_index)
     rows = tuple(
         row(*key, f"{len(blocks):,}", wording.shorten(block_list(sorted(blocks)), LONGEST_BLOCK_LIST))
-        for key, blocks in found.items()
+        for key, blocks in groups.items()
     )
     columns = (*texts("arm", "outcome", "class", "message"), *numbers("trials"), *texts("in blocks"))
     return _capped(Table(title="Trials without a measurement", columns=columns, rows=rows))
 
 
 def kernels_table(view: AblationView) -> Table:
-    """Return the kernels of the baseline, and of every variant those with other machine code."""
+    """Return the kernels of the baseline, and the variants' kernels with other machine code."""
     first: dict[str, Receipt] = {}
     for receipt in view.receipts:
         if receipt.kernels:
             first.setdefault(receipt.arm, receipt)
     baseline = first.get(view.plan.baseline.name)
-    known = {(k.get("name"), _machine_code(k)) for k in baseline.kernels if _machine_code(k)} if baseline else set()
+    same = {(k.get("name"), _machine_code(k)) for k in baseline.kernels if _machine_code(k)} if baseline else set()
     rows = tuple(
         row(
             arm.name,
@@ -266,22 +262,22 @@ def kernels_table(view: AblationView) -> Table:
         for arm in view.plan.arms
         if arm.name in first
         for kernel in first[arm.name].kernels
-        if first[arm.name] is baseline or (kernel.get("name"), _machine_code(kernel)) not in known
+        if first[arm.name] is baseline or (kernel.get("name"), _machine_code(kernel)) not in same
     )
     return _capped(
         Table(
             title="Kernels",
             columns=(*texts("arm", "kernel"), *numbers(*KERNEL_NUMBERS.values()), *codes("machine code")),
             rows=rows,
-            note="From the first trial of each arm. A variant's kernels whose machine code is the baseline's are left "
-            "out. The receipts hold everything that was read from the binaries.",
+            note="From the first trial of each arm. Kernels of a variant with the baseline's machine code are left "
+            "out. The receipts hold all data from the binaries.",
         ),
         most=MOST_KERNELS,
     )
 
 
 def _machine_code(kernel: Mapping[str, Any]) -> str:
-    """Return the digest of the kernel's instructions, or of its source where only that was read; "" where neither."""
+    """Return the digest of the kernel's instructions, else of its source, else ""."""
     return str(kernel.get("binary_sha256") or kernel.get("source_sha256") or "")
 
 
@@ -294,7 +290,7 @@ def _cell(value: object) -> str:
 
 
 def provenance_table(view: AblationView) -> Table:
-    """Return what produced the numbers; where receipts differ, every value is listed."""
+    """Return the origin of the numbers; if receipts differ, every value is listed."""
     receipts = view.receipts
     rows = [
         ("ablation", view.ablation_id),
@@ -314,24 +310,24 @@ def provenance_table(view: AblationView) -> Table:
         ("model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)),
         *((name, _distinct(values)) for name, values in sorted(_versions(receipts).items())),
     ]
-    columns = (*texts("what"), *codes("value"))
+    columns = (*texts("item"), *codes("value"))
     return Table(title="Provenance", columns=columns, rows=tuple(row(*pair) for pair in rows))
 
 
 def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
-    """Say who answers for which blocks."""
+    """Yield which key signed which blocks."""
     for signer in view.verdict.circumstances.signers if view.verdict else ():
         blocks = wording.shorten(block_list(sorted(signer.blocks)), LONGEST_BLOCK_LIST)
-        key = signer.key or "nobody: whoever held the files could have written them"
+        key = signer.key or "nobody: anyone with access to the files could have written them"
         yield f"blocks {blocks} of {signer.name}, signed by", str(key)
 
 
 def _versions(receipts: Sequence[Receipt]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
     for receipt in receipts:
         for name, version in receipt.environment.versions.items():
-            found.setdefault(name, []).append(version)
-    return found
+            versions.setdefault(name, []).append(version)
+    return versions
 
 
 def _distinct(values: Iterable[str | None], absent: str = wording.NOTHING) -> str:
@@ -345,7 +341,7 @@ def rule_table(rule: Mapping[str, Any]) -> Table:
 
 
 def receipts_table(view: AblationView) -> Table:
-    """Return every receipt's digest."""
+    """Return the digests of all receipts."""
     rows = tuple(
         row(r.ids.trial, str(block_number(r.ids.block_index)), r.arm, r.outcome.value, r.digest) for r in view.receipts
     )
@@ -354,7 +350,7 @@ def receipts_table(view: AblationView) -> Table:
 
 
 def _capped(table: Table, *, most: int = MOST_ROWS, total: int | None = None) -> Table:
-    """Keep the first rows, and say so when others are left out."""
+    """Keep the first rows; the note says if others are left out."""
     count = len(table.rows) if total is None else total
     if count <= most:
         return table

@@ -1,7 +1,7 @@
-"""The report's first screen: a line for every variant, best first, what it ran at, and what to be careful about."""
+"""The report's first screen: one line per variant, best first, with its throughput and memory, and warnings."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,16 +19,16 @@ from experiments.reporting.view import AblationView
 from model.measurements import Metric
 
 WORTH_LOAD = 0.1
-"""Share of the cores' time by others from which it is told."""
+"""Share of CPU time taken by other processes from which the page warns."""
 WORTH_DRIFT_PCT = 1.0
-"""Change of the baseline over the blocks from which it is told."""
+"""Drift of the baseline over the blocks from which the page warns."""
 
 _PROVISIONAL = {
     Cause.UNCALIBRATED: "node not calibrated",
     Cause.SPREADS: "the arms scatter differently",
-    Cause.RERUNS: "blocks had to run again",
+    Cause.RERUNS: "blocks were rerun",
 }
-"""Why a word that the samples alone give is not published, in short."""
+"""Why the verdict of the samples alone is not published, in short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class AnswerLine:
 
     variant: VariantLayout
     word: Cell
-    """The published word, in the tone of what the samples say."""
+    """The published verdict, in the tone of the samples' verdict."""
     headline: str
     """For example "slower by 24.60 % (15.10 to 37.40), provisional: node not calibrated"."""
     absolute: str
@@ -46,7 +46,7 @@ class AnswerLine:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstScreen:
-    """All that a reader needs first."""
+    """The content of the first screen."""
 
     lines: tuple[AnswerLine, ...]
     baseline: str
@@ -55,7 +55,7 @@ class FirstScreen:
 
 
 def first_screen(view: AblationView) -> FirstScreen | None:
-    """Return the first screen of an ablation that has a verdict."""
+    """Return the first screen of an ablation; None without a verdict."""
     verdict, answer = view.verdict, view.answer
     if verdict is None or answer is None:
         return None
@@ -63,7 +63,7 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     lines = tuple(
         AnswerLine(
             variant=layout,
-            word=word_of(judged[layout.arm], layout.word),
+            word=word_cell(judged[layout.arm], layout.word),
             headline=headline(verdict, judged[layout.arm]),
             absolute=_absolute(view, verdict, layout.arm),
         )
@@ -74,8 +74,8 @@ def first_screen(view: AblationView) -> FirstScreen | None:
     )
 
 
-def word_of(variant: VariantVerdict, word: Cell) -> Cell:
-    """Return the published word in the tone of what the samples say; of other work they say nothing."""
+def word_cell(variant: VariantVerdict, word: Cell) -> Cell:
+    """Return the published verdict in the tone of the samples' verdict, except for other work."""
     if variant.cause is Cause.OTHER_WORK:
         return Cell(text=word.text, sign=word.sign, tone=word.tone)
     tone = verdict_cells.WORDS[variant.measured][1]
@@ -84,131 +84,132 @@ def word_of(variant: VariantVerdict, word: Cell) -> Cell:
 
 
 def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:
-    found = view.arms[arm]
-    speed = wording.rate(found)
+    summary = view.arms[arm]
+    speed = wording.rate(summary)
     if speed and speed_unjudged(verdict):
         speed = f"{speed} (not judged)"
-    peak = None if found.peak_allocated_bytes is None else wording.gib(found.peak_allocated_bytes)
+    peak = None if summary.peak_allocated_bytes is None else wording.gib(summary.peak_allocated_bytes)
     return ", ".join(part for part in (speed, peak) if part)
 
 
 def headline(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Say what happened to a variant, for example "slower by 24.60 % (15.10 to 37.40)", and what confounds it."""
-    said = _lacking(variant) if variant.cause is Cause.MISSING else _finding(verdict, variant)
+    """Return a variant's result, for example "slower by 24.60 % (15.10 to 37.40)", and its confounds."""
+    result = _result(verdict, variant)
     if variant.cause is Cause.OTHER_WORK:
-        return f"{said}, not comparable: {variant.other_work}"
+        return f"{result}, not comparable: {variant.other_work}"
     plain = variant.other_model is None or variant.verdict in WITHOUT_STATISTICS
-    return said if plain else f"{said}; another numerical model: {variant.other_model}"
+    return result if plain else f"{result}; another numerical model: {variant.other_model}"
 
 
-def _lacking(variant: VariantVerdict) -> str:
-    numbers = "" if variant.primary is None else f"{_signed(variant.primary)}; "
-    return f"open: {numbers}{missing(variant)}"
-
-
-def _finding(verdict: Verdict, variant: VariantVerdict) -> str:
+def _result(verdict: Verdict, variant: VariantVerdict) -> str:
+    comparison, cause = variant.primary, variant.cause
+    if cause is Cause.MISSING:
+        numbers = "" if comparison is None else f"{_signed(comparison)}; "
+        return f"not decided: {numbers}{missing(variant)}"
     if variant.exact is not None:
         return _of_values(variant, variant.exact)
-    found = variant.primary
-    if found is None:
+    if comparison is None:
         return wording.with_minus(variant.reason)
-    if variant.cause is Cause.OTHER_WORK:
-        return _said(verdict, variant.measured, found)
-    if variant.cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
-        return f"{_said(verdict, variant.measured, found)}, provisional: {_PROVISIONAL[variant.cause]}"
-    if variant.cause is not None and variant.cause is not Cause.NOT_PROVED:
-        return f"open, {variant.cause}: {_signed(found)}"
-    return _said(verdict, variant.measured, found)
+    measured = _measured(verdict, variant.measured, comparison)
+    if cause in (None, Cause.NOT_PROVED, Cause.OTHER_WORK):
+        return measured
+    if cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
+        return f"{measured}, provisional: {_PROVISIONAL[cause]}"
+    return f"not decided, {cause}: {_signed(comparison)}"
 
 
-def _said(verdict: Verdict, word: VerdictWord, found: Comparison) -> str:
+def _measured(verdict: Verdict, word: VerdictWord, comparison: Comparison) -> str:
     if word is VerdictWord.SAME:
-        return f"the same within {wording.plain_percent(verdict.rule['primary']['margin_pct'])}: {_signed(found)}"
+        return f"the same within {wording.plain_percent(verdict.rule['primary']['margin_pct'])}: {_signed(comparison)}"
     if word is VerdictWord.INCONCLUSIVE:
-        return f"no difference shown: {_signed(found)}"
-    ends = sorted((abs(found.ci_low_pct), abs(found.ci_high_pct)))
+        return f"no difference shown: {_signed(comparison)}"
+    ends = sorted((abs(comparison.ci_low_pct), abs(comparison.ci_high_pct)))
     low, high = (wording.size_percent(end).split(wording.SPACE)[0] for end in ends)
-    size = wording.size_percent(abs(found.delta_pct))
-    return f"{_direction(found.metric, found.delta_pct)} by {size} ({low} to {high})"
+    size = wording.size_percent(abs(comparison.delta_pct))
+    return f"{_direction(comparison.metric, comparison.delta_pct)} by {size} ({low} to {high})"
 
 
-def _signed(found: Comparison) -> str:
-    return f"{wording.percent(found.delta_pct)} ({wording.interval(found.ci_low_pct, found.ci_high_pct)})"
+def _signed(comparison: Comparison) -> str:
+    interval = wording.interval(comparison.ci_low_pct, comparison.ci_high_pct)
+    return f"{wording.percent(comparison.delta_pct)} ({interval})"
 
 
 def _direction(name: str, change_pct: float) -> str:
-    """Say which way a metric went, for example "slower" or "more peak reserved memory"."""
+    """Return the direction of a change, for example "slower" or "more peak reserved memory"."""
     metric = METRICS[name]
     if name in WINDOW_METRICS:
         return "faster" if (change_pct > 0) == (metric.better == "higher") else "slower"
     return f"{'more' if change_pct > 0 else 'less'} {metric.label}"
 
 
-def _of_values(variant: VariantVerdict, found: ExactComparison) -> str:
-    metric: Metric = METRICS[found.metric]
-    if found.problems:
+def _of_values(variant: VariantVerdict, exact: ExactComparison) -> str:
+    metric: Metric = METRICS[exact.metric]
+    if exact.problems:
         return f"{metric.label} is not exact here: its repeats differ"
-    if found.unrepeated:
+    if exact.unrepeated:
         return f"{metric.label} was not repeated"
-    if not any(pair.change for pair in found.seeds):
+    if not any(pair.change for pair in exact.seeds):
         return f"{metric.label} is the same, bit for bit"
-    changes = {pair.change_pct for pair in found.seeds}
+    changes = {pair.change_pct for pair in exact.seeds}
     if metric.better is None or len(changes) > 1 or None in changes:
-        return f"{metric.label} differs: {', '.join(_changes(found))}"
+        return f"{metric.label} differs: {', '.join(_changes(exact))}"
     (change,) = (pct for pct in changes if pct is not None)
     within = ", within the margin" if variant.measured is VerdictWord.SAME else ""
-    return f"{_direction(found.metric, change)} by {wording.size_percent(abs(change))}{within}"
+    return f"{_direction(exact.metric, change)} by {wording.size_percent(abs(change))}{within}"
 
 
-def _changes(found: ExactComparison) -> Iterator[str]:
-    """Write the changes of the seeds, each once, growing; values where the baseline has 0, of which none is a share."""
-    yield from map(wording.percent, sorted({p.change_pct for p in found.seeds if p.change_pct is not None}))
-    for value in sorted({pair.variant for pair in found.seeds if pair.change_pct is None}):
-        own, base = wording.quantities(found.metric, (value, 0.0))
+def _changes(exact: ExactComparison) -> Iterator[str]:
+    """Yield the distinct changes of the seeds in rising order; values if the baseline is 0."""
+    yield from map(wording.percent, sorted({p.change_pct for p in exact.seeds if p.change_pct is not None}))
+    for value in sorted({pair.variant for pair in exact.seeds if pair.change_pct is None}):
+        own, base = wording.quantities(exact.metric, (value, 0.0))
         yield f"{own} instead of {base}"
 
 
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
-    known = verdict.circumstances
+    circumstances = verdict.circumstances
+    admission, attempts, family = circumstances.admission, circumstances.attempts, circumstances.family
     if nodes := wording.caveat(verdict):
         yield nodes
     if refused := words_capped(verdict):
-        mended = f"; to change that: {known.admission.mended_by}" if known.admission.mended_by else ""
-        yield f"Words are provisional: {refused}{mended}."
-    if known.attempts:
-        classes = Counter(str(attempt.failure_class) for attempt in known.attempts)
-        counts = ", ".join(f"{count} {name}" for name, count in classes.items())
-        yield f"{wording.counted(len(known.attempts), 'attempt')} did not count: {counts}."
-    if known.family.number > 1 and not is_exact(verdict):
-        yield f"This question was asked {known.family.number} times: the level is split over the askings."
-    ended = Counter(str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED)
-    if ended:
-        counts = ", ".join(f"{count} {name}" for name, count in ended.items())
-        yield f"{sum(ended.values())} of {wording.counted(len(view.receipts), 'trial')} did not measure: {counts}."
+        mended = f"; to change that: {admission.mended_by}" if admission.mended_by else ""
+        yield f"Verdicts are provisional: {refused}{mended}."
+    if attempts:
+        counts = _counts(str(attempt.failure_class) for attempt in attempts)
+        yield f"{wording.counted(len(attempts), 'attempt')} did not count: {counts}."
+    if family.number > 1 and not is_exact(verdict):
+        yield f"This question was asked {family.number} times, so the significance level is split over the askings."
+    ends = [str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED]
+    if ends:
+        yield f"{len(ends)} of {wording.counted(len(view.receipts), 'trial')} gave no measurement: {_counts(ends)}."
     yield from _load(view, verdict)
     yield from _drift(view, verdict)
 
 
+def _counts(names: Iterable[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+
+
 def _load(view: AblationView, verdict: Verdict) -> Iterator[str]:
-    """Tell what others took of the cores, and that speeds were not judged where something else decides."""
+    """Warn about the CPU time of other processes, and about speeds that the rule does not judge."""
     loads = [(r.environment.foreign_load or 0.0, r.ids.block_index) for r in view.receipts]
     most, block = max(loads, default=(0.0, 0))
-    taken = f"others took up to {wording.plain_percent(100 * most)} of the cores' time ({block_name(block)})"
+    taken = f"other processes took up to {wording.plain_percent(100 * most)} of the CPU time ({block_name(block)})"
     if speed_unjudged(verdict):
-        said = f"Speeds are not judged: {wording.metric(verdict.rule['primary']['metric'])} decides"
-        yield f"{said}, and {taken}." if most >= WORTH_LOAD else f"{said}."
+        unjudged = f"Speeds are not judged: {wording.metric(verdict.rule['primary']['metric'])} decides"
+        yield f"{unjudged}, and {taken}." if most >= WORTH_LOAD else f"{unjudged}."
     elif most >= WORTH_LOAD:
-        yield f"{taken.capitalize()}."
+        yield f"{wording.capitalised(taken)}."
 
 
 def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:
-    """Tell a change of the baseline from the first block to the last, by a straight line through one node's blocks."""
+    """Warn about drift of the baseline over the blocks of one node, by a straight line through their rates."""
     by_node: dict[str, list[Receipt]] = {}
     for receipt in view.whole_blocks.of(verdict.baseline):
         if receipt.outcome is Outcome.MEASURED and receipt.summary:
             by_node.setdefault(receipt.environment.node_name, []).append(receipt)
     node, own = max(by_node.items(), key=lambda entry: len(entry[1]), default=("", []))
-    if len(own) < 3:  # a line through two points says nothing
+    if len(own) < 3:  # two points always lie on a line
         return
     where = f" on {node}" if len(by_node) > 1 else ""
     order = sorted(own, key=lambda r: r.started_at)
@@ -216,5 +217,5 @@ def _drift(view: AblationView, verdict: Verdict) -> Iterator[str]:
     slope = float(np.polyfit(np.arange(len(logs)), logs, 1)[0]) * (len(logs) - 1)
     change = 100 * float(np.expm1(slope))
     if abs(change) >= WORTH_DRIFT_PCT:
-        moved = f"The baseline moved by {wording.percent(change)} from the first block to the last{where}"
-        yield f"{moved}; pairs share it."
+        drift = f"The baseline drifted by {wording.percent(change)} from the first block to the last{where}"
+        yield f"{drift}; the arms of a block share the drift."

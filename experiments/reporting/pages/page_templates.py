@@ -1,4 +1,4 @@
-"""Where the templates of pages are, and the environment that renders them: everything is escaped, nothing undefined."""
+"""The templates of pages, and the environment that renders them: escaped output, undefined names are errors."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def make_environment(*folders: Path) -> Environment:
-    """Return the environment for the templates in `folders`, which may use those of the report."""
+    """Return the environment for the templates in `folders`; they may use the report's templates."""
     return Environment(
         loader=FileSystemLoader([*folders, TEMPLATES]),
         autoescape=True,

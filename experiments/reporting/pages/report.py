@@ -1,4 +1,4 @@
-"""One self-contained HTML page for an ablation: the answer first; no script, nothing external."""
+"""One self-contained HTML page for an ablation, with the answer first; no script, no external resource."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -21,7 +21,7 @@ from experiments.reporting.pictures.theme import theme_css
 from experiments.reporting.table import Table
 from experiments.reporting.verdict_layout import is_exact
 from experiments.reporting.view import AblationView
-from experiments.reporting.wording import false_words
+from experiments.reporting.wording import false_verdicts
 
 
 def render(view: AblationView) -> str:
@@ -44,7 +44,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.blocks_table(view),
             ),
             evidence=None if view.verdict is None else _evidence(view.verdict),
-            ledger=None if view.verdict is None else false_words(view.verdict.circumstances.admission.ledger),
+            ledger=None if view.verdict is None else false_verdicts(view.verdict.circumstances.admission.ledger),
             provenance=evidence_tables.provenance_table(view),
             rule=evidence_tables.rule_table(view.verdict.rule) if view.verdict else None,
             rule_in_words=rule_in_words(view.verdict.rule) if view.verdict else "",
@@ -66,11 +66,11 @@ class Fact(NamedTuple):
     label: str
     value: str
     link: str = ""
-    """Id of the section that shows more; empty where none does."""
+    """Id of the section with details; empty without one."""
 
 
 CALIBRATIONS, ATTEMPTS, FAMILY = "calibrations", "attempts", "family"
-"""Ids of the sections on what a verdict took into account besides its receipts."""
+"""Ids of the sections on the circumstances of a verdict."""
 
 
 def _glance(view: AblationView) -> tuple[Fact, ...]:
@@ -88,37 +88,33 @@ def _glance(view: AblationView) -> tuple[Fact, ...]:
 
 
 def _circumstances(verdict: Verdict) -> Iterator[Fact]:
-    known = verdict.circumstances
-    blocks = sum(found.blocks for found in known.admission.calibrations)
+    circumstances = verdict.circumstances
+    blocks = sum(calibration.blocks for calibration in circumstances.admission.calibrations)
     measured = f"yes, {wording.counted(blocks, 'A/A block')}" if blocks else "yes"
     exact = "not needed, the metric is exact"
     yield Fact("Calibrated", exact if is_exact(verdict) else measured if verdict.calibrated else "no", CALIBRATIONS)
-    if known.attempts:
+    if circumstances.attempts:
         yield Fact("Reruns", "which and why", ATTEMPTS)
-    if known.family.earlier:
-        yield Fact("Asked", f"{known.family.number} times", FAMILY)
+    if circumstances.family.earlier:
+        yield Fact("Asked", f"{circumstances.family.number} times", FAMILY)
 
 
 def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
-    """Return (id, table, what is said where it has no rows) of what the verdict took into account."""
-    known = verdict.circumstances
-    mended = f" To change that: {known.admission.mended_by}." if known.admission.mended_by else ""
-    lacking = _capital(f"{known.admission.refused_because or 'words may be published'}.{mended}")
-    exact = "The metric that decides is exact: values decide, not statistics, so nothing had to be calibrated."
-    calibrations = circumstance_tables.calibrations_table(known), exact if is_exact(verdict) else lacking
-    attempts = circumstance_tables.attempts_table(known), "Every attempt at a block counted."
-    family = circumstance_tables.family_table(known), _first_asking(known)
+    """Return (id, table, text instead of an empty table) for each of the circumstances."""
+    circumstances, admission = verdict.circumstances, verdict.circumstances.admission
+    mended = f" To change that: {admission.mended_by}." if admission.mended_by else ""
+    lacking = wording.capitalised(f"{admission.refused_because or 'verdicts may be published'}.{mended}")
+    exact = "The deciding metric is exact: values decide, not statistics, so no calibration is needed."
+    calibrations = circumstance_tables.calibrations_table(circumstances), exact if is_exact(verdict) else lacking
+    attempts = circumstance_tables.attempts_table(circumstances), "Every attempt at a block counted."
+    family = circumstance_tables.family_table(circumstances), _first_asking(circumstances)
     return (CALIBRATIONS, *calibrations), (ATTEMPTS, *attempts), (FAMILY, *family)
 
 
-def _first_asking(known: Circumstances) -> str:
-    if known.family.question_digest is None:
-        return "Nobody keeps count of askings here: a service does."
+def _first_asking(circumstances: Circumstances) -> str:
+    if circumstances.family.question_digest is None:
+        return "Only a service counts how often a question is asked."
     return "The service has not been asked this question before."
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _filled(*tables: Table) -> tuple[Table, ...]:

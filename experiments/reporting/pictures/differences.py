@@ -1,4 +1,4 @@
-"""The picture of the blocks: paired differences in time order above the device clock, or the load."""
+"""Picture of the blocks: paired differences in time order, above the device clock or the load."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -19,16 +19,16 @@ from experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
 DEFAULT_METRIC = "tokens_per_s"
-"""Shown while there is no verdict whose rule names another."""
+"""Metric without a verdict."""
 MOST_PANELS = 8
 MOST_BLOCKS = 200
 
 Changes = dict[int, float]
-"""By block index: what a variant changes in it against the baseline, in percent."""
+"""Change of a variant against the baseline in percent, by block index."""
 
 
 def differences(view: AblationView) -> drawing.Picture | None:
-    """Draw each variant's change in every block in time order, in percent, and the device clock (or the load) below."""
+    """Draw each variant's change per block in time order, in percent, above the device clock or the load."""
     metric = view.answer.rule.metric if view.answer else DEFAULT_METRIC
     changes = _changes(view, metric)
     if not changes:
@@ -43,8 +43,8 @@ def differences(view: AblationView) -> drawing.Picture | None:
         figure.set_size_inches(WIDTH_IN, 0.75 + 1.2 * num_rows)
         panels = list(figure.subplots(num_rows, 1, sharex=True, squeeze=False)[:, 0])
         styles, compared = drawing.styles(view), drawing.comparisons(view.verdict)
-        for axes, (arm, found) in zip(panels, shown.items(), strict=False):
-            _difference_panel(axes, found, blocks, styles[arm])
+        for axes, (arm, own) in zip(panels, shown.items(), strict=False):
+            _difference_panel(axes, own, blocks, styles[arm])
             _difference_answer(axes, view, compared.get(arm))
         _same_scale(panels[: len(shown)])
         if below is not None:
@@ -58,13 +58,9 @@ def differences(view: AblationView) -> drawing.Picture | None:
 
 
 def _changes(view: AblationView, metric: str) -> dict[str, Changes]:
-    """Return every variant's change in every block where both were measured; variants without any are left out.
-
-    The largest improvement first, as everywhere, once there is an answer.
-    """
+    """Return the changes of every variant that has any; with an answer, the largest improvement comes first."""
     arms = [arm.name for arm in view.plan.variants] if view.answer is None else [v.arm for v in view.answer.variants]
-    found = {arm: view.changes(arm, metric) for arm in arms}
-    return {arm: changes for arm, changes in found.items() if changes}
+    return {arm: changes for arm in arms if (changes := view.changes(arm, metric))}
 
 
 def _differences_caption(
@@ -73,14 +69,14 @@ def _differences_caption(
     drawn = {block for each in changes.values() for block in each}
     left_out_blocks, left_out_panels = len(drawn - set(blocks)), max(0, len(changes) - MOST_PANELS)
     sentences = [
-        f"Each marker is one block: by how many percent {wording.metric(metric)} differs from "
-        f"{view.plan.baseline.name} in the same block."
+        f"Each marker is one block: the difference of {wording.metric(metric)} from {view.plan.baseline.name} in the "
+        "same block, in percent."
     ]
     if view.verdict is not None and drawing.comparisons(view.verdict):
         sentences.append(
-            f"Line and tint: the verdict's mean, without the effect of places, and its "
+            f"Line and tint: the verdict's mean, corrected for the position in the block, and its "
             f"{interval_heading(view.verdict)}, computed on ln(variant{wording.SPACE}/{wording.SPACE}baseline) and "
-            "shown as percent; grey band: the margin."
+            "shown in percent. Grey band: the margin."
         )
     if below:
         sentences.append(f"Bottom: {below}, for every arm.")
@@ -106,19 +102,19 @@ def _difference_panel(axes: Axes, changes: Changes, blocks: list[int], style: Ar
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _difference_answer(axes: Axes, view: AblationView, found: Comparison | None) -> None:
-    """Draw zero, the margin, and the mean with its interval that the verdict states."""
+def _difference_answer(axes: Axes, view: AblationView, comparison: Comparison | None) -> None:
+    """Draw zero, the margin, and the verdict's mean with its interval."""
     if view.answer is None:
         axes.axhline(0, color=SOFT, linewidth=0.8, zorder=1)
     else:
         drawing.rule_lines(axes, view.answer.rule, vertical=False)
-    if found is not None:
-        axes.axhspan(found.ci_low_pct, found.ci_high_pct, color=INK, alpha=0.10, linewidth=0, zorder=1)
-        axes.axhline(found.delta_pct, color=INK, linewidth=1.0, zorder=2)
+    if comparison is not None:
+        axes.axhspan(comparison.ci_low_pct, comparison.ci_high_pct, color=INK, alpha=0.10, linewidth=0, zorder=1)
+        axes.axhline(comparison.delta_pct, color=INK, linewidth=1.0, zorder=2)
 
 
 def _same_scale(panels: Sequence[Axes]) -> None:
-    """Give all panels one scale, so that their effects can be compared by eye, with zero in view."""
+    """Give all panels the same scale, including zero, so that readers can compare them."""
     bounds = [bound for axes in panels for bound in axes.get_ylim()]
     low, high = min(0.0, *bounds), max(0.0, *bounds)
     low, high = low - 0.08 * (high - low), high + 0.08 * (high - low)
@@ -127,21 +123,21 @@ def _same_scale(panels: Sequence[Axes]) -> None:
 
 
 def _condition(view: AblationView, receipts: Sequence[Receipt]) -> tuple[str, dict[str, dict[int, float]]] | None:
-    """Return what was recorded of the device: (label, arm -> block -> value), or None."""
+    """Return the recorded clock or load as (label, arm -> block -> value), or None."""
     clocks = {(r.arm, r.ids.block_index): _timed_clock_mhz(r) for r in receipts}
     label, values = "median device clock of the timed steps, MHz", clocks
     if not any(value is not None for value in clocks.values()):
         label = "load average just before the trial"
         values = {(r.arm, r.ids.block_index): r.environment.load_average_before for r in receipts}
-    found: dict[str, dict[int, float]] = {}
+    by_arm: dict[str, dict[int, float]] = {}
     for (arm, block), value in values.items():
         if value is not None:
-            found.setdefault(arm, {})[block] = value
-    return (label, {arm.name: found[arm.name] for arm in view.plan.arms if arm.name in found}) if found else None
+            by_arm.setdefault(arm, {})[block] = value
+    return (label, {arm.name: by_arm[arm.name] for arm in view.plan.arms if arm.name in by_arm}) if by_arm else None
 
 
 def _timed_clock_mhz(receipt: Receipt) -> float | None:
-    """Return the median device clock of the timed steps; None where none was recorded."""
+    """Return the median device clock of the timed steps in MHz; None without records."""
     clocks = [s.clock_mhz for s in receipt.steps if s.phase == "timed" and s.clock_mhz is not None]
     return median(clocks) if clocks else None
 

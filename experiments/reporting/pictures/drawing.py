@@ -1,7 +1,7 @@
-"""How pictures are drawn: each arm's looks, and matplotlib figures as inline SVG in the colours of the page's theme.
+"""Matplotlib figures as inline SVG in the colours of the page's theme, and the style of each arm.
 
-Figures are drawn with sentinel colours, one for each role; every sentinel becomes `var(--role)`, so one picture follows
-light, dark and print. The values of all roles, and the style sheet that sets them, come from one table, in `theme`.
+Figures are drawn in sentinel colours, one per role. Each sentinel then becomes `var(--role)`, so one picture works in
+light, dark and print. `theme` defines the colours of the roles.
 """
 
 import io
@@ -26,9 +26,8 @@ from experiments.reporting.view import AblationView
 
 T = TypeVar("T")
 
-
 SENTINELS: dict[str, str] = {role: f"#0102{i:02x}" for i, role in enumerate(SHADES, start=1)}
-"""Colours to draw with: they occur in no picture for any other reason."""
+"""Colours to draw with; no picture contains them for another reason."""
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -63,11 +62,10 @@ _STYLE: dict[Any, Any] = {
 }
 
 _MATPLOTLIB = threading.Lock()
-"""rcParams and the warning filter belong to the whole process: one picture at a time."""
-
+"""rcParams and the warning filter are global, so only one picture is drawn at a time."""
 
 MARKERS = {"o": 1.0, "s": 0.9, "D": 0.9, "^": 1.25, "v": 1.25, "P": 1.2, "X": 1.15, "*": 1.8, "h": 1.1}
-"""Each with the factor of its size that lets as much of it be seen as of a circle: a star is mostly its own edge."""
+"""Markers with the size factor that makes them as visible as a circle."""
 LINES = ("-", "--", "-.", ":")
 LONGEST_NAME = 26
 _VARIANT_ROLES = [role for role in SHADES if role.startswith("arm-")][1:]
@@ -75,20 +73,20 @@ _VARIANT_ROLES = [role for role in SHADES if role.startswith("arm-")][1:]
 
 @dataclass(frozen=True, kw_only=True)
 class ArmStyle:
-    """How one arm looks in every picture: colour, marker and line tell it apart, each on its own."""
+    """Style of one arm in every picture; colour, marker and line each identify it."""
 
     shown: str
-    """The arm's name, shortened where it is too long for a picture."""
+    """The arm's name, shortened if it is too long for a picture."""
     colour: str
     """Sentinel to draw with."""
     marker: str
     grown: float
-    """Factor of its marker's size."""
+    """Size factor of the marker."""
     line: str
 
 
 def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
-    """Give every arm its looks, the baseline, which comes first, in grey."""
+    """Return the style of every arm; the baseline, which comes first, is grey."""
     markers = list(MARKERS)
     return {
         arm: ArmStyle(
@@ -103,7 +101,7 @@ def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
 
 
 def thin(items: Sequence[T], most: int) -> Sequence[T]:
-    """Keep at most `most` items, evenly spread, the first and the last among them."""
+    """Return at most `most` items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -117,25 +115,25 @@ class Picture:
     """Slug; the prefix of every id inside."""
     title: str
     caption: str
-    """What is drawn, how to read it, and what was left out."""
+    """Content, reading help, and omissions."""
     svg: str
-    """Inline SVG that takes its colours from the page."""
+    """Inline SVG in the colours of the page."""
 
     def standalone(self) -> str:
-        """Return the picture as an SVG file that carries its own colours and paper."""
+        """Return the picture as an SVG file with its own colours and background."""
         style = f"<style>{theme_css()} svg {{ background: var(--paper); }}</style>"
         head, _, body = self.svg.partition(">")
         return f'<?xml version="1.0" encoding="utf-8"?>\n{head} xmlns="http://www.w3.org/2000/svg">{style}{body}\n'
 
 
 def draw(name: str, title: str, caption: str, paint: Callable[[Figure], None]) -> Picture:
-    """Let `paint` fill a figure and return it as a picture; equal input gives equal bytes.
+    """Return the figure that `paint` draws as a picture; equal input gives equal bytes.
 
     Args:
         name: slug, unique in the page; prefixes every id.
         title: heading of the figure and accessible name of the SVG.
         caption: text below the figure and accessible description of the SVG.
-        paint: draws into the figure, with `SENTINELS` as its only colours, and sets its size.
+        paint: draws into the figure in the colours of `SENTINELS` only, and sets its size.
 
     """
     with _MATPLOTLIB, matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}), warnings.catch_warnings():
@@ -149,7 +147,7 @@ def draw(name: str, title: str, caption: str, paint: Callable[[Figure], None]) -
 
 
 def _inline(document: str, name: str, title: str, caption: str) -> str:
-    """Strip what only a file needs, make ids unique, and put roles in the place of sentinels."""
+    """Strip the file header and comments, make ids unique, and replace sentinels by roles."""
     body = document[document.index("<svg") :].strip()
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
@@ -168,7 +166,7 @@ def _inline(document: str, name: str, title: str, caption: str) -> str:
 
 
 def _own_ids(body: str, name: str) -> str:
-    """Prefix every id that is referred to with the picture's name, and drop the others."""
+    """Prefix referenced ids with the picture's name, and drop the others."""
     used = set(re.findall(r'(?:href="|url\()#([^")]+)', body))
     body = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
     return re.sub(r'(href="|url\()#', rf"\1#{name}-", body)
@@ -178,18 +176,18 @@ INK, SOFT, BAND, PAPER = (SENTINELS[role] for role in ("ink", "soft", "band", "p
 
 
 def comparisons(verdict: Verdict | None) -> dict[str, Comparison]:
-    """Return every variant's comparison by statistics; those without one are left out."""
+    """Return the comparison of every variant that has one."""
     variants = verdict.variants if verdict else ()
     return {variant.arm: variant.primary for variant in variants if variant.primary is not None}
 
 
 def styles(view: AblationView) -> dict[str, ArmStyle]:
-    """Return how every arm is drawn."""
+    """Return the style of every arm of `view`."""
     return arm_styles([arm.name for arm in view.plan.arms])
 
 
 def rule_lines(axes: Axes, rule: PrimaryRule, *, vertical: bool) -> None:
-    """Draw margin and zero, and where effects run to the right the line from which the rule adopts."""
+    """Draw margin and zero, and if the lines are vertical also the adoption threshold."""
     span, line = (axes.axvspan, axes.axvline) if vertical else (axes.axhspan, axes.axhline)
     if rule.margin_pct:
         span(-rule.margin_pct, rule.margin_pct, color=BAND, linewidth=0, zorder=0)

@@ -1,4 +1,4 @@
-"""The picture of the answer: every variant's effect with its interval, the margin band and the adoption line."""
+"""Picture of the answer: every variant's effect with its interval, the margin band and the adoption line."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout, int
 from experiments.reporting.view import AblationView
 
 NARROW_IN = 5.6
-"""Narrow enough to be read on a phone without scrolling."""
+"""Narrow enough for a phone without scrolling."""
 MOST_VARIANTS = 30
 MARKER_PT = 7.0
 
 _MARKER = "Marker: mean over blocks. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
-_EXACT_MARKER = "Marker: the value of one seed, the same at every repeat: there is no noise, hence no interval."
+_EXACT_MARKER = "Marker: the value of one seed, the same in every repeat. There is no noise, so there is no interval."
 
 
 def forest(view: AblationView) -> drawing.Picture | None:
@@ -62,21 +62,21 @@ def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
         sentences.append(f"Dashed: adopt from {wording.percent(rule.adopt_from_pct)}.")
     apart = [variant.arm for variant in verdict.variants if variant.cause is Cause.OTHER_WORK]
     if apart:
-        sentences.append(f"Not comparable, by other work: {wording.listed(apart)}.")
+        sentences.append(f"Not comparable because of other work: {wording.listed(apart)}.")
     if left_out:
         sentences.append(wording.left_to_the_table(left_out))
     return " ".join(sentences)
 
 
-def _forest_row(axes: Axes, place: int, found: Comparison, style: ArmStyle) -> None:
+def _forest_row(axes: Axes, place: int, effect: Comparison, style: ArmStyle) -> None:
     colour, rows = style.colour, [place, place]
-    axes.plot([found.ci_low_pct, found.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
-    axes.plot([found.tost_low_pct, found.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
-    axes.plot(found.delta_pct, place, style.marker, **_marker(style))  # type: ignore[arg-type]
+    axes.plot([effect.ci_low_pct, effect.ci_high_pct], rows, color=colour, linewidth=1.3, zorder=2)
+    axes.plot([effect.tost_low_pct, effect.tost_high_pct], rows, color=colour, linewidth=4.0, zorder=2)
+    axes.plot(effect.delta_pct, place, style.marker, **_marker(style))  # type: ignore[arg-type]
 
 
-def _exact_row(axes: Axes, place: int, found: ExactComparison, style: ArmStyle) -> None:
-    xs = [pair.change_pct for pair in found.seeds if pair.change_pct is not None]
+def _exact_row(axes: Axes, place: int, exact: ExactComparison, style: ArmStyle) -> None:
+    xs = [pair.change_pct for pair in exact.seeds if pair.change_pct is not None]
     axes.plot(xs, [place] * len(xs), style.marker, zorder=3, **_marker(style))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The picture of peak memory: one pair of bars per arm against the device's limit."""
+"""Picture of peak memory: one pair of bars per arm, and the device's limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,21 +42,20 @@ class _Bars:
 
     @property
     def limit_in_view(self) -> float | None:
-        """The limit where it lies on the same scale as the bars."""
+        """The limit, if it fits the scale of the bars."""
         near = self.limit_gib is not None and self.limit_gib < 3 * self.top
         return self.limit_gib if near else None
 
 
 def memory(view: AblationView) -> drawing.Picture | None:
-    """Draw peak memory of every arm against the device's limit; None where none was recorded."""
-    found = {name: _peak(arm) for name, arm in view.arms.items()}
-    peaks = [(arm, peak) for arm, peak in found.items() if peak is not None][:MOST_BARS]
+    """Draw every arm's peak memory and the device's limit; None without recorded peaks."""
+    peaks = [(name, peak) for name, arm in view.arms.items() if (peak := _peak(arm)) is not None][:MOST_BARS]
     if not peaks:
         return None
     limits = [r.memory.limit_bytes for r in view.receipts if r.memory and r.memory.limit_bytes]
     bars = _Bars(
         peaks=peaks,
-        not_drawn=len(found) - len(peaks),
+        not_drawn=len(view.arms) - len(peaks),
         limit_gib=min(limits) / 2**30 if limits else None,
         on_cpu=NODE_CLASSES[view.plan.node_class].on_host,
     )
@@ -65,15 +64,10 @@ def memory(view: AblationView) -> drawing.Picture | None:
 
 
 def _caption(bars: _Bars) -> str:
-    sentences = ["Largest peak over all trials of each arm."]
-    shades = (
-        "in tensors; light: resident set of the process"
-        if bars.on_cpu
-        else "in tensors; light: reserved by the allocator"
-    )
-    sentences.append(f"Dark: {shades}.")
+    light = "resident set of the process" if bars.on_cpu else "reserved by the allocator"
+    sentences = [f"Largest peak over all trials of each arm. Dark: in tensors. Light: {light}."]
     if any(peak.out_of_memory for _, peak in bars.peaks):
-        sentences.append("Hatched: out of memory, the peak that was reached.")
+        sentences.append("Hatched: the arm ran out of memory at this peak.")
     if bars.limit_gib is not None:
         where = "far beyond this scale" if bars.limit_in_view is None else "the line"
         sentences.append(f"The device has {wording.gib(bars.limit_gib * 2**30)}, {where}.")

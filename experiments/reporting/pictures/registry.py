@@ -1,4 +1,4 @@
-"""All pictures of an ablation that its data allows, for the report and for MLflow."""
+"""All pictures of an ablation, for the report and for MLflow."""
 
 from experiments.reporting.pictures import differences, forest, memory, trials
 from experiments.reporting.pictures.drawing import Picture
@@ -11,9 +11,9 @@ DRAWN = (
     trials.losses,
     memory.memory,
 )
-"""In the order in which they are shown."""
+"""Pictures in the order of the page."""
 
 
 def draw_all(view: AblationView) -> tuple[Picture, ...]:
-    """Draw every picture whose data is there; each states in its caption what was left out."""
+    """Return every picture that has data; captions name omissions."""
     return tuple(picture for drawn in DRAWN if (picture := drawn(view)) is not None)

@@ -1,4 +1,4 @@
-"""The colours of pages and pictures by role, in light, dark and print, and the style sheet that sets them."""
+"""Colours of pages and pictures by role, for light, dark and print, and their style sheet."""
 
 from typing import NamedTuple
 
@@ -26,13 +26,13 @@ SHADES: dict[str, Shade] = {
     "arm-6": Shade("#2e7fb0", "#8fd0f5"),
     "arm-7": Shade("#6b6100", "#f0e442"),
 }
-"""Okabe-Ito hues, darkened or lightened until each has a contrast of 3:1 or more with its paper."""
+"""Okabe-Ito hues, darkened or lightened to a contrast of at least 3:1 with the background."""
 
 SANS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", "DejaVu Sans", sans-serif'
 
 
 def theme_css() -> str:
-    """Return the style sheet that gives every role its colour in light, dark and print."""
+    """Return the style sheet of the roles' colours for light, dark and print."""
     light = " ".join(f"--{role}: {shade.light};" for role, shade in SHADES.items())
     dark = " ".join(f"--{role}: {shade.dark};" for role, shade in SHADES.items())
     return (

@@ -1,4 +1,4 @@
-"""Pictures of the trials themselves: every step's time, and loss curves over the baseline's envelope."""
+"""Pictures of the trials: every step's time, and loss curves over the baseline's envelope."""
 
 import math
 from collections.abc import Sequence
@@ -26,21 +26,20 @@ SOFT, GRID, BAND = (drawing.SENTINELS[role] for role in ("soft", "grid", "band")
 
 
 def step_times(view: AblationView) -> drawing.Picture | None:
-    """Draw every step of every trial in time order, step 0 and warm-up marked; None without steps."""
-    everything = [r for r in view.receipts if r.steps]
-    if not everything:
+    """Draw the time of every step of every trial, in time order; None without steps."""
+    with_steps = [r for r in view.receipts if r.steps]
+    if not with_steps:
         return None
-    receipts = list(drawing.thin(everything, MOST_TRIALS))
+    receipts = list(drawing.thin(with_steps, MOST_TRIALS))
     per_trial = max(4, MOST_STEPS // len(receipts))
     thinned = any(len(r.steps) > per_trial for r in receipts)
     caption = (
-        "One strip for each trial, in the order in which they ran; blocks are separated by lines. "
-        "Filled: timed steps, the measured window; open: warm-up; cross: step 0 with compilation, all on a logarithmic "
-        "scale. Warm-up and step 0 are kept and never enter the statistics. Below: the timed steps alone, magnified to "
-        "where 98\N{NO-BREAK SPACE}% of them lie."
+        "One strip per trial, in running order; lines separate the blocks. Filled: timed steps, the measured window. "
+        "Open: warm-up. Cross: step 0 with compilation. The scale is logarithmic. Warm-up and step 0 are not part of "
+        "the statistics. Below: only the timed steps, on the scale of 98\N{NO-BREAK SPACE}% of them."
         + (
-            f" {wording.share(len(receipts), len(everything))} trials are drawn, evenly spread."
-            * (len(receipts) < len(everything))
+            f" {wording.share(len(receipts), len(with_steps))} trials are drawn, evenly spread."
+            * (len(receipts) < len(with_steps))
         )
         + (f" At most {per_trial} steps of each trial are drawn, evenly spread." if thinned else "")
     )
@@ -62,7 +61,7 @@ def step_times(view: AblationView) -> drawing.Picture | None:
 
 
 def _by_phase(receipt: Receipt, most: int) -> dict[str, list[tuple[float, float]]]:
-    """Return (place in the trial from 0 to 1, milliseconds) of at most `most` steps, grouped by phase."""
+    """Return (place in the trial from 0 to 1, ms) of at most `most` steps, by phase."""
     last = max(len(receipt.steps) - 1, 1)
     steps = drawing.thin(receipt.steps, most)
     return {
@@ -102,7 +101,7 @@ def _block_frame(panels: Sequence[Axes], receipts: Sequence[Receipt]) -> None:
 
 
 def _magnify(axes: Axes, receipts: Sequence[Receipt]) -> None:
-    """Scale the axis to where 98 % of the timed steps lie."""
+    """Scale the axis to 98 % of the timed steps."""
     timed = sorted(
         1000 * s.seconds for r in receipts for s in r.steps if s.phase == "timed" and math.isfinite(s.seconds)
     )
@@ -138,10 +137,10 @@ def _arm_legend(axes: Axes, styles: Sequence[ArmStyle]) -> None:
 
 
 def losses(view: AblationView) -> drawing.Picture | None:
-    """Draw mean loss curves over the baseline's envelope, and each variant's distance from it; None without steps."""
+    """Draw mean loss curves over the baseline's envelope, and each variant's distance; None without baseline steps."""
     whole = view.whole_blocks
     trials = {arm.name: [r for r in measured_trials(whole.of(arm.name)) if r.steps] for arm in view.plan.arms}
-    arms = [arm for arm, found in trials.items() if found]
+    arms = [arm for arm, own in trials.items() if own]
     baseline = view.plan.baseline.name
     if baseline not in arms:
         return None
@@ -150,15 +149,15 @@ def losses(view: AblationView) -> drawing.Picture | None:
     seeds = [r.seed for r in trials[baseline]]
     repeats = len(seeds) - len(set(seeds))
     caption = (
-        "Left: mean training loss of each arm over its measured trials; grey: from the smallest to the largest in the "
+        "Left: mean training loss of each arm over its measured trials. Grey: the range of the "
         f"{wording.counted(len(seeds), 'trial')} of {baseline}. "
-        f"Right: mean distance of each arm from the mean of {baseline}"
+        f"Right: mean distance of each arm from the mean of {baseline}. "
         + (
-            "; grey: how far repeats of the baseline with the same seed lie apart. "
+            "Grey: the range of the baseline's repeats with the same seed. "
             if repeats
-            else ". No seed was repeated, so there is no envelope of repeats. "
+            else "No seed was repeated, so there is no envelope of repeats. "
         )
-        + "A loss inside the envelope is no evidence of a change; a lower loss after so few steps is not a benefit."
+        + "A loss inside the envelope is no evidence of a change. A lower loss after so few steps is not a benefit."
         + (f" {len(arms) - len(shown)} more arms are not drawn." if len(arms) > len(shown) else "")
     )
 
@@ -191,11 +190,11 @@ def _curve(receipt: Receipt) -> Curve:
 
 
 def _gather(curves: Sequence[Curve]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
+    by_step: dict[int, list[float]] = {}
     for curve in curves:
         for step, loss in curve.items():
-            found.setdefault(step, []).append(loss)
-    return dict(sorted(found.items()))
+            by_step.setdefault(step, []).append(loss)
+    return dict(sorted(by_step.items()))
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
@@ -207,7 +206,7 @@ def _extremes(curves: Sequence[Curve]) -> dict[int, tuple[float, float]]:
 
 
 def _repeat_spread(curves: Sequence[Curve], seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
-    """Return how far baseline runs lie from the mean of the runs with the same seed, smallest and largest, by step."""
+    """Return by step the smallest and largest distance of a baseline run from the mean of its seed's runs."""
     distances: list[Curve] = []
     for seed in set(seeds):
         same = [curve for curve, its in zip(curves, seeds, strict=True) if its == seed]

@@ -42,15 +42,15 @@ def test_the_blocks_of_an_aa_ablation_admit_the_ablation_that_they_are_like():
 @pytest.mark.parametrize(
     ("calibration", "reason"),
     [
-        (known(19), "19 A/A blocks are known for this device; 20 admit it"),
+        (known(19), "has 19 A/A blocks; 20 admit it"),
         (known(20, sd=0.0), "no noise at all"),
         (known(20, started_at="2026-10-20T12:00:00+00:00"), "31 days away; allowed: 30"),
-        (known(20, key=OWN.model_copy(update={"device_serial": "x"})), "those that are have another device$"),
+        (known(20, key=OWN.model_copy(update={"device_serial": "x"})), "the nearest ones have another device$"),
         (known(20, key=OWN.model_copy(update={"software_digest": "x"})), "have other code or versions$"),
         (known(20, key=OWN.model_copy(update={"shape_digest": "x"})), "have another shape$"),
         (known(20, key=OWN.model_copy(update={"estimator_digest": "x"})), "have another estimator or window$"),
         (known(20, key=OWN.model_copy(update={"recipe": "x"})), "have another recipe$"),
-        (known(20, key=OWN.model_copy(update={"node_class": "h200"})), "no A/A blocks are known for cpu"),
+        (known(20, key=OWN.model_copy(update={"node_class": "h200"})), "no A/A blocks for cpu"),
         (
             calibrate(
                 OWN, [b.model_copy(update={"difference": b.difference + 0.01}) for b in noisy_blocks(clock_mhz=None)]
@@ -70,7 +70,7 @@ def test_each_reason_is_said_with_the_command_that_mends_it(calibration, reason)
 
 
 def test_nothing_known_and_nothing_measured():
-    assert "no A/A blocks are known" in admission().refused_because
+    assert "no A/A blocks" in admission().refused_because
     failed = [make_receipt(PLAN, 0, "baseline", outcome=Outcome.OOM)]
     assert admission(known(), receipts=failed).refused_because == "no baseline was measured"
 

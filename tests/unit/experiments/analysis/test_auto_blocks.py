@@ -51,7 +51,7 @@ def test_the_text_says_where_the_number_comes_from() -> None:
     first = text.decode().splitlines()[0]
     assert first.startswith(f"# blocks: auto gave {parse_spec(text, kind).design.blocks.number}: sd of d at most ")
     assert calibration(0.008).digest in first
-    assert first.endswith("looking for 1.5 %")
+    assert first.endswith("to detect 1.5 %")
 
 
 def test_exact_metrics_and_calibrations_need_no_noise() -> None:
@@ -74,7 +74,11 @@ def test_repeats_that_a_requirement_compares_with_are_there() -> None:
     [
         ((), "was not measured", "ablate aa cpu --like SPEC"),
         ((calibrate(OWN, noisy_blocks(19)),), "was not measured", "ablate aa cpu"),
-        ((calibration(3.0),), "no allowed number of blocks finds 1.5 %", "a larger effect (verdict.primary.adopt_if)"),
+        (
+            (calibration(3.0),),
+            "no allowed number of blocks detects 1.5 %",
+            "a larger effect (verdict.primary.adopt_if)",
+        ),
     ],
 )
 def test_what_cannot_be_sized_is_refused_with_what_mends_it(known: tuple, said: str, hint: str) -> None:

@@ -161,7 +161,7 @@ def test_left_out_samples_are_found():
     fewer = seal(made.model_copy(update={"samples": made.samples[:-1]}))
     assert any(problem.startswith("blocks is 20") for problem in calibration_problems(fewer))
     none = seal(made.model_copy(update={"samples": ()}))
-    assert "say nothing about noise" in calibration_problems(none)[0]
+    assert "do not show noise" in calibration_problems(none)[0]
     assert made.measured_at == made.samples[-1].started_at > BEGAN.isoformat()
 
 

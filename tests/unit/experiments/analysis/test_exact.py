@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.exact import _told_apart
+from experiments.analysis.exact import _distinct
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import ExactComparison, VariantVerdict
 from experiments.design.arms import Arm
@@ -230,7 +230,7 @@ def test_a_resident_set_may_have_a_budget_and_is_held_against_no_other_one(metri
     assert not [problem for problem in budget if "resident set" in problem.detail]
     if entry.name == "cpu" and said:
         assert said[0].pointer == "#/verdict/require/0/max_delta"
-        assert said[0].hint == "use metric peak_allocated_gib or max_value, a budget of its own"
+        assert "use metric peak_allocated_gib or max_value" in said[0].hint
 
 
 @pytest.mark.parametrize("node_class", ["cpu", "h200"])
@@ -257,12 +257,12 @@ def _problems_of(spec: AblationSpec) -> Sequence[SpecProblem]:
 
 def test_repeats_that_differ_are_told_in_digits_that_tell_them_apart() -> None:
     values = {0.3402290344238281: [0, 2], 0.3385505676269531: [1, 3]}
-    assert _told_apart(list(values)) == {0.3402290344238281: "0.340229", 0.3385505676269531: "0.338551"}
+    assert _distinct(list(values)) == {0.3402290344238281: "0.340229", 0.3385505676269531: "0.338551"}
     rng = random.Random(5)  # noqa: S311
     for _ in range(300):
         base = rng.uniform(1e-3, 1e12)
         close = [base, base * (1 + rng.choice([1e-3, 1e-8, 1e-12])), base * (1 + 1e-15)]
-        shown = _told_apart(list(dict.fromkeys(close)))
+        shown = _distinct(list(dict.fromkeys(close)))
         assert len(set(shown.values())) == len(shown) == len(set(close))
 
 

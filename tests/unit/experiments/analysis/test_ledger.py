@@ -7,7 +7,7 @@ from scipy import stats
 from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.noise.ledger import keep_ledger, needed, upper_bound
 from experiments.records.calibration import Ledger
-from experiments.reporting.wording import false_words
+from experiments.reporting.wording import false_verdicts
 from tests.calibrations import KEY, noisy_blocks
 
 
@@ -25,7 +25,7 @@ def test_at_the_bound_so_few_errors_have_a_chance_of_five_percent(errors, trials
 def test_nothing_known_is_a_bound_of_one():
     assert keep_ledger([]) == Ledger()
     assert upper_bound(0, 0) == upper_bound(3, 3) == 1.0
-    assert "is not known" in false_words(Ledger())
+    assert "is unknown" in false_verdicts(Ledger())
 
 
 def test_every_ablation_counts_once_and_false_words_are_found():
@@ -37,9 +37,9 @@ def test_every_ablation_counts_once_and_false_words_are_found():
     ledger = keep_ledger([calibrate(KEY, [block for blocks in [*quiet, loud, short] for block in blocks])])
     assert (ledger.ablations, ledger.false_words, ledger.differing) == (6, 1, 1)
     assert ledger.upper_bound == upper_bound(1, 6)
-    said = false_words(ledger).replace("\N{NO-BREAK SPACE}", " ")
-    assert said.startswith("1 false word in 6 A/A ablations: at most 58.2 % false words, with 95 % confidence")
-    assert said.endswith("It takes 93 to support at most 5 %.")
+    said = false_verdicts(ledger).replace("\N{NO-BREAK SPACE}", " ")
+    assert said.startswith("1 false verdict in 6 A/A ablations: at most 58.2 % false verdicts, with 95 % confidence")
+    assert said.endswith("It takes 93 A/A ablations to support at most 5 %.")
 
 
 def test_a_difference_within_the_margin_is_no_false_word():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.analysis.prediction import ENOUGH, SIZES, Asked, Known, chance_with_more, chances
+from experiments.analysis.prediction import ENOUGH, SIZES, Conditions, Estimate, chance_with_more, chances
 from experiments.analysis.statistics import Array, fit, log_ratio
 from tests.simulation.draws import places_of
 
@@ -12,14 +12,14 @@ CLOSE = 0.035
 """More than three Monte-Carlo standard errors of both sides."""
 
 
-def uncertain(known: Known, rng: np.random.Generator) -> tuple[Array, Array]:
+def uncertain(known: Estimate, rng: np.random.Generator) -> tuple[Array, Array]:
     """Draw effects and noises that the known blocks leave possible, by the definitions of t and chi-square."""
     freedom = known.blocks - 2
     sd = known.sd * np.sqrt(freedom / np.sum(rng.normal(size=(freedom, DRAWS)) ** 2, axis=0))
     return known.mean + sd * rng.normal(size=DRAWS) / np.sqrt(known.blocks), sd
 
 
-def answered(d: Array, places: Array, asked: Asked) -> float:
+def answered(d: Array, places: Array, asked: Conditions) -> float:
     found = fit(d, places)
     low, high = log_ratio(-asked.margin_pct), log_ratio(asked.margin_pct)
     beyond = (found.mean < low) | (found.mean > high)
@@ -33,17 +33,17 @@ def places(blocks: int) -> Array:
 
 
 KNOWN = [
-    Known(mean=0.01, sd=0.01, blocks=6),
-    Known(mean=0.0, sd=0.004, blocks=10),
-    Known(mean=-0.004, sd=0.008, blocks=20),
-    Known(mean=0.05, sd=0.14, blocks=6),
+    Estimate(mean=0.01, sd=0.01, blocks=6),
+    Estimate(mean=0.0, sd=0.004, blocks=10),
+    Estimate(mean=-0.004, sd=0.008, blocks=20),
+    Estimate(mean=0.05, sd=0.14, blocks=6),
 ]
 
 
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("level", [0.04, 0.00125])
-def test_chances_are_those_of_ablations_that_are_drawn_whole(known: Known, level: float) -> None:
-    asked, rng = Asked(level=level, margin_pct=0.5), np.random.default_rng(1)
+def test_chances_are_those_of_ablations_that_are_drawn_whole(known: Estimate, level: float) -> None:
+    asked, rng = Conditions(level=level, margin_pct=0.5), np.random.default_rng(1)
     found = chances(known, asked)
     for size in list(found)[-2:]:
         mean, sd = uncertain(known, rng)
@@ -52,7 +52,7 @@ def test_chances_are_those_of_ablations_that_are_drawn_whole(known: Known, level
 
 
 def test_chances_end_with_the_first_that_is_enough() -> None:
-    found = chances(Known(mean=0.01, sd=0.01, blocks=6), Asked(level=0.005, margin_pct=0.5))
+    found = chances(Estimate(mean=0.01, sd=0.01, blocks=6), Conditions(level=0.005, margin_pct=0.5))
     *less, enough = found.values()
     assert enough >= ENOUGH > max(less)
     assert list(found) == list(SIZES[: len(found)])
@@ -62,11 +62,11 @@ def test_chances_end_with_the_first_that_is_enough() -> None:
 @pytest.mark.parametrize("effect", [0.0, 0.004, 0.012])
 def test_chance_with_more_is_that_of_blocks_that_are_added(more: int, effect: float) -> None:
     """The known blocks are kept as they are, the others drawn."""
-    rng, asked = np.random.default_rng(2), Asked(level=0.02, margin_pct=0.5)
+    rng, asked = np.random.default_rng(2), Conditions(level=0.02, margin_pct=0.5)
     before = effect + rng.normal(0, 0.006, 6)
     order = places(6 + more)[0]
     first = fit(before, order[:6])
-    known = Known(mean=float(first.mean), sd=float(first.sd), blocks=6)
+    known = Estimate(mean=float(first.mean), sd=float(first.sd), blocks=6)
     mean, sd = uncertain(known, rng)
     later = mean[:, None] + float(first.slope) * order[6:] + sd[:, None] * rng.normal(size=(DRAWS, more))
     whole = np.concatenate([np.broadcast_to(before, (DRAWS, 6)), later], axis=1)

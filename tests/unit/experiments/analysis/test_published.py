@@ -31,7 +31,7 @@ def test_selective_p1_is_one_process_of_each_arm_and_decides_nothing() -> None:
     assert found.change_pct == pytest.approx(100 * (183.005 / 183.016 - 1), abs=1e-9)
     assert "-0.006 % from one process of each arm (n = 1): the 19 steps" in found.reason
     step1, final, validation, memory = found.requirements
-    assert (step1.passed, step1.detail) == (True, "identical to the 4 decimals that were printed; bits are not known")
+    assert (step1.passed, step1.detail) == (True, "identical in the 4 printed decimals; the bits are unknown")
     assert (memory.passed, memory.detail) == (True, "largest change +0.762 GiB")
     for loss, change in ((final, "-0.1478"), (validation, "-0.1592")):
         assert not loss.passed
@@ -78,7 +78,7 @@ def test_repeats_of_the_baseline_make_an_envelope() -> None:
         ({"primary": {"metric": "loss_val", "margin": "0%"}}, "must be one of tokens_per_s"),
         (
             {"values": {**values()["values"], "loss_val": {"baseline": ["1", "2"], "variant": ["1"]}}},
-            "one number for each",
+            "one number per process",
         ),
     ],
 )

@@ -77,9 +77,9 @@ def test_too_few_blocks_exact_metrics_and_calibrations_are_not_sized():
 def test_a_design_that_cannot_see_adopt_if_is_refused_unless_it_says_that_it_knows():
     (problem,) = sizing_problems(SPEC, sized(sd=0.02))
     assert problem.pointer == "#/design/blocks"
-    assert problem.detail.startswith("6 blocks find ")
+    assert problem.detail.startswith("6 blocks detect ")
     assert "the rule adopts from 1.5 %" in problem.detail
-    assert "an sd of up to 2.39 %" in problem.detail
+    assert "up to 2.39 %" in problem.detail
     assert "over windows of 4 timed steps" in problem.detail
     assert problem.hint.split(" blocks ")[0].isdigit()
     assert "quieter machine" in problem.hint
@@ -107,8 +107,8 @@ def test_a_number_of_blocks_beyond_the_budget_is_refused_with_the_noise_that_ask
     found = sized(sd=0.02)
     (problem,) = budget_problems(SPEC, found, 196.04)
     assert problem.pointer == "#/limits/device_minutes"
-    assert "about 196.0 device minutes, and limits.device_minutes allows 180" in problem.detail
-    assert "an sd of up to" in problem.detail
+    assert "about 196.0 device minutes, but limits.device_minutes allows 180" in problem.detail
+    assert "standard deviation of up to" in problem.detail
     assert "a quieter machine" in problem.hint
     assert [budget_problems(SPEC, found, minutes) for minutes in (180.0, None)] == [[], []]
     assert budget_problems(SPEC, None, 1000.0) == []

@@ -101,13 +101,17 @@ def test_without_a_baseline_nothing_is_rejected_and_what_ran_is_said_to_have_run
     ended |= {(arm, index): chance.choice(ENDS) for arm in broken for index in range(BLOCKS)}
     view = views.with_outcomes(sound, ended)
     assert view.verdict is not None
-    assert view.lead.startswith(f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials: nothing can be compared; ")
+    assert view.lead.startswith(
+        f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials, so there is nothing to compare; "
+    )
     assert f": the baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials" in short_answer(view.verdict)
     for found in view.verdict.variants:
         assert found.decision is Decision.INVALID
         said = sentence(view.verdict, found)
         assert said.endswith(f"; {found.arm} ran.") == (found.arm not in broken)
-        assert said.startswith(f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials: nothing can be compared; ")
+        assert said.startswith(
+            f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials, so there is nothing to compare; "
+        )
         assert ("no valid measurement" in said) == (found.arm in broken and found.verdict is VerdictWord.INVALID)
 
 

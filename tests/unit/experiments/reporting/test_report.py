@@ -126,7 +126,7 @@ def test_render_answers_first_and_shows_every_number() -> None:
         for variant in view.answer.variants
     )
     assert all(variant.why in text for variant in view.answer.variants)
-    assert text.index("The answer") < text.index("Pictures") < text.index("What was measured")
+    assert text.index("The answer") < text.index("Pictures") < text.index("Measurements")
     for words in ("Out of memory at step 0", "true, observed false", "mimo_bwd_dqkv", "h200-03", "580.82.07"):
         assert words in text
     for needed in (view.spec_digest, view.plan.rule_digest, view.verdict.digest, view.spec_text):
@@ -183,7 +183,7 @@ def test_render_says_how_many_blocks_would_resolve_the_margin() -> None:
 def test_render_says_where_an_unfinished_ablation_stands(state: AblationState, words: str) -> None:
     text = Reader(report.render(views.unfinished(state))).text
     assert words in text
-    assert "There is no receipt yet." in text
+    assert "no receipts yet" in text
     assert "Peak memory" not in text
 
 
@@ -255,13 +255,13 @@ def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings() -> N
     links = [attrs["href"] for tag, attrs in reader.tags if tag == "a"]
     assert {"#calibrations", "#attempts", "#family"} <= set(links)
     text = reader.text.replace("\N{NO-BREAK SPACE}", " ")
-    foot = "0 false words in 59 A/A ablations: at most 4.95 % false words, with 95 % confidence"
+    foot = "0 false verdicts in 59 A/A ablations: at most 4.95 % false verdicts, with 95 % confidence"
     for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times", foot):
         assert words in text
     assert text.count("1 attempt did not count") == 1
     assert "blocks 1-3 of h200-03, signed by" in text
     assert KEY_OF_NODE in text
-    assert "nobody: whoever held the files" in text
+    assert "nobody: anyone with access" in text
     for cell in ("1652923041577 (h200)", "0.21 %", "0.29 %", "sha256:calibration", "timeout", "psiv-on", "abl_EARLIER"):
         assert cell in text
 
@@ -273,5 +273,5 @@ def test_render_says_what_is_lacking_and_what_mends_it() -> None:
     text = Reader(report.render(_with(known))).text
     assert "The A/A blocks are 40 days old. To change that: ablate aa h200." in text
     assert "Every attempt at a block counted." in text
-    assert "the rate of false words of this service is not known" in text
-    assert "Nobody keeps count of askings here" in text
+    assert "rate of false verdicts of this service is unknown" in text
+    assert "Only a service counts" in text

@@ -63,11 +63,9 @@ def remarks(found: Verdict) -> str:
 
 
 def test_better_says_whether_the_interval_clears_the_margin() -> None:
-    start = "Throughput is 2.40 % higher (+0.20 to +4.60 % with 96 % confidence, 6 blocks); that is "
-    assert said(verdict()) == start + (
-        "a real difference; by more than the margin of 0.5 % is the best guess, not proved."
-    )
-    assert said(verdict(beyond_margin=True)) == start + "more than the margin of 0.5 %."
+    start = "Throughput is 2.40 % higher (+0.20 to +4.60 % with 96 % confidence, 6 blocks); "
+    assert said(verdict()) == f"{start}the difference is proved, but not that it exceeds the margin of 0.5 %."
+    assert said(verdict(beyond_margin=True)) == f"{start}that is more than the margin of 0.5 %."
 
 
 def test_worse_and_same_name_the_direction_and_the_margin() -> None:
@@ -83,9 +81,9 @@ def test_worse_and_same_name_the_direction_and_the_margin() -> None:
     [
         (Cause.MISSING, "blocks are missing"),
         (Cause.NOT_PROVED, "proves neither a difference nor sameness within the margin of 0.5 %"),
-        (Cause.STALLS, "make the difference: +2.40 % in total, +0.10 % by median step, 9 slow steps against 1"),
+        (Cause.STALLS, "+2.40 % in total, +0.10 % by median step, 9 slow steps against 1"),
         (Cause.SPREADS, "scatter far more than the other's"),
-        (Cause.RERUNS, "for a reason that an arm may have caused. The samples alone say 'better': throughput is"),
+        (Cause.RERUNS, "one of the arms may be the cause. The samples alone say 'better': throughput is"),
         (Cause.UNCALIBRATED, "no A/A blocks are known for this device. The samples alone say 'better': throughput is"),
     ],
 )  # fmt: skip
@@ -98,14 +96,14 @@ def test_every_cause_is_said(cause: Cause, words: str) -> None:
 def test_steps_that_are_spread_unlike_are_not_called_slow() -> None:
     even = FOUND.model_copy(update={"outlier_steps": (0, 0)})
     text = said(verdict(**OPEN, cause=Cause.STALLS, primary=even))
-    assert "none of them an outlier: +2.40 % in total, +0.10 % by median step." in text
+    assert "without outliers: +2.40 % in total, +0.10 % by median step." in text
     assert "slow" not in text
 
 
 def test_other_work_is_said_before_what_the_samples_say() -> None:
     other = "a step has 256 tokens, the baseline's 512"
     text = said(verdict(Circumstances(), **OPEN, cause=Cause.OTHER_WORK, other_work=other))
-    assert text.startswith(f"Not decided: {other}, so like is not compared with like. The samples alone say 'better': ")
+    assert text.startswith(f"Not decided: {other}, so the two are not comparable. The samples alone say 'better': ")
 
 
 def test_every_cause_has_its_sentence() -> None:
@@ -130,12 +128,14 @@ def test_a_broken_exact_requirement_comes_first() -> None:
 
 def test_help_names_the_command_and_what_another_ablation_would_give() -> None:
     known = Circumstances(admission=Admission(mended_by="ablate aa cpu"))
-    assert "To have this word published: ablate aa cpu." in remarks(verdict(known, **OPEN, cause=Cause.UNCALIBRATED))
+    assert "To have this verdict published: ablate aa cpu." in remarks(verdict(known, **OPEN, cause=Cause.UNCALIBRATED))
     assert "ablate aa" not in remarks(verdict(known, **OPEN, cause=Cause.STALLS))
     more = {"blocks_needed": 20, "chances": {12: 0.6, 20: 0.83}, "device_minutes_needed": 12.4}
     expected = "Another ablation of 20 blocks would answer with a chance of 83 % and take about 12 device minutes."
-    why = " Blocks differ with an sd of 1.00 %; a quieter machine or a longer window (workload.steps.timed)"
-    assert remarks(verdict(**OPEN, cause=Cause.NOT_PROVED, **more)) == f"{expected}{why} needs fewer."
+    why = (
+        " The standard deviation between blocks is 1.00 %; a quieter machine or a longer window (workload.steps.timed)"
+    )
+    assert remarks(verdict(**OPEN, cause=Cause.NOT_PROVED, **more)) == f"{expected}{why} needs fewer blocks."
 
 
 def test_where_admission_is_lacking_the_command_comes_before_a_number_of_blocks_and_is_in_every_header() -> None:
@@ -144,9 +144,9 @@ def test_where_admission_is_lacking_the_command_comes_before_a_number_of_blocks_
     more = {"blocks_needed": 800, "chances": {800: 0.815}, "device_minutes_needed": 43.0}
     found = verdict(known, **OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.NOT_PROVED, **more)
     first, second, *_ = sentences.remarks(found, found.variants[0])
-    assert first == f"To have a word beyond inconclusive published: {command}."
+    assert first == f"To have a verdict other than inconclusive published: {command}."
     assert second.startswith("Once the device is admitted, another ablation of 800 blocks would answer with a chance")
-    header = f"{few}, so no word beyond inconclusive is published; to change that: {command}"
+    header = f"{few}, so no verdict other than inconclusive is published; to change that: {command}"
     assert lay_out(found).caveat == header
     assert header in verdict_markdown(found)
 

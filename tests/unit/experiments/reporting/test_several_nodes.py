@@ -71,9 +71,9 @@ def test_two_machines_of_unequal_speed_are_no_drift() -> None:
     alone = views.view(
         arms=ARMS, num_blocks=40, node_class="cpu", timed=4, noise=1e-4, nodes={"fast": 1.7, "slow": 0.5}
     )
-    told = [[line for line in (first_screen(one).warnings) if "moved by" in line] for one in (view, alone)]  # type: ignore[union-attr]
+    told = [[line for line in (first_screen(one).warnings) if "drifted by" in line] for one in (view, alone)]  # type: ignore[union-attr]
     assert told[0] == []
     assert len(told[1]) == 1
     moved = float(told[1][0].split(" by \N{MINUS SIGN}")[1].split("\N{NO-BREAK SPACE}")[0])
     assert 2.0 < moved < 2.6, "0.06 % from block to block, 38 blocks apart"
-    assert told[1][0].endswith("to the last on fast; pairs share it.")
+    assert told[1][0].endswith("to the last on fast; the arms of a block share the drift.")
