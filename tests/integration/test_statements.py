@@ -1,4 +1,4 @@
-"""What a worker's calls ask the database, counted: every statement is a wait; and what they may not depend on."""
+"""Connections of the store: writes outside the usual moves, replaced connections, and calls that wait."""
 
 import random
 import threading
@@ -7,22 +7,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, event, select, text
+from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.engine import make_url
 
 from service import threads
 from service.http.block_wire import plan_of
 from service.store.blocks.transitions import Transitions
-from service.store.inserts import Target, insert_all
+from service.store.blocks.turns import raise_reached
 from service.store.session import Store
 from service.store.tables import turns
 from tests.api_stack import Api, running_api
-
-MOST = {"claim": 7, "heartbeat": 3, "release": 8}
-"""Statements of a call on an ablation that runs, without those that begin and end a transaction."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -36,62 +32,25 @@ def api(kind: str, tmp_path: Path) -> Iterator[Api]:
         yield running
 
 
-@contextmanager
-def counted(api: Api) -> Iterator[list[str]]:
-    """List what is asked meanwhile, but for what the publisher of wake-ups looks for."""
-    asked: list[str] = []
-
-    def note(*given: Any) -> None:
-        if "FROM outbox" not in given[2] and not given[2].startswith("BEGIN"):
-            asked.append(given[2])
-
-    engines = (
-        {api.store.writer} if api.store.writer.dialect.name == "postgresql" else {api.store.writer, api.store.reader}
-    )
-    for engine in engines:
-        event.listen(engine, "before_cursor_execute", note)
-    yield asked
-    for engine in engines:
-        event.remove(engine, "before_cursor_execute", note)
-
-
-def test_calls_of_workers_take_few_statements(api: Api) -> None:
-    api.submit()
-    node, extra = api.register(), {"sqlite": 3, "postgresql": 0}[api.store.writer.dialect.name]
-    for _ in range(2):  # the first block also starts its ablation, whose plan is read
-        with counted(api) as of_claim:
-            block = api.claim(node)
-        assert block is not None
-        with counted(api) as of_heartbeat:
-            assert api.attempt(block, "heartbeat").status_code == 200
-        with counted(api) as of_release:
-            assert api.attempt(block, "release", failure_class="preempted", message="x").status_code == 200
-    assert len(of_claim) <= MOST["claim"] + extra, of_claim
-    assert len(of_heartbeat) <= MOST["heartbeat"], of_heartbeat
-    assert len(of_release) <= MOST["release"] + extra, of_release
-
-
-def test_a_raised_column_is_the_largest_that_was_written(api: Api) -> None:
-    chance, target, largest = random.Random(10), Target(table=turns, raised="turn"), dict[tuple[str, int], int]()  # noqa: S311
+def test_a_queue_keeps_the_latest_turn_that_it_reached(api: Api) -> None:
+    chance, latest = random.Random(10), dict[tuple[str, int], int]()  # noqa: S311
     for _ in range(60):
         key = chance.choice(["a", "b", "c"]), chance.randrange(2)
         turn = chance.randrange(50)
-        largest[key] = max(turn, largest.get(key, turn))
+        latest[key] = max(turn, latest.get(key, turn))
         with api.store.write() as connection:
-            insert_all(connection, [(target, [{"node_class": key[0], "priority": key[1], "turn": turn}])])
+            raise_reached(connection, *key, turn)
     with api.store.read() as connection:
-        assert {(row.node_class, row.priority): row.turn for row in connection.execute(select(turns))} == largest
+        assert {(row.node_class, row.priority): row.turn for row in connection.execute(select(turns))} == latest
 
 
 def test_a_change_of_an_ablation_without_an_event_is_written(api: Api) -> None:
     made = api.submit()["id"]
     with api.store.write() as connection:
         transitions = Transitions(connection, made, actor="tester")
-        assert transitions.flush() is None
+        transitions.flush()
         transitions.set_columns(priority=7)
-        row = transitions.flush()
-        assert row is not None
-        assert (row.id, row.blocks_queued) == (made, 6)
+        transitions.flush()
     assert api.get(f"/v1/ablations/{made}").json()["priority"] == 7
 
 

@@ -190,4 +190,5 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
     transitions = Transitions(connection, ablation_id, actor=actor, locked=state)
     transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
     cancel_blocks(connection, transitions, ablation_id, waiting, reason="the ablation is being cancelled")
-    complete_if_done(connection, ablation_id, transitions.flush())
+    transitions.flush()
+    complete_if_done(connection, ablation_id)

@@ -1,33 +1,10 @@
-"""What tells that there is something new for a stream, for many ablations or trials in one query."""
+"""The stored events of ablations, for streams and pages."""
 
-from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Row, func, select
 
-from service.store.ablations.logs import NEWEST_ATTEMPT
-from service.store.tables import ablations, events, log_chunks, trials
-
-Mark = tuple[str | int | bool | None, ...]
-"""Differs from an earlier one when something is new."""
-
-
-def ablation_marks(connection: Connection, ids: Sequence[str]) -> dict[str, Mark]:
-    """Return a mark of each ablation: it changes with every event, state and verdict."""
-    last = select(func.max(events.c.seq)).where(events.c.ablation_id == ablations.c.id).scalar_subquery()
-    query = select(ablations.c.id, ablations.c.state, ablations.c.verdict.is_not(None), last)
-    return {row[0]: tuple(row[1:]) for row in connection.execute(query.where(ablations.c.id.in_(ids)))}
-
-
-def log_marks(connection: Connection, trial_ids: Sequence[str]) -> dict[str, Mark]:
-    """Return a mark of each trial's log: it changes with every piece, attempt and state."""
-    own = (log_chunks.c.trial_id == trials.c.id) & (log_chunks.c.attempt_id == NEWEST_ATTEMPT)
-    end = select(func.max(log_chunks.c.end_offset)).where(own).scalar_subquery()
-    query = select(trials.c.id, trials.c.state, NEWEST_ATTEMPT, end)
-    return {row[0]: tuple(row[1:]) for row in connection.execute(query.where(trials.c.id.in_(trial_ids)))}
-
-
-ALL = "all"
-"""Subject of a stream that tells of changes anywhere."""
+from service.store.tables import ablations, events
 
 
 def last_event(connection: Connection, ablation_id: str | None = None) -> int:
@@ -38,6 +15,13 @@ def last_event(connection: Connection, ablation_id: str | None = None) -> int:
     return int(connection.scalar(query) or 0)
 
 
-def marks_of_all(connection: Connection, _subjects: Sequence[str]) -> dict[str, Mark]:
-    """Return the mark of everything: it changes with every event."""
-    return {ALL: (last_event(connection),)}
+def events_after(connection: Connection, ablation_id: str, seq: int, *, limit: int) -> list[Row[Any]]:
+    """Return up to `limit` events of an ablation with a sequence number above `seq`, oldest first."""
+    query = select(events).where(events.c.ablation_id == ablation_id, events.c.seq > seq)
+    return list(connection.execute(query.order_by(events.c.seq).limit(limit)))
+
+
+def ending(connection: Connection, ablation_id: str) -> Row[Any]:
+    """Return the ablation's state, whether it has a verdict (`judged`), and when it ended (`finished_at`)."""
+    query = select(ablations.c.state, ablations.c.verdict.is_not(None).label("judged"), ablations.c.finished_at)
+    return connection.execute(query.where(ablations.c.id == ablation_id)).one()

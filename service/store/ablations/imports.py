@@ -17,7 +17,7 @@ from service.store.ablations import logs
 from service.store.ablations.submissions import Submission, insert_rows
 from service.store.access import keys
 from service.store.blocks import reports
-from service.store.blocks.attempts import lock_holder
+from service.store.blocks.attempts import lock_block
 from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.blocks.reports import VerifiedReceipt
 from service.store.blocks.transitions import Transitions
@@ -62,7 +62,7 @@ def store_import(connection: Connection, imported: Import) -> None:
     counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
     reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"
     transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason=reason, new=AblationState.QUEUED)
-    transitions.flush_new()
+    transitions.flush()
     _add_nodes(connection, bundle)
     _trust(connection, imported)
     for record in bundle.broken:
@@ -173,7 +173,7 @@ def _fail(transitions: Transitions, block_id: str, trial_ids: Sequence[str], las
 def _finish(connection: Connection, imported: Import, block: BundledBlock) -> None:
     """Store a block's logs and receipts the way a worker's report is stored, then the times that were measured."""
     attempt = block.attempt
-    locked = lock_holder(connection, attempt.attempt_id)
+    locked = lock_block(connection, attempt.attempt_id)
     logs.append(
         connection, locked, [LogChunk(trial_id=t.trial_id, offset=0, text=t.log) for t in block.trials if t.log]
     )

@@ -14,7 +14,7 @@ from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
 from service.schemas.submissions import SpecBody
 from service.store import outbox
 from service.store.ablations.ablations import get_whole
-from service.store.blocks.completion import NOT_SHOWN, failed_words
+from service.store.blocks.completion import NOT_SHOWN, failed_reason
 from service.store.blocks.transitions import Transitions, lock_ablation
 from service.store.columns import rfc3339
 from service.store.tables import ablations, blocks, receipts, trials
@@ -35,7 +35,7 @@ def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) ->
     state = lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
     has_failed = state == AblationState.FAILED
-    answer = failed_words(connection, ablation_id) if has_failed else short_answer(verdict)
+    answer = failed_reason(connection, ablation_id) if has_failed else short_answer(verdict)
     made = {"verdict": verdict.model_dump_json(), "answer": answer}
     if connection.execute(first.values(**made)).rowcount:
         transitions = Transitions(connection, ablation_id, actor="judge", locked=state)

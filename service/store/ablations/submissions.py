@@ -1,20 +1,22 @@
-"""Storing a submitted ablation: all of its rows and the answer to its Idempotency-Key, in one transaction."""
+"""Submission, the first step in the life of a block: all rows of an ablation and the answer to its Idempotency-Key.
+
+One transaction stores them. The first blocks are queued, those beyond the first look held; `blocks/turns.py` goes on.
+"""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from experiments.analysis.sizing import workload_of
 from experiments.design.plan import Plan
-from experiments.design.questions import questions as question_digests
+from experiments.design.plan import questions as question_digests
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
+from experiments.records.calibration import Sizing
 from experiments.records.identity import BlockIds, new_block_ids
-from experiments.records.sizing import Sizing
 from experiments.runtime.logs import current_request_id
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
@@ -22,16 +24,9 @@ from service.store import outbox
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import reached
 from service.store.columns import db_now
-from service.store.inserts import Part, Target, insert_all
-from service.store.nodes.calibrations import OF_WORKLOAD, sizing_of
+from service.store.nodes.calibrations import read_sizing
 from service.store.nodes.placement import lanes_of
 from service.store.tables import ablations, blocks, idempotency, labels, questions, trials
-
-_ANSWER = Target(table=idempotency, made={"created_at": db_now()})
-_TURN = reached(bindparam("queue_class"), bindparam("queue_priority"))
-_ABLATION = Target(table=ablations, made={"created_at": db_now()}, added={"turn": _TURN})
-_BLOCKS, _TRIALS, _QUESTIONS, _LABELS = (Target(table=one) for one in (blocks, trials, questions, labels))
-_KNOWN = select(idempotency.c.body_digest, idempotency.c.ablation_id, idempotency.c.answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +40,12 @@ class Submission:
     content_type: str
     submitted_by: str
     token_id: str | None = None
-    """Whose it is; None for the service itself and for what was imported."""
+    """The token that submitted it; None for the service itself and for an import."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdempotencyKey:
-    """An Idempotency-Key: whose, which, and for which body."""
+    """An Idempotency-Key: the token that sent it, the key, and the digest of the body."""
 
     token_id: str
     key: str
@@ -59,7 +54,7 @@ class IdempotencyKey:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenAnswer:
-    """What a submission was answered, word for word."""
+    """The answer to a submission, word for word."""
 
     ablation_id: str
     text: str
@@ -70,9 +65,9 @@ class KeyKnown(ServiceError):
 
 
 def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | None:
-    """Return the answer given before to this key, or None. Raises IdempotencyMismatch for another body."""
-    query = _KNOWN.where(idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
-    row = connection.execute(query).first()
+    """Return the stored answer to this key, or None. Raises IdempotencyMismatch for another body."""
+    own = (idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
+    row = connection.execute(select(idempotency).where(*own)).first()
     if row is None:
         return None
     if row.body_digest != key.body_digest:
@@ -83,57 +78,49 @@ def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | No
 def store_submission(
     connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer
 ) -> Sizing | None:
-    """Insert the idempotency row, then the ablation with its blocks, trials, first event, wake-up and announcement.
+    """Insert the idempotency row, then the ablation with its rows, first event, wake-up and announcement.
 
-    Return what its plan can see at the noise that the service measured; None where it knows none. Raises KeyKnown when
-    the key was answered before; the transaction is over then.
+    Returns the effect that its plan can detect at the noise that the service measured; None if it measured none.
+    Raises KeyKnown if the key was answered before, which ends the transaction.
     """
-    answered = {"token_id": key.token_id, "key": key.key, "body_digest": key.body_digest}
-    transitions = Transitions(connection, submission.ablation_id, actor=submission.submitted_by)
-    transitions.add_event(
-        EventKind.ABLATION_STATE, submission.ablation_id, reason="submitted", new=AblationState.QUEUED
-    )
-    first_look = submission.spec.design.blocks.schedule[0]
-    after = [(OutboxKind.WAKE, submission.plan.node_class), (OutboxKind.ANNOUNCE, submission.ablation_id)]
-    parts = [
-        (_ANSWER, [{**answered, "ablation_id": answer.ablation_id, "answer": answer.text}]),
-        *_parts(submission, new_block_ids(submission.plan), first_look=first_look),
-        transitions.new_events(),
-        (outbox.NEW, [outbox.row(kind, key) for kind, key in after]),
-    ]
-    spec, plan = submission.spec, submission.plan
-    given = {**_queue(submission), "workload": workload_of(plan, spec)}
+    answered = {**vars(key), **{"ablation_id": answer.ablation_id, "answer": answer.text, "created_at": db_now()}}
     try:
-        noise = insert_all(connection, parts, given, then=OF_WORKLOAD)
+        connection.execute(insert(idempotency).values(answered))
     except IntegrityError as error:
         raise KeyKnown from error
-    return sizing_of(noise, spec, plan)
+    ablation_id, plan = submission.ablation_id, submission.plan
+    first_look = submission.spec.design.blocks.schedule[0]
+    insert_rows(connection, submission, new_block_ids(plan), first_look=first_look)
+    transitions = Transitions(connection, ablation_id, actor=submission.submitted_by)
+    transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason="submitted", new=AblationState.QUEUED)
+    transitions.flush()
+    outbox.add(connection, OutboxKind.WAKE, plan.node_class)
+    outbox.add(connection, OutboxKind.ANNOUNCE, ablation_id)
+    return read_sizing(connection, submission.spec, plan)
 
 
-def insert_rows(connection: Connection, submission: Submission, ids: Sequence[BlockIds], *, bundles: str) -> None:
-    """Insert an imported ablation with its labels, blocks and trials; `ids` of every block in the plan's order."""
-    insert_all(connection, _parts(submission, ids, bundles=bundles), _queue(submission))
+def insert_rows(
+    connection: Connection,
+    submission: Submission,
+    ids: Sequence[BlockIds],
+    *,
+    bundles: str | None = None,
+    first_look: int | None = None,
+) -> None:
+    """Insert an ablation with its labels, questions, blocks and trials; `ids` of every block in the plan's order.
 
-
-def _queue(submission: Submission) -> dict[str, Any]:
-    """Return the queue whose turn the ablation starts at."""
-    return {"queue_class": submission.plan.node_class, "queue_priority": submission.spec.limits.priority}
-
-
-def _parts(
-    submission: Submission, ids: Sequence[BlockIds], *, bundles: str | None = None, first_look: int | None = None
-) -> list[Part]:
-    """Return the rows of an ablation. Blocks from the index `first_look` on are held, all others queued."""
+    Blocks from the index `first_look` on are held, all others queued. `bundles` are the digests of an import.
+    """
     held_from = len(ids) if first_look is None else first_look
     own = submission.ablation_id
     asked = question_digests(submission.spec, submission.plan).items()
-    return [
-        (_ABLATION, [{**_ablation_row(submission, held_from), "bundles": bundles}]),
-        (_BLOCKS, _block_rows(submission, ids, held_from=held_from)),
-        (_TRIALS, _trial_rows(submission, ids)),
-        (_QUESTIONS, [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in asked]),
-        (_LABELS, [{"ablation_id": own, "key": k, "value": str(v)} for k, v in submission.spec.labels.items()]),
-    ]
+    connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), bundles=bundles))
+    connection.execute(insert(blocks), _block_rows(submission, ids, held_from=held_from))
+    connection.execute(insert(trials), _trial_rows(submission, ids))
+    connection.execute(insert(questions), [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in asked])
+    if submission.spec.labels:
+        rows = [{"ablation_id": own, "key": key, "value": str(value)} for key, value in submission.spec.labels.items()]
+        connection.execute(insert(labels), rows)
 
 
 def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
@@ -142,7 +129,7 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
         "id": submission.ablation_id,
         "name": spec.ablation,
         "question": spec.question,
-        "state": AblationState.QUEUED.value,
+        "state": AblationState.QUEUED,
         "node_class": plan.node_class,
         "spec_text": submission.spec_text,
         "content_type": submission.content_type,
@@ -154,19 +141,13 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
         "submitted_by": submission.submitted_by,
         "request_id": current_request_id(),
         "token_id": submission.token_id,
-        "blocks_planned": len(plan.blocks),
-        "device_s": 0.0,
-        "settled_s": 0.0,
         "priority": spec.limits.priority,
-        "turn": 0,
+        "turn": reached(plan.node_class, spec.limits.priority),
+        "created_at": db_now(),
+        "blocks_planned": len(plan.blocks),
         "blocks_held": len(plan.blocks) - held_from,
         "blocks_queued": held_from,
-        "blocks_running": 0,
-        "blocks_done": 0,
-        "blocks_failed": 0,
-        "blocks_cancelled": 0,
         "trials_planned": len(plan.blocks) * len(plan.arms),
-        "trials_done": 0,
     }
 
 
@@ -184,9 +165,6 @@ def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: i
             "lanes": lanes,
             "num_devices": plan.devices,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
-            "attempt_no": 0,
-            "not_before": 0.0,
-            "avoid_until": 0.0,
         }
         for own, block in zip(ids, plan.blocks, strict=True)
     ]
@@ -203,7 +181,7 @@ def _trial_rows(submission: Submission, ids: Sequence[BlockIds]) -> list[dict[st
             "position": position,
             "arm": arm,
             "role": roles[arm],
-            "state": TrialState.QUEUED.value,
+            "state": TrialState.QUEUED,
         }
         for own, block in zip(ids, submission.plan.blocks, strict=True)
         for position, (trial_id, arm) in enumerate(zip(own.trial_ids, block.order, strict=True))

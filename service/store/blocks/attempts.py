@@ -1,18 +1,16 @@
-"""An attempt's life under its lease: heartbeats, and the four ways it ends (done, broken, released, expired).
+"""An attempt under its lease: heartbeats, and every end without a result (broken, released, expired).
 
-Every call carries the fencing token of the attempt. A lease that ran out but was not reassigned still counts: until the
-reconciler has requeued the block, a late worker may go on or hand in its result.
+Starts after `claims`; an attempt with a result goes to `reports`. Each call shows the attempt's token, so a worker that
+lost its block changes nothing. A lease that ran out counts until the reconciler requeues the block.
 """
 
 import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, case, func, select, update
+from sqlalchemy import Connection, Row, Select, case, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.circumstances import AttemptRecord
@@ -25,68 +23,25 @@ from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import join_queue
 from service.store.columns import db_now, storable
-from service.store.nodes.nodes import check_owner
 from service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
 from service.store.tables import ablations, attempts, blocks, nodes, trials
 
-_BLOCK_INDEX = blocks.c["index"].label("block_index")
-_BROKEN = (AttemptState.BROKEN, AttemptState.RELEASED, AttemptState.EXPIRED)
-
-
-def _broken(*columns: Any) -> Select[Any]:
-    query = select(*columns).select_from(attempts).join(blocks, blocks.c.id == attempts.c.block_id)
-    query = query.where(attempts.c.ablation_id == bindparam("ablation"), attempts.c.state.in_(_BROKEN))
-    return query.order_by(attempts.c.started_at, attempts.c.id)
-
-
-_BREAKS = _broken(_BLOCK_INDEX, attempts.c.failure_class, attempts.c.arm)
-
-
-def breaks_of(connection: Connection, ablation_id: str) -> tuple[Break, ...]:
-    """Return every attempt of the ablation that broke, oldest first, for the rule of retries."""
-    rows = connection.execute(_BREAKS, {"ablation": ablation_id})
-    return tuple(Break(row.block_index, FailureClass(row.failure_class), row.arm) for row in rows)
-
-
-def broken_attempts(connection: Connection, ablation_id: str) -> tuple[AttemptRecord, ...]:
-    """Return every attempt of the ablation that broke, by block and number, for its verdict."""
-    columns = (_BLOCK_INDEX, attempts.c.number, attempts.c.failure_class, attempts.c.arm, attempts.c.message)
-    query = _broken(*columns, nodes.c.name).join(nodes, nodes.c.id == attempts.c.node_id)
-    ordered = query.order_by(None).order_by(blocks.c["index"], attempts.c.number)
-    return tuple(
-        AttemptRecord(
-            block_index=row.block_index,
-            number=row.number,
-            failure_class=FailureClass(row.failure_class),
-            arm=row.arm,
-            message=row.message,
-            node=row.name,
-        )
-        for row in connection.execute(ordered, {"ablation": ablation_id})
-    )
-
-
 MAX_STEPS = 2**31 - 1
-
-_OVER_LIMIT = (func.coalesce(blocks.c.limit_at, blocks.c.lease_until + 1) <= blocks.c.lease_until).label("over_limit")
+WITHOUT_RESULT = (AttemptState.BROKEN, AttemptState.RELEASED, AttemptState.EXPIRED)
+"""Ends of an attempt that leave no receipts."""
+_INDEX = blocks.c["index"].label("block_index")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LockedAttempt:
-    """A block and the attempt that holds it, locked."""
+    """A locked block with the attempt that runs it."""
 
-    connection: Connection
-    attempt: SimpleNamespace
-    """Its columns, as they were before the block was locked."""
-    block: SimpleNamespace
-    """Its columns."""
-    node: str
-    """Name of the attempt's node."""
-
-    @cached_property
-    def trials(self) -> Sequence[Row[Any]]:
-        """The block's trials, by place; read when they are asked for, which most heartbeats do not."""
-        return self.connection.execute(_TRIALS, {"block": self.block.id}).all()
+    attempt: Row[Any]
+    """Its columns, and the name of its node as `node`."""
+    block: Row[Any]
+    """Its columns, and its index as `block_index`."""
+    trials: Sequence[Row[Any]]
+    """The trials of the block, by position."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,136 +51,87 @@ class AttemptFailure:
     failure_class: FailureClass
     message: str
     arm: str | None = None
-    """The arm whose trial ended it; None where it cannot be told."""
-
-
-_TRIALS = select(trials).where(trials.c.block_id == bindparam("block")).order_by(trials.c.position)
-_LOCK = (
-    select(*attempts.c, *blocks.c, nodes.c.name)
-    .join_from(attempts, blocks, blocks.c.id == attempts.c.block_id)
-    .join(nodes, nodes.c.id == attempts.c.node_id)
-    .where(attempts.c.id == bindparam("attempt"))
-    .with_for_update(of=blocks)
-)
+    """The arm whose trial ended it; None if no trial can be named."""
 
 
 def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for the worker that shows its token. Raises NotFound or StaleToken."""
-    return held(lock_block(connection, attempt_id), token)
-
-
-def lock_own(connection: Connection, attempt_id: str, token: str, *, owner: str | None) -> LockedAttempt:
-    """Lock the block of an attempt for the worker that has the key of node `owner` and shows the attempt's token.
-
-    Raises NotFound, Forbidden for another node's attempt, or StaleToken.
-    """
     locked = lock_block(connection, attempt_id)
-    check_owner(attempt_id, locked.node, owner)
-    return held(locked, token)
-
-
-def held(locked: LockedAttempt, token: str) -> LockedAttempt:
-    """Return the attempt, of which the token was shown and which holds its block. Raises StaleToken."""
-    _check_holder(locked.block, locked.attempt.id)
+    check_holder(locked.attempt, locked.block)
     check_token(locked.attempt, token)
     return locked
 
 
-def lock_holder(connection: Connection, attempt_id: str) -> LockedAttempt:
-    """Lock the block that an attempt still holds, for work of the service itself. Raises NotFound or StaleToken."""
-    locked = lock_block(connection, attempt_id)
-    _check_holder(locked.block, attempt_id)
-    return locked
-
-
 def lock_block(connection: Connection, attempt_id: str) -> LockedAttempt:
-    """Lock the block of an attempt, whoever holds it. Raises NotFound."""
-    row = connection.execute(_LOCK, {"attempt": attempt_id}).first()
-    if row is None:
-        raise _unknown(attempt_id)
-    known = len(attempts.c)
-    own = SimpleNamespace(**dict(zip(attempts.c.keys(), row[:known], strict=True)))
-    block = SimpleNamespace(**dict(zip(blocks.c.keys(), row[known:-1], strict=True)))
-    return LockedAttempt(connection=connection, attempt=own, block=block, node=row.name)
-
-
-def check_holds(connection: Connection, attempt_id: str, token: str) -> None:
-    """Raise StaleToken unless the attempt holds its block now; a look before work that a stale caller can be spared."""
+    """Lock the block of an attempt, whichever attempt runs it. Raises NotFound."""
+    own = select(blocks, _INDEX).join(attempts, attempts.c.block_id == blocks.c.id).where(attempts.c.id == attempt_id)
+    block = connection.execute(own.with_for_update(of=blocks)).first()
     attempt = find_attempt(connection, attempt_id)
-    _check_holder(connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one(), attempt_id)
-    check_token(attempt, token)
+    assert block is not None  # noqa: S101  # an attempt refers to its block
+    own_trials = select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)
+    return LockedAttempt(attempt=attempt, block=block, trials=connection.execute(own_trials).all())
 
 
-def _check_holder(block: Row[Any] | SimpleNamespace, attempt_id: str) -> None:
-    if block.state != BlockState.RUNNING or block.attempt_id != attempt_id:
+def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
+    """Return the attempt's row with the name of its node as `node`. Raises NotFound."""
+    query = select(attempts, nodes.c.name.label("node")).join(nodes, nodes.c.id == attempts.c.node_id)
+    attempt = connection.execute(query.where(attempts.c.id == attempt_id)).first()
+    if attempt is None:
+        raise NotFound(f"there is no attempt {attempt_id!r}")
+    return attempt
+
+
+def block_of(connection: Connection, attempt: Row[Any]) -> Row[Any]:
+    """Return the row of an attempt's block, without locking it."""
+    return connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one()
+
+
+def check_holder(attempt: Row[Any], block: Row[Any]) -> None:
+    """Raise StaleToken unless the attempt runs the block now."""
+    if block.state != BlockState.RUNNING or block.attempt_id != attempt.id:
         raise StaleToken(
-            f"attempt {attempt_id} does not hold block {block.id} (block {block.state}, "
+            f"attempt {attempt.id} does not hold block {block.id} (block {block.state}, "
             f"attempt {block.attempt_id or 'none'}); nothing was changed"
         )
 
 
-def check_token(attempt: Row[Any] | SimpleNamespace, token: str) -> None:
+def check_token(attempt: Row[Any], token: str) -> None:
     """Raise StaleToken unless `token` is the attempt's."""
-    if not shows_token(attempt, token):
+    if not has_token(attempt, token):
         raise StaleToken(f"attempt {attempt.id} has another token than the one that was sent; nothing was changed")
 
 
-def shows_token(attempt: Row[Any] | SimpleNamespace, token: str) -> bool:
-    """Tell whether `token` is the attempt's; nothing is that of an attempt which no worker of ours held."""
+def has_token(attempt: Row[Any], token: str) -> bool:
+    """Return whether `token` is the attempt's; an imported attempt has none."""
     return attempt.token is not None and secrets.compare_digest(attempt.token, token)
 
 
-def find_attempt(connection: Connection, attempt_id: str) -> Row[Any]:
-    """Return the attempt's row. Raises NotFound."""
-    attempt = connection.execute(select(attempts).where(attempts.c.id == attempt_id)).first()
-    if attempt is None:
-        raise _unknown(attempt_id)
-    return attempt
-
-
-def _unknown(attempt_id: str) -> NotFound:
-    return NotFound(f"there is no attempt {attempt_id!r}")
-
-
-def block_state(connection: Connection, attempt_id: str) -> tuple[str, str]:
-    """Return (block id, its state) of an attempt's block."""
-    query = select(blocks.c.id, blocks.c.state).join(attempts, attempts.c.block_id == blocks.c.id)
-    row = connection.execute(query.where(attempts.c.id == attempt_id)).one()
-    return row.id, row.state
-
-
-_UNTIL = db_now() + bindparam("lease_s")
-_RENEW = (
-    update(blocks)
-    .where(blocks.c.id == bindparam("own"))
-    .values(lease_until=case((blocks.c.limit_at < _UNTIL, blocks.c.limit_at), else_=_UNTIL))
-    .returning(
-        (blocks.c.limit_at - db_now()).label("limit_s"),
-        select(ablations.c.state).where(ablations.c.id == bindparam("ablation")).scalar_subquery().label("state"),
-    )
-)
-
-
 def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float) -> tuple[bool, float]:
-    """Extend the lease up to the block's limit; return whether the worker is asked to stop, and what is left of it.
+    """Extend the lease up to the block's limit; return whether the worker should stop, and the seconds it now has.
 
-    The ablation is read, not locked: its workers do not wait for each other, and a cancellation that comes at this
-    moment is told by the next heartbeat.
+    Reads the ablation without locking it, so its workers do not wait for each other. The next heartbeat reports a
+    cancellation that comes at this moment.
     """
-    own = {"own": locked.block.id, "ablation": locked.block.ablation_id}
-    row = connection.execute(_RENEW, {**own, "lease_s": lease_s})
-    limit_s, now = row.one()
-    return now == AblationState.CANCELLING, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
+    until = db_now() + lease_s
+    renewed = (
+        update(blocks)
+        .where(blocks.c.id == locked.block.id)
+        .values(lease_until=case((blocks.c.limit_at < until, blocks.c.limit_at), else_=until))
+        .returning((blocks.c.limit_at - db_now()).label("limit_s"))
+    )
+    limit_s = connection.execute(renewed).scalar_one()
+    state = connection.scalar(select(ablations.c.state).where(ablations.c.id == locked.block.ablation_id))
+    return state == AblationState.CANCELLING, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
-    """Store where trials of the block are, the one that runs named last, with an event for each that moved on."""
+    """Store the progress of the block's trials, the running one last, with an event for each that moved on."""
     if not progress:
         return
-    known = {row.id: row for row in locked.trials}
+    rows = {row.id: row for row in locked.trials}
     transitions = Transitions(connection, locked.block.ablation_id, actor=locked.attempt.node_id)
     for item in progress:
-        row = known.get(item.trial_id)
+        row = rows.get(item.trial_id)
         if row is None:
             raise Invalid(f"trial {item.trial_id!r} is not part of block {locked.block.id}")
         values, moments = _progress_values(item), _moments(row, item)
@@ -242,13 +148,13 @@ def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequ
 
 
 def _moments(row: Row[Any], item: TrialProgress) -> dict[str, Any]:
-    """Return which moments of a trial are now."""
+    """Return the time columns of a trial that this heartbeat sets."""
     now = {"started_at": row.started_at is None, "over_at": item.over and row.over_at is None}
     return {name: db_now() for name, happens in now.items() if happens}
 
 
 def _ran_last(row: Row[Any], block: Sequence[Row[Any]]) -> bool:
-    """Tell whether a trial was the last of its block that was heard to run."""
+    """Return whether the previous heartbeat named this trial of its block as the running one."""
     since = [one.runs_since for one in block if one.runs_since is not None]
     return bool(since) and row.runs_since == max(since)
 
@@ -267,6 +173,26 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def expire_lease(connection: Connection) -> tuple[str, str] | None:
+    """End one attempt whose lease ran out: its worker was silent, or had the block for longer than its limit.
+
+    Returns the ids of block and node, None if no lease ran out.
+    """
+    lapsed = select(blocks.c.attempt_id).where(blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now())
+    attempt_id = connection.scalar(lapsed.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True))
+    if attempt_id is None:
+        return None
+    locked = lock_block(connection, attempt_id)
+    block, name = locked.block, locked.attempt.node
+    over_limit = block.limit_at is not None and block.limit_at <= block.lease_until
+    reason = "held the block for longer than its limit" if over_limit else "was silent for longer than its lease"
+    arms = [row.arm for row in locked.trials if row.state == TrialState.RUNNING]
+    last = f" while arm '{arms[-1]}' ran" if arms else ""  # it need not be the cause
+    failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=f"node '{name}' {reason}{last}")
+    end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")
+    return block.id, block.node_id
+
+
 def end_without_result(
     connection: Connection,
     locked: LockedAttempt,
@@ -275,58 +201,50 @@ def end_without_result(
     *,
     actor: str,
 ) -> BlockState:
-    """End an attempt without a result: requeue its block whole, or fail or cancel it; return the block's state.
+    """End an attempt without a result; return the new state of its block.
 
-    A block fails when it had as many attempts as its failure class allows, and is cancelled with its ablation. Raises
-    Invalid for an arm that the block does not hold.
+    experiments/retries.py decides whether the block is queued again, whole, or fails. It is cancelled if its ablation
+    is. Raises Invalid if the block does not have the arm of `failure`.
     """
     block = locked.block
     _check_arm(locked, failure.arm)
     message = storable(failure.message)
     transitions = Transitions(connection, block.ablation_id, actor=actor)
-    known = {"failure_class": failure.failure_class, "message": message, "arm": failure.arm}
+    values = {"failure_class": failure.failure_class, "message": message, "arm": failure.arm}
     reason = f"{failure.failure_class}: {message}"
-    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **known)
+    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **values)
     broken = breaks_of(connection, block.ablation_id)
-    last = Break(block.index, failure.failure_class, failure.arm)
-    now, _ = BlockState.QUEUED, locked.trials  # read before others have to wait for the ablation
+    last = Break(block.block_index, failure.failure_class, failure.arm)
     if transitions.lock() == AblationState.CANCELLING:
-        now = BlockState.CANCELLED
-        _end(transitions, locked, now, TrialState.CANCELLED, "the ablation is being cancelled")
-    elif not may_retry(broken, last):
-        now, reason = BlockState.FAILED, f"{reason} ({attempt_words(broken, last)})"
-        _end(transitions, locked, now, TrialState.FAILED, reason)
+        ended = BlockState.CANCELLED
+        _end(transitions, locked, ended, TrialState.CANCELLED, "the ablation is being cancelled")
+    elif may_retry(broken, last):
+        ended = BlockState.QUEUED
+        _requeue(connection, transitions, locked, reason, rest_s=retry_wait_s(broken, last), last=last)
     else:
-        _requeue(connection, transitions, locked, reason, broken=broken, last=last)
-    complete_if_done(connection, block.ablation_id, transitions.flush())
-    return now
+        ended = BlockState.FAILED
+        _end(transitions, locked, ended, TrialState.FAILED, f"{reason} ({attempt_words(broken, last)})")
+    transitions.flush()
+    complete_if_done(connection, block.ablation_id)
+    return ended
 
 
 def _check_arm(locked: LockedAttempt, arm: str | None) -> None:
-    if arm is None:
-        return
-    known = sorted(row.arm for row in locked.trials)
-    if arm not in known:
-        raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(known)}")
+    arms = sorted(row.arm for row in locked.trials)
+    if arm is not None and arm not in arms:
+        raise Invalid(f"arm {arm!r} is not part of block {locked.block.id}; its arms: {', '.join(arms)}")
 
 
-_OF_AN_ATTEMPT = ("steps_done", "tokens_per_s", "loss", "step_s", "started_at", "over_at", "runs_since")
-"""Columns of a trial that are forgotten when its block goes back to the queue."""
+_PROGRESS = ("steps_done", "tokens_per_s", "loss", "step_s", "started_at", "over_at", "runs_since")
+"""Columns of a trial that are cleared when its block goes back to the queue."""
 
 
 def _requeue(
-    connection: Connection,
-    transitions: Transitions,
-    locked: LockedAttempt,
-    reason: str,
-    *,
-    broken: Sequence[Break],
-    last: Break,
+    connection: Connection, transitions: Transitions, locked: LockedAttempt, reason: str, *, rest_s: float, last: Break
 ) -> None:
     block = locked.block
-    cleared = dict.fromkeys(_OF_AN_ATTEMPT)
     started = [row.id for row in locked.trials if row.state == TrialState.RUNNING]
-    transitions.move(started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **cleared)
+    transitions.move(started, TrialState.RUNNING, TrialState.QUEUED, reason=reason, **dict.fromkeys(_PROGRESS))
     transitions.move(
         [block.id],
         BlockState.RUNNING,
@@ -336,16 +254,16 @@ def _requeue(
         node_id=None,
         lease_until=None,
         limit_at=None,
-        not_before=db_now() + retry_wait_s(broken, last),
+        not_before=db_now() + rest_s,
         avoid_node_id=_avoided(connection, block, last.failure_class),
         avoid_until=db_now() + ELSEWHERE_S,
         message=reason,
     )
     join_queue(transitions)
-    transitions.add_row(outbox.NEW, outbox.row(OutboxKind.WAKE, block.node_class))
+    outbox.add(connection, OutboxKind.WAKE, block.node_class)
 
 
-def _avoided(connection: Connection, block: SimpleNamespace, failure: FailureClass) -> str | None:
+def _avoided(connection: Connection, block: Row[Any], failure: FailureClass) -> str | None:
     """Return the node that should not get a broken block again: the last one, if another one takes work."""
     elsewhere = RETRY_RULES[failure].elsewhere and works_elsewhere(connection, block.node_id, block.node_class)
     return block.node_id if elsewhere else None
@@ -356,31 +274,34 @@ def _end(
 ) -> None:
     for state in (TrialState.QUEUED, TrialState.RUNNING):
         transitions.move([r.id for r in locked.trials if r.state == state], state, trial_state, reason=reason)
-    ending = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": reason}
-    transitions.move([locked.block.id], BlockState.RUNNING, block_state, reason=reason, **ending)
+    values = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": reason}
+    transitions.move([locked.block.id], BlockState.RUNNING, block_state, reason=reason, **values)
 
 
-def expire_lease(connection: Connection) -> tuple[str, str] | None:
-    """Take one block back whose lease ran out: its worker was silent, or held it for longer than it may.
+def _broken(ablation_id: str, *columns: Any) -> Select[Any]:
+    query = select(_INDEX, attempts.c.failure_class, attempts.c.arm, *columns).select_from(attempts)
+    query = query.join(blocks, blocks.c.id == attempts.c.block_id)
+    return query.where(attempts.c.ablation_id == ablation_id, attempts.c.state.in_(WITHOUT_RESULT))
 
-    Returns the ids of block and node; None when there is none.
-    """
-    silent = select(blocks.c.id, blocks.c.attempt_id, blocks.c.node_id, _OVER_LIMIT).where(
-        blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now()
+
+def breaks_of(connection: Connection, ablation_id: str) -> tuple[Break, ...]:
+    """Return every attempt of the ablation that ended without a result, oldest first, for the rule of retries."""
+    rows = connection.execute(_broken(ablation_id).order_by(attempts.c.started_at, attempts.c.id))
+    return tuple(Break(row.block_index, FailureClass(row.failure_class), row.arm) for row in rows)
+
+
+def broken_attempts(connection: Connection, ablation_id: str) -> tuple[AttemptRecord, ...]:
+    """Return every attempt of the ablation that ended without a result, by block and number, for its verdict."""
+    query = _broken(ablation_id, attempts.c.number, attempts.c.message, nodes.c.name)
+    query = query.join(nodes, nodes.c.id == attempts.c.node_id)
+    return tuple(
+        AttemptRecord(
+            block_index=row.block_index,
+            number=row.number,
+            failure_class=FailureClass(row.failure_class),
+            arm=row.arm,
+            message=row.message,
+            node=row.name,
+        )
+        for row in connection.execute(query.order_by(blocks.c["index"], attempts.c.number))
     )
-    row = connection.execute(silent.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True)).first()
-    if row is None:
-        return None
-    locked = lock_holder(connection, row.attempt_id)
-    what = "held the block for longer than its limit" if row.over_limit else "was silent for longer than its lease"
-    name = connection.execute(select(nodes.c.name).where(nodes.c.id == row.node_id)).scalar_one()
-    message = f"node '{name}' {what}{_while(locked)}"
-    failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=message)
-    end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")
-    return row.id, row.node_id
-
-
-def _while(locked: LockedAttempt) -> str:
-    """Say which arm ran last: it need not be the reason."""
-    ran = [row.arm for row in locked.trials if row.state == TrialState.RUNNING]
-    return f" while arm '{ran[-1]}' ran" if ran else ""

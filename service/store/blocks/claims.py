@@ -1,10 +1,12 @@
-"""Claiming a block: one compare-and-set under a lease, by priority and turn, for a node that takes work and fits."""
+"""Claims: a queued block becomes a running one with a new attempt under a lease.
+
+One compare-and-set gives a node the next block that fits it; `turns` says which is next, `attempts` what follows.
+"""
 
 import secrets
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from experiments.ids import new_id
@@ -15,85 +17,74 @@ from service.store import outbox
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import ORDER, WAITS, lock_place, take_turn
 from service.store.columns import db_now
-from service.store.inserts import Target
-from service.store.nodes.placement import NODE_ID, Fits
+from service.store.nodes.placement import fits
 from service.store.tables import ablations, attempts, blocks, nodes
 
 BESIDE_TRIAL_S = 300.0
-"""What a worker may need beside each trial of a block: data to prepare, a device to be released, a report to send."""
+"""Time beside each trial of a block: data to prepare, a device to release, a report to send."""
 
 _MAY_RUN = (blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
-_ATTEMPT = Target(table=attempts, made={"started_at": db_now()})
-_KEPT_STATEMENTS = 256
 
 
 def claim_block(connection: Connection, node: Row[Any], *, lease_s: float) -> str | None:
-    """Give the next block that fits a node, which the caller has locked, to it.
+    """Give a node, which the caller has locked, the next block that fits it; return the id of the new attempt.
 
-    Returns the attempt's id, None when no block waits or the node is stopped. Raises NodeBusy when blocks that it holds
-    have all of its devices.
+    Returns None if no block waits or the node is stopped. Raises NodeBusy if the node's blocks use all of its devices.
     """
-    in_use, room = _room(connection, node)
+    in_use, free = _devices(connection, node)
     if node.draining or node.quarantined_reason is not None:
         return None
     attempt_id = new_id("att")
-    fits = Fits(node.node_class, node.num_devices, node.lanes, room if in_use else None)
-    held = {"to_node": node.id, "to_attempt": attempt_id, "lease_s": lease_s}
-    block = _take(connection, fits, held)
+    fitting = (*_MAY_RUN, fits(node, room=free if in_use else None))
+    block = _take(connection, node, fitting, attempt_id, lease_s=lease_s)
     if block is None:
         return None
-    _note(connection, block, attempt_id, node.id)
+    _record_claim(connection, block, attempt_id, node.id)
     return attempt_id
 
 
-def _take(connection: Connection, fits: Fits, held: dict[str, Any]) -> Row[Any] | None:
-    """Give the fitting block whose turn it is out and return it.
+def _take(
+    connection: Connection, node: Row[Any], fitting: tuple[ColumnElement[bool], ...], attempt_id: str, *, lease_s: float
+) -> Row[Any] | None:
+    """Take the fitting block whose turn it is.
 
-    An ablation whose fitting blocks are all being claimed at this moment is passed over.
+    Pass over an ablation whose fitting blocks are all being claimed by others at this moment.
     """
-    block = connection.execute(_taking_first(fits), held).first()
+    queue = _queue(node, fitting)
+    block = connection.execute(_taking(node, fitting, queue.scalar_subquery(), attempt_id, lease_s)).first()
     passed: list[str] = []
-    while block is None and (ablation_id := connection.scalar(_served(fits), {**held, "passed": passed})) is not None:
-        block = connection.execute(_taking_of(fits), {**held, "of": ablation_id}).first()
+    while block is None:
+        ablation_id = connection.scalar(queue.where(ablations.c.id.not_in(passed)))
+        if ablation_id is None:
+            return None
+        block = connection.execute(_taking(node, fitting, ablation_id, attempt_id, lease_s)).first()
         passed.append(ablation_id)
     return block
 
 
-# The statements are built once for every kind of node: to build them costs more than to run them.
+def _queue(node: Row[Any], fitting: tuple[ColumnElement[bool], ...]) -> Select[Any]:
+    """Return the query for the first ablation in the queue that has a fitting block."""
+    own = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, *fitting)
+    waiting = select(ablations.c.id).where(ablations.c.node_class == node.node_class, WAITS)
+    return waiting.where(own.correlate(ablations).exists()).order_by(*ORDER).limit(1).correlate(None)
 
 
-@lru_cache(maxsize=_KEPT_STATEMENTS)
-def _taking_first(fits: Fits) -> ReturningUpdate[Any]:
-    return _taking(fits, _queue(fits).limit(1).scalar_subquery())
-
-
-@lru_cache(maxsize=_KEPT_STATEMENTS)
-def _taking_of(fits: Fits) -> ReturningUpdate[Any]:
-    return _taking(fits, bindparam("of", type_=ablations.c.id.type))
-
-
-@lru_cache(maxsize=_KEPT_STATEMENTS)
-def _served(fits: Fits) -> Select[Any]:
-    return _queue(fits).where(ablations.c.id.not_in(bindparam("passed", expanding=True))).limit(1)
-
-
-def _queue(fits: Fits) -> Select[Any]:
-    """Return the ablations that have a block for a node of this kind, in the order in which they are served."""
-    own = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, *_MAY_RUN, fits.condition)
-    waiting = select(ablations.c.id).where(ablations.c.node_class == fits.node_class, WAITS)
-    return waiting.where(own.correlate(ablations).exists()).order_by(*ORDER).correlate(None)
-
-
-def _taking(fits: Fits, ablation: ColumnElement[str]) -> ReturningUpdate[Any]:
-    """Return the compare-and-set that gives out the first fitting block of an ablation that nobody else is taking."""
-    first = select(blocks.c.id).where(blocks.c.ablation_id == ablation, *_MAY_RUN, fits.condition)
+def _taking(
+    node: Row[Any],
+    fitting: tuple[ColumnElement[bool], ...],
+    ablation: ColumnElement[str] | str,
+    attempt_id: str,
+    lease_s: float,
+) -> ReturningUpdate[Any]:
+    """Return the compare-and-set that takes the first fitting block of an ablation that no other claim is taking."""
+    first = select(blocks.c.id).where(blocks.c.ablation_id == ablation, *fitting)
     first = first.order_by(blocks.c["index"]).limit(1).with_for_update(skip_locked=True).correlate(None)
     values = {
         "state": BlockState.RUNNING,
         "attempt_no": blocks.c.attempt_no + 1,
-        "attempt_id": bindparam("to_attempt"),
-        "node_id": NODE_ID,
-        "lease_until": db_now() + bindparam("lease_s"),
+        "attempt_id": attempt_id,
+        "node_id": node.id,
+        "lease_until": db_now() + lease_s,
         "limit_at": db_now() + _LIMIT_S,
         "started_at": func.coalesce(blocks.c.started_at, db_now()),
         "message": None,
@@ -107,36 +98,40 @@ _LIMIT_S = (
     .where(ablations.c.id == blocks.c.ablation_id)
     .scalar_subquery()
 )
-"""How long an attempt at a block may hold it, however often its worker is heard."""
+"""How long an attempt may hold a block, in seconds, regardless of heartbeats."""
 
 
-def _note(connection: Connection, block: Row[Any], attempt_id: str, node_id: str) -> None:
-    """Write what follows from a block that was given out: the attempt, the ablation's turn and state, events."""
+def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node_id: str) -> None:
+    """Store the attempt, the ablation's turn and state, and the events of a claim."""
     place = lock_place(connection, block.ablation_id)
     transitions = Transitions(connection, block.ablation_id, actor=node_id, locked=AblationState(place.state))
-    attempt = {"id": attempt_id, "block_id": block.id, "ablation_id": block.ablation_id, "node_id": node_id}
-    own = {"token": secrets.token_urlsafe(16), "number": block.attempt_no, "state": AttemptState.RUNNING}
-    transitions.add_row(_ATTEMPT, {**attempt, **own})
+    attempt = insert(attempts).values(
+        id=attempt_id,
+        block_id=block.id,
+        ablation_id=block.ablation_id,
+        node_id=node_id,
+        token=secrets.token_urlsafe(16),
+        number=block.attempt_no,
+        state=AttemptState.RUNNING,
+        started_at=db_now(),
+    )
+    connection.execute(attempt)
     reason = f"claimed, attempt {block.attempt_no}"
     transitions.add_moves([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason)
     if place.state == AblationState.QUEUED:
         queued, running = AblationState.QUEUED, AblationState.RUNNING
         transitions.move([block.ablation_id], queued, running, reason="first block claimed", started_at=db_now())
-        transitions.add_row(outbox.NEW, outbox.row(OutboxKind.ANNOUNCE, block.ablation_id))
-    take_turn(transitions, place)
+        outbox.add(connection, OutboxKind.ANNOUNCE, block.ablation_id)
+    take_turn(connection, transitions, place)
     transitions.flush()
 
 
-_HELD = (
-    select(blocks.c.id, blocks.c.num_devices)
-    .where(blocks.c.node_id == bindparam("holder"), blocks.c.state == BlockState.RUNNING)
-    .order_by(blocks.c.id)
-)
-
-
-def _room(connection: Connection, node: Row[Any]) -> tuple[int, int]:
-    """Return how many devices of a node its blocks have, and how many are left. Raises NodeBusy when none is."""
-    rows = connection.execute(_HELD, {"holder": node.id}).all()
+def _devices(connection: Connection, node: Row[Any]) -> tuple[int, int]:
+    """Return how many devices of a node its blocks use, and how many are free. Raises NodeBusy if none is."""
+    running = select(blocks.c.id, blocks.c.num_devices).where(
+        blocks.c.node_id == node.id, blocks.c.state == BlockState.RUNNING
+    )
+    rows = connection.execute(running.order_by(blocks.c.id)).all()
     devices = max(1, node.num_devices)
     in_use = sum(row.num_devices for row in rows)
     if in_use >= devices:
@@ -148,7 +143,7 @@ def _room(connection: Connection, node: Row[Any]) -> tuple[int, int]:
 
 
 def waiting_node_classes(connection: Connection) -> list[str]:
-    """Return the classes of nodes for which a block waits to be claimed now."""
+    """Return the classes of nodes for which a block waits that may be claimed now."""
     own = select(blocks.c.id).where(blocks.c.ablation_id == ablations.c.id, *_MAY_RUN)
     waits = select(ablations.c.id).where(ablations.c.node_class == nodes.c.node_class, WAITS, own.exists())
     return list(connection.execute(select(nodes.c.node_class).where(waits.exists()).distinct()).scalars())

@@ -1,4 +1,8 @@
-"""Looks: the blocks beyond one are held until it has decided, then they run up to the next look, or not at all."""
+"""Looks: a verdict before the last block, for ablations that were submitted with a schedule of them.
+
+Blocks beyond the next look are held. When all blocks below are over, the background process judges them and calls
+`go_on`, which queues the blocks up to the following look, or `stop`, which cancels the rest.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +21,7 @@ _INDEX = blocks.c["index"].label("block_index")
 
 
 def look_due(connection: Connection, ablation_id: str) -> int | None:
-    """Return the number of blocks of the look that is due: all below the first held one are over. None if none is."""
+    """Return the number of blocks of the due look, all of which are over; None if none is due."""
     states = select(blocks.c.state, func.min(blocks.c["index"])).where(blocks.c.ablation_id == ablation_id)
     first = {row[0]: int(row[1]) for row in connection.execute(states.group_by(blocks.c.state))}
     if BlockState.QUEUED in first or BlockState.RUNNING in first:
@@ -26,26 +30,27 @@ def look_due(connection: Connection, ablation_id: str) -> int | None:
 
 
 def go_on(connection: Connection, ablation_id: str, until: int, *, after: int, reason: str) -> None:
-    """Queue the held blocks below the index `until`, unless another look than that of `after` blocks is due by now."""
-    held = _lock_held(connection, ablation_id)
-    if not _is_due(connection, ablation_id, held, after):
+    """Queue the held blocks below the index `until`, if the look after `after` blocks is still the due one."""
+    waiting = _lock_held(connection, ablation_id)
+    if not _is_due(connection, ablation_id, waiting, after):
         return
     transitions = Transitions(connection, ablation_id, actor="judge", locked=AblationState.RUNNING)
-    ids = [row.id for row in held if row.block_index < until]
+    ids = [row.id for row in waiting if row.block_index < until]
     join_queue(transitions)
     transitions.move(ids, BlockState.HELD, BlockState.QUEUED, reason=reason)
-    transitions.add_row(outbox.NEW, outbox.row(OutboxKind.WAKE, held[0].node_class))
     transitions.flush()
+    outbox.add(connection, OutboxKind.WAKE, waiting[0].node_class)
 
 
 def stop(connection: Connection, ablation_id: str, *, after: int, reason: str) -> None:
-    """Cancel all held blocks and end the ablation, unless another look than that of `after` blocks is due by now."""
-    held = _lock_held(connection, ablation_id)
-    if not _is_due(connection, ablation_id, held, after):
+    """Cancel all held blocks and end the ablation, if the look after `after` blocks is still the due one."""
+    waiting = _lock_held(connection, ablation_id)
+    if not _is_due(connection, ablation_id, waiting, after):
         return
     transitions = Transitions(connection, ablation_id, actor="judge", locked=AblationState.RUNNING)
-    cancel_blocks(connection, transitions, ablation_id, held, reason=f"not needed: {reason}")
-    complete_if_done(connection, ablation_id, transitions.flush())
+    cancel_blocks(connection, transitions, ablation_id, waiting, reason=f"not needed: {reason}")
+    transitions.flush()
+    complete_if_done(connection, ablation_id)
 
 
 def _lock_held(connection: Connection, ablation_id: str) -> list[Row[Any]]:
@@ -55,11 +60,11 @@ def _lock_held(connection: Connection, ablation_id: str) -> list[Row[Any]]:
     return list(connection.execute(query.order_by(blocks.c.id).with_for_update()))
 
 
-def _is_due(connection: Connection, ablation_id: str, held: Sequence[Row[Any]], after: int) -> bool:
-    """Lock the ablation; tell whether the look that was decided is due still, which it is only while that runs.
+def _is_due(connection: Connection, ablation_id: str, waiting: Sequence[Row[Any]], after: int) -> bool:
+    """Lock the ablation; return whether it runs and the look after `after` blocks is due.
 
     A cancellation or another process may have been faster.
     """
     state = lock_ablation(connection, ablation_id)
-    first = min((row.block_index for row in held), default=None)
+    first = min((row.block_index for row in waiting), default=None)
     return state == AblationState.RUNNING and first == after

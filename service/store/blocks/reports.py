@@ -1,11 +1,14 @@
-"""A finished block: its receipts stored and its states moved in one transaction, once."""
+"""A report: the receipts of a whole block are stored, and its trials, the block and the attempt move to done, at once.
+
+Follows `attempts` and leads to `completion`. A result that comes after its lease ran out still counts as long as no
+other attempt has claimed the block; after that it changes nothing.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
@@ -14,50 +17,19 @@ from service.lifecycle import EventKind
 from service.store.blocks.attempts import (
     AttemptFailure,
     LockedAttempt,
-    check_holds,
+    block_of,
+    check_holder,
     check_token,
     end_without_result,
     find_attempt,
-    held,
+    has_token,
     lock_attempt,
     lock_block,
-    shows_token,
 )
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
 from service.store.columns import db_now
-from service.store.tables import attempts, blocks, events, receipts, trials
-
-
-def check_wanted(connection: Connection, attempt_id: str, token: str) -> None:
-    """Raise StaleToken unless the attempt holds its block, or its result may still be taken."""
-    attempt = find_attempt(connection, attempt_id)
-    block = connection.execute(select(blocks).where(blocks.c.id == attempt.block_id)).one()
-    if not (_nobody_since(attempt, block) and shows_token(attempt, token)):
-        check_holds(connection, attempt_id, token)
-
-
-def _nobody_since(attempt: Row[Any] | SimpleNamespace, block: Row[Any] | SimpleNamespace) -> bool:
-    """Tell whether an attempt's lease ran out and its block waits: nobody has claimed it since."""
-    last = bool(block.state == BlockState.QUEUED and block.attempt_no == attempt.number)
-    return last and bool(attempt.state == AttemptState.EXPIRED)
-
-
-def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
-    """Lock the block of an attempt for its result, and give it back to an attempt that expired. Raises StaleToken."""
-    locked = lock_block(connection, attempt_id)
-    attempt, block = locked.attempt, locked.block
-    if not _nobody_since(attempt, block):
-        return held(locked, token)
-    check_token(attempt, token)
-    transitions = Transitions(connection, block.ablation_id, actor=attempt.node_id)
-    lease = {"attempt_id": attempt_id, "node_id": attempt.node_id, "lease_until": db_now()}
-    reason = f"the result of attempt {attempt.number} came late; nobody else has claimed the block"
-    transitions.move([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason, **lease)
-    transitions.flush()
-    forgiven = {"failure_class": None, "message": None, "arm": None}
-    connection.execute(update(attempts).where(attempts.c.id == attempt_id).values(**forgiven))
-    return lock_attempt(connection, attempt_id, token)
+from service.store.tables import attempts, events, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,52 +46,85 @@ class VerifiedReceipt:
 
 
 def was_reported(connection: Connection, attempt_id: str, token: str, report_digest: str) -> bool:
-    """Tell whether exactly this report was already stored. Raises NotFound."""
+    """Return whether exactly this report is stored. Raises NotFound."""
     attempt = find_attempt(connection, attempt_id)
-    return bool(attempt.report_digest == report_digest) and shows_token(attempt, token)
+    return bool(attempt.report_digest == report_digest) and has_token(attempt, token)
+
+
+def check_wanted(connection: Connection, attempt_id: str, token: str, *, has_result: bool) -> None:
+    """Raise StaleToken unless a report of this attempt would count now.
+
+    Spares the work of verifying a stale report, which `lock_wanted` rejects in any case.
+    """
+    attempt = find_attempt(connection, attempt_id)
+    block = block_of(connection, attempt)
+    if not (has_result and _is_unclaimed(attempt, block)):
+        check_holder(attempt, block)
+    check_token(attempt, token)
+
+
+def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
+    """Lock the block of an attempt for its result, and give the block back to an expired attempt. Raises StaleToken."""
+    locked = lock_block(connection, attempt_id)
+    attempt, block = locked.attempt, locked.block
+    if _is_unclaimed(attempt, block):
+        check_token(attempt, token)
+        _take_back(connection, attempt, block)
+    return lock_attempt(connection, attempt_id, token)
+
+
+def _is_unclaimed(attempt: Row[Any], block: Row[Any]) -> bool:
+    """Return whether an attempt's lease ran out and no other attempt has claimed the block since."""
+    newest = bool(block.state == BlockState.QUEUED and block.attempt_no == attempt.number)
+    return newest and bool(attempt.state == AttemptState.EXPIRED)
+
+
+def _take_back(connection: Connection, attempt: Row[Any], block: Row[Any]) -> None:
+    transitions = Transitions(connection, block.ablation_id, actor=attempt.node_id)
+    lease = {"attempt_id": attempt.id, "node_id": attempt.node_id, "lease_until": db_now()}
+    reason = f"the result of attempt {attempt.number} came late; nobody else has claimed the block"
+    transitions.move([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason, **lease)
+    transitions.flush()
+    no_failure = {"failure_class": None, "message": None, "arm": None}
+    connection.execute(update(attempts).where(attempts.c.id == attempt.id).values(**no_failure))
 
 
 def store_block(
     connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt], *, report_digest: str
 ) -> None:
-    """Store a whole block's receipts and move trials, block and attempt to done."""
+    """Store a whole block's receipts and move trials, attempt and block to done."""
     block = locked.block
     if len(verified) != len(locked.trials):
         raise StaleToken(f"block {block.id} has {len(locked.trials)} trials, the report {len(verified)} receipts")
-    connection.execute(
-        insert(receipts),
-        [{"ablation_id": block.ablation_id, "attempt_id": locked.attempt.id, **_columns(item)} for item in verified],
-    )
+    _insert_receipts(connection, locked, verified)
     transitions = Transitions(connection, block.ablation_id, actor=locked.attempt.node_id)
     for state in (TrialState.QUEUED, TrialState.RUNNING):
         ids = [row.id for row in locked.trials if row.state == state]
         transitions.move(ids, state, TrialState.DONE, reason="reported")
+    ended = {"ended_at": func.coalesce(attempts.c.ended_at, db_now()), "report_digest": report_digest}
+    before = AttemptState(locked.attempt.state)
+    transitions.move([locked.attempt.id], before, AttemptState.DONE, reason="reported", **ended)
+    values = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": None}
+    transitions.move([block.id], BlockState.RUNNING, BlockState.DONE, reason="reported", **values)
+    transitions.flush()
+    progress = (events.c.subject.in_([row.id for row in locked.trials]), events.c.kind == EventKind.TRIAL_PROGRESS)
+    connection.execute(delete(events).where(*progress))
+    complete_if_done(connection, block.ablation_id)
+
+
+def _insert_receipts(connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt]) -> None:
+    own = {"ablation_id": locked.block.ablation_id, "attempt_id": locked.attempt.id}
+    rows = [own | {name: value for name, value in vars(item).items() if name != "outcome"} for item in verified]
+    connection.execute(insert(receipts), rows)
+    of_trial = update(trials).where(trials.c.id == bindparam("trial"))
     connection.execute(
-        update(trials)
-        .where(trials.c.id == bindparam("b_id"))
-        .values(outcome=bindparam("b_outcome"), receipt_digest=bindparam("b_digest")),
-        [{"b_id": item.trial_id, "b_outcome": item.outcome, "b_digest": item.digest} for item in verified],
+        of_trial.values(outcome=bindparam("measured"), receipt_digest=bindparam("receipt")),
+        [{"trial": item.trial_id, "measured": item.outcome, "receipt": item.digest} for item in verified],
     )
-    ending = {"ended_at": func.coalesce(attempts.c.ended_at, db_now()), "report_digest": report_digest}
-    was = AttemptState(locked.attempt.state)
-    transitions.move([locked.attempt.id], was, AttemptState.DONE, reason="reported", **ending)
-    transitions.move(
-        [block.id],
-        BlockState.RUNNING,
-        BlockState.DONE,
-        reason="reported",
-        lease_until=None,
-        limit_at=None,
-        finished_at=db_now(),
-        message=None,
-    )
-    counters = transitions.flush()
-    _forget_progress(connection, locked)
-    complete_if_done(connection, block.ablation_id, counters)
 
 
 def store_break(connection: Connection, locked: LockedAttempt, report: BlockReport, *, report_digest: str) -> None:
-    """Store why a block broke; receipts that came along are discarded with it, because a block is never patched."""
+    """Store why a block broke. Its receipts are discarded, because a block counts whole or not at all."""
     failure = report.failure_class
     if failure is None:
         raise ValueError("the report names no failure class; allowed: one of the closed list")
@@ -129,18 +134,3 @@ def store_break(connection: Connection, locked: LockedAttempt, report: BlockRepo
     broke = AttemptFailure(failure_class=failure, message=message, arm=report.arm)
     end_without_result(connection, locked, AttemptState.BROKEN, broke, actor=locked.attempt.node_id)
     connection.execute(update(attempts).where(attempts.c.id == locked.attempt.id).values(report_digest=report_digest))
-
-
-def _columns(item: VerifiedReceipt) -> dict[str, object]:
-    return {
-        "trial_id": item.trial_id,
-        "arm_digest": item.arm_digest,
-        "wall_s": item.wall_s,
-        "digest": item.digest,
-        "payload": item.payload,
-    }
-
-
-def _forget_progress(connection: Connection, locked: LockedAttempt) -> None:
-    ids = [row.id for row in locked.trials]
-    connection.execute(delete(events).where(events.c.subject.in_(ids), events.c.kind == EventKind.TRIAL_PROGRESS))

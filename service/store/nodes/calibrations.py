@@ -1,10 +1,8 @@
 """A/A blocks in the database, and the calibrations and the ledger that follow from them."""
 
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, insert, select
+from sqlalchemy import Connection, insert, select
 
 from experiments.analysis.noise.admission import admission_of, mending_command
 from experiments.analysis.noise.calibrate import calibrate_all
@@ -12,10 +10,9 @@ from experiments.analysis.noise.ledger import keep_ledger
 from experiments.analysis.sizing import size_of, workload_of
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
-from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
+from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
 from experiments.records.circumstances import Admission
 from experiments.records.receipts import Receipt
-from experiments.records.sizing import Sizing
 from service.store.tables import aa_blocks
 
 
@@ -42,26 +39,19 @@ def store_aa_blocks(connection: Connection, ablation_id: str, found: Iterable[tu
 def read_calibrations(
     connection: Connection, *, node_class: str | None = None, workload: str | None = None
 ) -> tuple[Calibration, ...]:
-    """Return what is known of every key with at least two A/A blocks, or of one class or workload; the newest last."""
-    given = {"node_class": node_class, "workload": workload}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    return _calibrated(connection.execute(_known(tuple(wanted)), wanted))
+    """Return the calibration of every key with at least two A/A blocks, the newest last.
 
-
-def _calibrated(rows: Iterable[Row[Any]]) -> tuple[Calibration, ...]:
+    `node_class` and `workload` restrict it to one class or workload.
+    """
+    query = select(aa_blocks.c.key, aa_blocks.c.payload)
+    if node_class is not None:
+        query = query.where(aa_blocks.c.node_class == node_class)
+    if workload is not None:
+        query = query.where(aa_blocks.c.workload == workload)
     return calibrate_all(
-        (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload)) for row in rows
+        (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload))
+        for row in connection.execute(query)
     )
-
-
-@cache
-def _known(by: tuple[str, ...]) -> Select[tuple[str, str]]:
-    """Return the query for A/A blocks by some columns, built once."""
-    return select(aa_blocks.c.key, aa_blocks.c.payload).where(*(aa_blocks.c[name] == bindparam(name) for name in by))
-
-
-OF_WORKLOAD = _known(("workload",))
-"""The query that `sizing_of` takes the rows of, by the parameter `workload`; every submission asks."""
 
 
 def read_ledger(connection: Connection) -> Ledger:
@@ -84,10 +74,5 @@ def read_admission(
 
 
 def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan) -> Sizing | None:
-    """Return what `plan` can see at the noise that the service measured; None where it knows none."""
-    return sizing_of(connection.execute(OF_WORKLOAD, {"workload": workload_of(plan, spec)}), spec, plan)
-
-
-def sizing_of(rows: Iterable[Row[Any]], spec: AblationSpec, plan: Plan) -> Sizing | None:
-    """Return what `plan` can see at the noise of A/A blocks of its workload; None where there are too few."""
-    return size_of(spec, plan, _calibrated(rows))
+    """Return the effect that `plan` can detect at the measured noise of its workload; None if too few A/A blocks."""
+    return size_of(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))

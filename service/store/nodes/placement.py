@@ -1,4 +1,4 @@
-"""Which node may take which block: not a stopped one, not without its lanes and devices, elsewhere after a break."""
+"""Which node may run which block: it needs the lanes and devices, and a broken block goes elsewhere first."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, Row, bindparam, case, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, case, or_, select
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES
@@ -14,13 +14,13 @@ from service.store.columns import db_now
 from service.store.tables import blocks, nodes
 
 ELSEWHERE_S = 300.0
-"""A block that broke for a node's sake waits so long for another one, where another one takes work."""
+"""How long a block that the node may have broken waits for another node, if another one takes work."""
 
 HEARD_S = 60.0
-"""A node that was silent for longer is no better place: it may be gone."""
+"""A node that was silent for longer may be gone, so it is no better place."""
 
 ANY_LANE = ""
-"""What a block needs that was stored before it was known."""
+"""The lanes of a block that was stored before blocks named theirs."""
 
 _TAKES_WORK = (
     nodes.c.seen_at > db_now() - HEARD_S,
@@ -28,15 +28,11 @@ _TAKES_WORK = (
     nodes.c.draining.is_(False),
 )
 
-
-NODE_ID: BindParameter[str] = bindparam("to_node", type_=blocks.c.node_id.type)
-"""The node that asks for a block."""
-
 BUSY_DEVICES: ColumnElement[int] = case(
     (blocks.c.node_class.in_(sorted(name for name, entry in NODE_CLASSES.items() if entry.occupied(2) == 1)), 1),
     else_=blocks.c.num_devices,
 )
-"""Devices that a block keeps busy while it runs: so many device minutes pass in a minute."""
+"""Devices that a running block occupies, which is also the device minutes that it uses in a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,39 +42,31 @@ class Needs:
     lanes: str
     """As blocks store them."""
     devices: int
-    """That share one step."""
+    """Devices that share one step."""
 
 
 def lanes_of(plan: Plan) -> str:
-    """Return the lanes that one block of `plan` runs, as it is stored with the block."""
+    """Return the lanes that a block of `plan` runs, as blocks store them."""
     return ",".join(sorted({str(arm.gates["lane"]) for arm in plan.arms}))
 
 
 def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
-    """Return what a node's check of its lanes says, as it is stored: a JSON list of those that ran, or None."""
+    """Return the result of a node's lane check as nodes store it: a JSON list of the lanes that ran, or None."""
     return None if lanes is None else json.dumps(sorted(lane for lane, problem in lanes.items() if problem is None))
 
 
-@dataclass(frozen=True)
-class Fits:
-    """What decides which waiting blocks may be given to a node; nodes alike share their statements."""
+def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
+    """Return the condition on a block that `node` may run.
 
-    node_class: str
-    num_devices: int
-    lanes: str | None
-    """As they are stored with the node."""
-    room: int | None
-    """Devices that are left; None for an idle node, which may also spread a step over more than it has."""
-
-    @property
-    def condition(self) -> ColumnElement[bool]:
-        """The condition on a block, for the node of the parameter `to_node`."""
-        avoid = blocks.c.avoid_node_id
-        free = or_(avoid.is_(None), avoid != NODE_ID, blocks.c.avoid_until <= db_now())
-        free &= blocks.c.num_devices.in_(NODE_CLASSES[self.node_class].spreads(self.num_devices))
-        if self.room is not None:
-            free &= blocks.c.num_devices <= self.room
-        return free if self.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(self.lanes)))
+    `room` is the number of free devices; None for an idle node, which may also spread a step over more devices than it
+    has.
+    """
+    avoid = blocks.c.avoid_node_id
+    free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
+    free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
+    if room is not None:
+        free &= blocks.c.num_devices <= room
+    return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
 def _runnable(lanes: list[str]) -> list[str]:
@@ -88,7 +76,7 @@ def _runnable(lanes: list[str]) -> list[str]:
 
 
 def lacks(node: Row[Any], needs: Needs) -> str | None:
-    """Return what `node` lacks to run a block that needs this, in words; None when it may run it."""
+    """Say what `node` lacks to run a block with these needs; None if it may run it."""
     if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
         return f"did not run the lanes {needs.lanes} in its check"
     if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
@@ -98,6 +86,6 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
 
 
 def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:
-    """Tell whether another node of the class takes work now."""
+    """Return whether another node of the class takes work now."""
     others = select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
     return connection.execute(others.limit(1)).first() is not None
