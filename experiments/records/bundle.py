@@ -1,13 +1,13 @@
-"""The bundle: what `ablate exec` leaves and `ablate import` takes.
+"""The bundle, written by `ablate exec` and read by `ablate import`.
 
-    manifest.json                      digest of every other file, and its own
+    manifest.json                      digests of all other files, and its own
     plan.json                          the plan file, unchanged
-    nodes/<node id>.json               the machine
-    blocks/<number>/block.json         a finished block: ids, node, times; blocks count from 1 here, as people see them
+    nodes/<node id>.json               a machine
+    blocks/<number>/block.json         a finished block: ids, node, times; blocks count from 1 here
     blocks/<number>/<place>-<arm>/     receipt.json and log.txt of one trial
-    attempts/<attempt id>.json         an attempt at a block that broke
+    attempts/<attempt id>.json         a broken attempt at a block
 
-The folder `work` beside them belongs to a running `ablate exec` and is no part of the bundle.
+The folder `work` beside them belongs to a running `ablate exec` and is not part of the bundle.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ _NodeId = Annotated[str, Field(pattern=id_pattern("nod"))]
 
 
 class FileEntry(Frozen):
-    """One file as it was written."""
+    """Digest and size of one file."""
 
     digest: str
     bytes: int
 
 
 class Manifest(Frozen):
-    """Every file of a bundle but itself."""
+    """All files of a bundle except the manifest."""
 
     kind: Literal["ablate bundle"] = KIND
     schema_version: int = SCHEMA_VERSION
@@ -53,9 +53,9 @@ class Manifest(Frozen):
     files: Mapping[str, FileEntry]
     """By path below the bundle, with forward slashes."""
     digest: str
-    """Of everything above: it names the bundle."""
+    """Of everything above; identifies the bundle."""
     signature: Signature | None = None
-    """Of the node that wrote the bundle last; None where it could not sign."""
+    """Of the node that wrote the bundle last; None if it could not sign."""
 
 
 class NodeRecord(Frozen):
@@ -77,7 +77,7 @@ class Attempt(Frozen):
     started_at: AwareDatetime
     ended_at: AwareDatetime
     signature: Signature | None = None
-    """Of the node, over `attempt_statement`; None where it could not sign."""
+    """Of the node, over `attempt_statement`; None if it could not sign."""
 
     @property
     def seconds(self) -> float:
@@ -86,26 +86,26 @@ class Attempt(Frozen):
 
 
 class BrokenAttempt(Attempt):
-    """An attempt that told nothing about the arms: its block is run again whole, or is missing."""
+    """An attempt without a result: its block runs again as a whole, or is missing."""
 
     failure_class: FailureClass
     arm: str | None = None
-    """The arm whose trial broke the block; None where it cannot be told."""
+    """Arm whose trial broke the block; None when unknown."""
     message: str
 
     @property
     def as_break(self) -> Break:
-        """What the rule of retries needs of it."""
+        """The attempt for the rule of retries."""
         return Break(block_index=self.index, failure_class=self.failure_class, arm=self.arm)
 
 
 def breaks(broken: Sequence[BrokenAttempt]) -> tuple[Break, ...]:
-    """Return what the rule of retries needs of these attempts."""
+    """Return the attempts for the rule of retries."""
     return tuple(record.as_break for record in broken)
 
 
 def attempt_statement(file: PlanFile, attempt: Attempt, receipts: Sequence[str] = ()) -> bytes:
-    """Return what the node signs about an attempt: whose block it is, its receipts' digests, or why it broke."""
+    """Return the statement that the node signs: ids of the block, digests of its receipts, or why it broke."""
     ids = {
         "ablation": file.ablation_id,
         "block": file.blocks[attempt.index].block_id,
@@ -116,7 +116,7 @@ def attempt_statement(file: PlanFile, attempt: Attempt, receipts: Sequence[str] 
 
 
 def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:
-    """Return the attempt after which block `index` may not run again, None while it may; `broken` in their order."""
+    """Return the attempt after which block `index` may not run again; None while it may. `broken` is in order."""
     attempts = [record for record in broken if record.index == index]
     if not attempts or may_retry(breaks(attempts), attempts[-1].as_break):
         return None
@@ -142,7 +142,7 @@ class BundledBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A verified bundle, or several of one plan joined."""
+    """A verified bundle, or several joined bundles of one plan."""
 
     digests: tuple[str, ...]
     """Of the manifests, sorted."""
@@ -152,13 +152,13 @@ class Bundle:
     """By index."""
     broken: tuple[BrokenAttempt, ...]
     keys: frozenset[str]
-    """That signed anything in it."""
+    """Keys of all signatures in it."""
     unsigned: tuple[str, ...]
-    """Files that are not signed, `manifest.json` among them."""
+    """Files without a signature, `manifest.json` included."""
 
     @property
     def signers(self) -> tuple[BlockSigner, ...]:
-        """Who answers for the finished blocks."""
+        """Nodes and keys that signed the finished blocks."""
         signed: dict[tuple[str, str | None], list[int]] = {}
         for block in self.blocks:
             node, signature = self.nodes[block.attempt.node_id], block.attempt.signature
@@ -171,13 +171,13 @@ class Bundle:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Indices of planned blocks that are not here."""
+        """Indices of planned blocks that are not in the bundle."""
         here = {block.attempt.index for block in self.blocks}
         return tuple(block.index for block in self.plan_file.plan.blocks if block.index not in here)
 
 
 def attempt_records(bundle: Bundle) -> tuple[AttemptRecord, ...]:
-    """Return the attempts of `bundle` that left no receipts which count, by block and number, for its verdict."""
+    """Return the attempts of `bundle` without receipts that count, by block and number."""
     return tuple(
         AttemptRecord(
             block_index=record.index,
@@ -208,17 +208,17 @@ def make_manifest(file: PlanFile, contents: Mapping[str, bytes]) -> Manifest:
 
 
 def join_bundles(bundles: Sequence[Bundle]) -> Bundle:
-    """Return one bundle of the blocks of several. Raises BundleError when they are not parts of one plan."""
+    """Return one bundle with the blocks of several. Raises BundleError unless they share one plan and no block."""
     first = bundles[0]
     blocks: dict[int, BundledBlock] = {}
     for number, bundle in enumerate(bundles):
         where = f"bundle {number + 1}"
         if bundle.plan_file.digest != first.plan_file.digest:
-            raise BundleError([SpecProblem(pointer=where, detail="is of another plan than bundle 1")])
+            raise BundleError([SpecProblem(pointer=where, detail="has another plan than bundle 1")])
         for block in bundle.blocks:
             index = block.attempt.index
             if index in blocks:
-                detail = f"{block_name(index)} is in an earlier bundle, too; a block counts once"
+                detail = f"{block_name(index)} is in an earlier bundle; a block counts once"
                 raise BundleError([SpecProblem(pointer=where, detail=detail)])
             blocks[index] = block
     return Bundle(

@@ -1,4 +1,7 @@
-"""Bundles on disk: a folder, or a tar file of one. Files are read into memory; a bundle holds text, no data sets."""
+"""Bundles on disk: a folder, or a tar file from anybody, which is bounded before it is expanded.
+
+Files are read into memory: a bundle holds text and no data sets.
+"""
 
 import gzip
 import io
@@ -19,18 +22,18 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 
 def is_bundle(path: Path) -> bool:
-    """Tell whether `path` is a folder with a manifest, or is named like a tar file."""
+    """Say whether `path` is a folder with a manifest, or has the name of a tar file."""
     return (path / MANIFEST).is_file() or (path.is_file() and path.name.endswith(TAR_SUFFIXES))
 
 
 MAX_BUNDLE_BYTES = 268_435_456
-"""Of all files of a bundle together: text that is held in memory."""
+"""Limit of all files of a bundle together, which are kept in memory."""
 MAX_BUNDLE_FILES = 50_000
 _MAX_FRAMING = 2048
-"""Bytes of a tar file for each member besides its content: header, padding, a long name."""
+"""Bytes of a tar member besides its content: header, padding, a long name."""
 _GZIP = b"\x1f\x8b"
 _BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError)
-"""What the standard library raises for archives that are cut, mixed up or made to mislead."""
+"""Errors of the standard library for truncated, corrupt or malicious archives."""
 
 
 def refused(where: str, detail: str) -> BundleError:
@@ -39,7 +42,7 @@ def refused(where: str, detail: str) -> BundleError:
 
 
 class BundleSize:
-    """What was read of a bundle so far. Raises BundleError when it becomes too much, before it is read."""
+    """Size of a bundle so far; raises BundleError before too much is read."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -61,7 +64,7 @@ def _too_large(where: str) -> BundleError:
 
 
 class _BoundedStream:
-    """A stream that ends with an error before it has given too much; headers and holes count like content."""
+    """A stream that fails before it returns too much; headers and holes count like content."""
 
     def __init__(self, source: IO[bytes], where: str) -> None:
         self._source = source
@@ -78,7 +81,7 @@ class _BoundedStream:
 
 
 def read_tar(path: Path) -> dict[str, bytes]:
-    """Return the plain files of a tar file by their names in it. Raises BundleError."""
+    """Return the plain files of a tar file by name. Raises BundleError."""
     try:
         with path.open("rb") as source:
             return read_tar_stream(source, str(path))
@@ -87,36 +90,36 @@ def read_tar(path: Path) -> dict[str, bytes]:
 
 
 def read_tar_stream(source: IO[bytes], where: str) -> dict[str, bytes]:
-    """Return the plain files of a seekable tar archive, compressed with gzip or not; errors name it `where`.
+    """Return the plain files of a seekable tar archive, with or without gzip.
 
-    Raises BundleError.
+    Raises BundleError, which calls the archive `where`.
     """
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     try:
         with _expanded(source) as expanded, _stream_of(_BoundedStream(expanded, where)) as archive:
             size = BundleSize(where)
             for member in archive:
                 if member.isdir():
                     continue
-                _check(member, found)
+                _check(member, files)
                 size.add(member.size)
                 content = archive.extractfile(member)
-                found[member.name] = b"" if content is None else content.read()
+                files[member.name] = b"" if content is None else content.read()
     except BundleError:
         raise
     except _BROKEN as error:
         raise refused(where, f"is not a tar file: {error}") from error
-    return found
+    return files
 
 
 def _stream_of(source: _BoundedStream) -> tarfile.TarFile:
     return tarfile.open(fileobj=source, mode="r|")  # type: ignore[call-overload,no-any-return]  # it only reads
 
 
-def _check(member: tarfile.TarInfo, found: dict[str, bytes]) -> None:
+def _check(member: tarfile.TarInfo, files: Mapping[str, bytes]) -> None:
     if not member.isfile() or member.issparse() or member.size < 0:
-        raise refused(member.name, "is no plain file")
-    if member.name in found:
+        raise refused(member.name, "is not a plain file")
+    if member.name in files:
         raise refused(member.name, "is in the archive twice")
 
 
@@ -132,7 +135,7 @@ def _expanded(raw: IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 def read_bundle_files(path: Path) -> dict[str, bytes]:
-    """Return the files of the bundle at `path`, by path below it. Raises BundleError when there is no bundle."""
+    """Return the files of the bundle at `path` by path below it. Raises BundleError without a bundle."""
     if path.is_dir():
         return _read_folder(path)
     if path.is_file():
@@ -141,7 +144,7 @@ def read_bundle_files(path: Path) -> dict[str, bytes]:
 
 
 def write_tar(files: Mapping[str, bytes], path: Path) -> None:
-    """Write the files below one folder named after `path`; equal files give equal bytes."""
+    """Write the files into a tar file, below a folder of its name; equal files give equal bytes."""
     folder = path.name.removesuffix(".tar")
     part = path.with_name(path.name + ".part")
     with tarfile.open(part, "w") as archive:
@@ -153,23 +156,23 @@ def write_tar(files: Mapping[str, bytes], path: Path) -> None:
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     size = BundleSize(str(folder))
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name.partition("/")[0] == WORK or (path.is_dir() and not path.is_symlink()):
             continue
         if path.is_symlink() or not path.is_file():
-            raise refused(name, "is no plain file")
+            raise refused(name, "is not a plain file")
         size.add(path.stat().st_size)
-        found[name] = path.read_bytes()
-    return found
+        files[name] = path.read_bytes()
+    return files
 
 
 def _read_tar(path: Path) -> dict[str, bytes]:
-    found = read_tar(path)
-    roots = [name for name in found if PurePosixPath(name).name == MANIFEST]
+    files = read_tar(path)
+    roots = [name for name in files if PurePosixPath(name).name == MANIFEST]
     if len(roots) != 1:
         raise refused(str(path), f"holds {len(roots)} manifests; a bundle has one")
     prefix = roots[0].removesuffix(MANIFEST)
-    return {name.removeprefix(prefix): data for name, data in found.items()}
+    return {name.removeprefix(prefix): data for name, data in files.items()}

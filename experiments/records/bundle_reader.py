@@ -1,4 +1,7 @@
-"""Read a bundle: every file is checked against manifest, plan and receipts, and every one that is not good is named."""
+"""Read and verify a bundle: files against manifest, plan, receipts, signatures and each other.
+
+A node could sign anything, and write all its records alike. The reader finds statements that only some of them make.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,55 +35,12 @@ from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signature, manifest_statement, signature_problem
 
-
-def consistency_problems(
-    blocks: Mapping[str, BundledBlock], broken: Sequence[BrokenAttempt], nodes: Mapping[str, NodeRecord]
-) -> list[SpecProblem]:
-    """Return what contradicts something else, by the file that says it."""
-    found = list(_number_problems([block.attempt for block in blocks.values()], broken))
-    for path, block in blocks.items():
-        details = [
-            *_node_problems(block, nodes[block.attempt.node_id]),
-            *slice_problems([trial.receipt for trial in block.trials]),
-        ]
-        found += [SpecProblem(pointer=path, detail=detail) for detail in details]
-    return found
-
-
-def _node_problems(block: BundledBlock, node: NodeRecord) -> Iterator[str]:
-    """Compare what receipts say about their machine with the machine."""
-    registered = node.registration
-    devices = {(device.name, device.serial) for device in registered.devices}
-    expected = {
-        "digests": {"code": registered.code_digest},
-        "environment": {"node_class": registered.node_class, "versions": dict(registered.versions)},
-    }
-    for trial in block.trials:
-        receipt = trial.receipt
-        for where, detail in mismatches(_plain(receipt), expected):
-            yield f"arm '{receipt.arm}': {where} {detail}, which node {node.node_id} says"
-        device = (receipt.environment.device_name, receipt.environment.device_serial)
-        if device not in devices:
-            yield f"arm '{receipt.arm}' ran on {device}; node {node.node_id} has {sorted(devices, key=str)}"
-
-
-def _plain(receipt: Receipt) -> dict[str, Any]:
-    return receipt.model_dump(mode="json", include={"digests", "environment"})
-
-
-def _number_problems(done: Sequence[Attempt], broken: Sequence[BrokenAttempt]) -> Iterator[SpecProblem]:
-    """Find attempts that are missing: a block's attempts are counted from 1, and the last one finished it."""
-    for index in sorted({attempt.index for attempt in [*done, *broken]}):
-        told = sorted(record.attempt_no for record in broken if record.index == index)
-        numbers = told + [attempt.attempt_no for attempt in done if attempt.index == index]
-        if numbers != list(range(1, len(numbers) + 1)):
-            detail = f"{block_name(index)} has attempts {numbers}; expected each from 1 on once, the finished one last"
-            yield SpecProblem(pointer=f"{block_folder(index)}/{BLOCK}", detail=detail)
+_Model = TypeVar("_Model", bound=Frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignedRecord:
-    """What a node signs of a bundle besides the manifest."""
+class _SignedRecord:
+    """A signed part of a bundle besides the manifest."""
 
     path: str
     attempt: Attempt
@@ -88,100 +48,61 @@ class SignedRecord:
     """Digests, in running order."""
 
 
-def signature_problems(
-    manifest: Manifest, records: Sequence[SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
-) -> list[SpecProblem]:
-    """Return whose signature does not fit, or is not the one of the node that ran the block."""
-    whole = manifest_statement(manifest.digest)
-    found = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _unfit(manifest.signature, whole)]
-    for record in records:
-        statement = attempt_statement(file, record.attempt, record.receipts)
-        node = nodes[record.attempt.node_id]
-        found += [SpecProblem(pointer=record.path, detail=detail) for detail in _of_record(record, node, statement)]
-    return found
-
-
-def _of_record(record: SignedRecord, node: NodeRecord, statement: bytes) -> Iterator[str]:
-    """Find what is wrong; an attempt that was killed may be told by the node that goes on with the bundle."""
-    signature, key = record.attempt.signature, node.registration.public_key
-    signed_by = None if signature is None else signature.key
-    told_later = isinstance(record.attempt, BrokenAttempt) and signature is not None
-    if signed_by != key and not told_later:
-        yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
-    else:
-        yield from _unfit(signature, statement)
-
-
-def _unfit(signature: Signature | None, statement: bytes) -> Iterator[str]:
-    problem = None if signature is None else signature_problem(signature, statement)
-    if problem is not None:
-        yield f"its signature {problem}"
-
-
-def unsigned_files(manifest: Manifest, records: Sequence[SignedRecord]) -> tuple[str, ...]:
-    """Return the files that should be signed and are not."""
-    whole = () if manifest.signature is not None else (MANIFEST,)
-    return (*whole, *(record.path for record in records if record.attempt.signature is None))
-
-
-_Model = TypeVar("_Model", bound=Frozen)
-
-
 def open_bundle(files: Mapping[str, bytes]) -> Bundle:
-    """Verify the bundle whose files are `files`, by path. Raises BundleError that names every file that is not good."""
+    """Verify the bundle of `files` (by path). Raises BundleError, which lists all bad files."""
     manifest = read_manifest(files)
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
     nodes = {node.node_id: node for _, node in _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
-    broke = dict(_read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
-    done = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
-    _refuse(_attempt_problems(done, list(broke.values()), plan_file, nodes))
+    broken = dict(_read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
+    finished = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
+    _refuse(_attempt_problems({**finished, **broken}, plan_file, nodes))
     reader = _BlockReader(plan_file, files)
-    blocks = {path: reader.block(path, record) for path, record in done.items()}
-    _refuse([*reader.problems, *_unexpected_files(files, reader.known)])
-    records = _signed_records(blocks, broke)
-    signatures = signature_problems(manifest, records, nodes, plan_file)
-    _refuse([*signatures, *consistency_problems(blocks, list(broke.values()), nodes)])
+    blocks = {path: reader.block(path, record) for path, record in finished.items()}
+    _refuse([*reader.problems, *_unexpected_files(files, reader.paths)])
+    records = _signed_records(blocks, broken)
+    signatures = _signature_problems(manifest, records, nodes, plan_file)
+    _refuse([*signatures, *_consistency_problems(blocks, list(broken.values()), nodes)])
     signed = (manifest.signature, *(record.attempt.signature for record in records))
     return Bundle(
         digests=(manifest.digest,),
         plan_file=plan_file,
         nodes=nodes,
         blocks=tuple(sorted(blocks.values(), key=lambda block: block.attempt.index)),
-        broken=tuple(sorted(broke.values(), key=lambda record: (record.index, record.attempt_no))),
+        broken=tuple(sorted(broken.values(), key=lambda record: (record.index, record.attempt_no))),
         keys=frozenset(signature.key for signature in signed if signature is not None),
-        unsigned=unsigned_files(manifest, records),
+        unsigned=_unsigned_files(manifest, records),
     )
 
 
-def _signed_records(blocks: Mapping[str, BundledBlock], broke: Mapping[str, BrokenAttempt]) -> list[SignedRecord]:
+def _signed_records(blocks: Mapping[str, BundledBlock], broken: Mapping[str, BrokenAttempt]) -> list[_SignedRecord]:
     return [
         *(
-            SignedRecord(
+            _SignedRecord(
                 path=path, attempt=block.attempt, receipts=tuple(trial.receipt.digest for trial in block.trials)
             )
             for path, block in blocks.items()
         ),
-        *(SignedRecord(path=path, attempt=attempt) for path, attempt in broke.items()),
+        *(_SignedRecord(path=path, attempt=attempt) for path, attempt in broken.items()),
     ]
 
 
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:
-    """Return the manifest as it is. Raises BundleError when there is none."""
+    """Return the manifest without checks. Raises BundleError without a manifest."""
     return _read(Manifest, files, MANIFEST)
 
 
 def altered_files(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
-    """Return which files are not as the manifest says, itself included."""
+    """Find files that differ from the manifest, itself included."""
     own = seal_problem(manifest)
-    found = [] if own is None else [SpecProblem(pointer=MANIFEST, detail=own)]
+    problems = [] if own is None else [SpecProblem(pointer=MANIFEST, detail=own)]
     for path, entry in manifest.files.items():
         if path not in files:
-            found.append(SpecProblem(pointer=path, detail="is in the manifest and not in the bundle"))
+            problems.append(SpecProblem(pointer=path, detail="is in the manifest but not in the bundle"))
         elif digest_bytes(files[path]) != entry.digest:
             detail = f"was altered: its digest is {digest_bytes(files[path])}, the manifest says {entry.digest}"
-            found.append(SpecProblem(pointer=path, detail=detail))
-    return found
+            problems.append(SpecProblem(pointer=path, detail=detail))
+    return problems
 
 
 def _refuse(problems: Sequence[SpecProblem]) -> None:
@@ -199,10 +120,10 @@ def _read(model: type[_Model], files: Mapping[str, bytes], path: str) -> _Model:
 
 
 def _read_all(
-    model: type[_Model], files: Mapping[str, bytes], wanted: Callable[[str], bool]
+    model: type[_Model], files: Mapping[str, bytes], belongs: Callable[[str], bool]
 ) -> Iterator[tuple[str, _Model]]:
     for path in sorted(files):
-        if wanted(path):
+        if belongs(path):
             yield path, _read(model, files, path)
 
 
@@ -211,8 +132,8 @@ def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[S
         detail = f"schema_version is {manifest.schema_version}; this program reads {SCHEMA_VERSION}"
         return [SpecProblem(pointer=MANIFEST, detail=detail)]
     extra = sorted(set(files) - set(manifest.files) - {MANIFEST})
-    odd = [SpecProblem(pointer=path, detail="is in the bundle and not in the manifest") for path in extra]
-    return altered_files(manifest, files) + odd
+    unlisted = [SpecProblem(pointer=path, detail="is in the bundle but not in the manifest") for path in extra]
+    return altered_files(manifest, files) + unlisted
 
 
 def _plan_file(manifest: Manifest, files: Mapping[str, bytes]) -> PlanFile:
@@ -227,49 +148,51 @@ def _plan_file(manifest: Manifest, files: Mapping[str, bytes]) -> PlanFile:
         detail = f"has digest {file.digest}; the bundle was made from {manifest.plan_digest}"
         raise BundleError([SpecProblem(pointer=PLAN, detail=detail)])
     if spec_digest != file.plan.spec_digest:
-        detail = f"its spec has digest {spec_digest}; it was planned as {file.plan.spec_digest}"
+        detail = f"its spec has digest {spec_digest}; the plan was made from {file.plan.spec_digest}"
         raise BundleError([SpecProblem(pointer=PLAN, detail=detail)])
     return file
 
 
 def _attempt_problems(
-    done: Mapping[str, Attempt], broken: Sequence[BrokenAttempt], file: PlanFile, nodes: Mapping[str, NodeRecord]
+    records: Mapping[str, Attempt], file: PlanFile, nodes: Mapping[str, NodeRecord]
 ) -> list[SpecProblem]:
-    named = [*done.items(), *((f"attempts/{record.attempt_id}.json", record) for record in broken)]
-    found, seen = [], set()
-    for path, record in named:
-        if record.index >= len(file.plan.blocks):
-            detail = f"{block_name(record.index)} is not in the plan, which has {len(file.plan.blocks)}"
-            found.append(SpecProblem(pointer=path, detail=detail))
-        if record.node_id not in nodes:
-            found.append(SpecProblem(pointer=path, detail=f"node {record.node_id} is not described in nodes/"))
-        if isinstance(record, BrokenAttempt) and record.arm is not None and record.arm not in file.plan.arm_by_name:
-            found.append(SpecProblem(pointer=path, detail=f"arm {record.arm!r} is not in the plan"))
+    problems: list[SpecProblem] = []
+    seen: set[str] = set()
+    for path, record in records.items():
+        problems += [SpecProblem(pointer=path, detail=detail) for detail in _misfits(path, record, file, nodes)]
         if record.attempt_id in seen:
-            found.append(SpecProblem(pointer=path, detail=f"attempt {record.attempt_id} is there twice"))
-        if record.ended_at < record.started_at:
-            found.append(SpecProblem(pointer=path, detail="ended before it started"))
+            problems.append(SpecProblem(pointer=path, detail=f"attempt {record.attempt_id} appears twice"))
         seen.add(record.attempt_id)
-    for path, record in done.items():
-        if path != f"{block_folder(record.index)}/{BLOCK}":
-            detail = f"is {block_name(record.index)}, which belongs into {block_folder(record.index)}"
-            found.append(SpecProblem(pointer=path, detail=detail))
-    return found
+    return problems
+
+
+def _misfits(path: str, record: Attempt, file: PlanFile, nodes: Mapping[str, NodeRecord]) -> Iterator[str]:
+    if record.index >= len(file.plan.blocks):
+        yield f"{block_name(record.index)} is not in the plan, which has {len(file.plan.blocks)}"
+    if record.node_id not in nodes:
+        yield f"node {record.node_id} is not described in nodes/"
+    if record.ended_at < record.started_at:
+        yield "ended before it started"
+    if isinstance(record, BrokenAttempt):
+        if record.arm is not None and record.arm not in file.plan.arm_by_name:
+            yield f"arm {record.arm!r} is not in the plan"
+    elif path != f"{block_folder(record.index)}/{BLOCK}":
+        yield f"is {block_name(record.index)}, which belongs in {block_folder(record.index)}"
 
 
 class _BlockReader:
-    """Reads finished blocks and collects what is wrong with them."""
+    """Reads finished blocks and collects their problems."""
 
     def __init__(self, plan_file: PlanFile, files: Mapping[str, bytes]) -> None:
         self._plan_file = plan_file
         self._files = files
         self.problems: list[SpecProblem] = []
-        self.known: set[str] = set()
-        """Files that were read as part of a block."""
+        self.paths: set[str] = set()
+        """Files that belong to a block."""
 
     def block(self, path: str, attempt: Attempt) -> BundledBlock:
-        """Read one block with all of its trials."""
-        self.known.add(path)
+        """Read one block with all its trials."""
+        self.paths.add(path)
         claimed = self._plan_file.claimed(attempt.index, attempt_id=attempt.attempt_id, attempt_no=attempt.attempt_no)
         trials = []
         for trial in claimed.trials:
@@ -293,15 +216,15 @@ class _BlockReader:
         if not isinstance(values, dict):
             self._note(path, "is not a receipt: expected a mapping")
             return None
-        found = [f"{field} {detail}" for field, detail in mismatches(values, expected)] + verify(values)
-        for detail in found:
+        details = [f"{field} {detail}" for field, detail in mismatches(values, expected)] + verify(values)
+        for detail in details:
             self._note(path, detail)
-        return None if found else Receipt.model_validate_json(text)
+        return None if details else Receipt.model_validate_json(text)
 
     def _text(self, path: str) -> str | None:
-        self.known.add(path)
+        self.paths.add(path)
         if path not in self._files:
-            self._note(path, "is missing: a block counts whole or not at all")
+            self._note(path, "is missing: only whole blocks count")
             return None
         try:
             return self._files[path].decode()
@@ -313,8 +236,86 @@ class _BlockReader:
         self.problems.append(SpecProblem(pointer=path, detail=detail))
 
 
-def _unexpected_files(files: Mapping[str, bytes], known: set[str]) -> list[SpecProblem]:
-    """Find files that no part of a bundle explains."""
-    fixed = {MANIFEST, PLAN, *known}
-    odd = [path for path in sorted(files) if path not in fixed and not path.startswith(("nodes/", "attempts/"))]
-    return [SpecProblem(pointer=path, detail="is no file of a bundle") for path in odd]
+def _unexpected_files(files: Mapping[str, bytes], paths: set[str]) -> list[SpecProblem]:
+    """Find files that do not belong to a bundle."""
+    expected = {MANIFEST, PLAN, *paths}
+    extra = [path for path in sorted(files) if path not in expected and not path.startswith(("nodes/", "attempts/"))]
+    return [SpecProblem(pointer=path, detail="does not belong to a bundle") for path in extra]
+
+
+def _consistency_problems(
+    blocks: Mapping[str, BundledBlock], broken: Sequence[BrokenAttempt], nodes: Mapping[str, NodeRecord]
+) -> list[SpecProblem]:
+    """Find contradictions of receipts to their node, and of attempts to each other."""
+    problems = list(_number_problems([block.attempt for block in blocks.values()], broken))
+    for path, block in blocks.items():
+        details = [
+            *_node_problems(block, nodes[block.attempt.node_id]),
+            *slice_problems([trial.receipt for trial in block.trials]),
+        ]
+        problems += [SpecProblem(pointer=path, detail=detail) for detail in details]
+    return problems
+
+
+def _node_problems(block: BundledBlock, node: NodeRecord) -> Iterator[str]:
+    """Compare the machine in the receipts with the node."""
+    registered = node.registration
+    devices = {(device.name, device.serial) for device in registered.devices}
+    expected = {
+        "digests": {"code": registered.code_digest},
+        "environment": {"node_class": registered.node_class, "versions": dict(registered.versions)},
+    }
+    for trial in block.trials:
+        receipt = trial.receipt
+        values = receipt.model_dump(mode="json", include={"digests", "environment"})
+        for where, detail in mismatches(values, expected):
+            yield f"arm '{receipt.arm}': {where} {detail}, as node {node.node_id} registered"
+        device = (receipt.environment.device_name, receipt.environment.device_serial)
+        if device not in devices:
+            yield f"arm '{receipt.arm}' ran on {device}; node {node.node_id} has {sorted(devices, key=str)}"
+
+
+def _number_problems(finished: Sequence[Attempt], broken: Sequence[BrokenAttempt]) -> Iterator[SpecProblem]:
+    """Find missing attempts: the attempts of a block count from 1, and the last one finished it."""
+    for index in sorted({attempt.index for attempt in [*finished, *broken]}):
+        numbers = sorted(record.attempt_no for record in broken if record.index == index)
+        numbers += [attempt.attempt_no for attempt in finished if attempt.index == index]
+        if numbers != list(range(1, len(numbers) + 1)):
+            detail = f"{block_name(index)} has attempts {numbers}; expected 1, 2, ... with the finished one last"
+            yield SpecProblem(pointer=f"{block_folder(index)}/{BLOCK}", detail=detail)
+
+
+def _signature_problems(
+    manifest: Manifest, records: Sequence[_SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
+) -> list[SpecProblem]:
+    """Find signatures that do not fit, or are not by the node that ran the block."""
+    whole = manifest_statement(manifest.digest)
+    problems = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _unfit(manifest.signature, whole)]
+    for record in records:
+        statement = attempt_statement(file, record.attempt, record.receipts)
+        node = nodes[record.attempt.node_id]
+        problems += [SpecProblem(pointer=record.path, detail=detail) for detail in _of_record(record, node, statement)]
+    return problems
+
+
+def _of_record(record: _SignedRecord, node: NodeRecord, statement: bytes) -> Iterator[str]:
+    """Check one record. Another node that continues the bundle may sign the record of a killed attempt."""
+    signature, key = record.attempt.signature, node.registration.public_key
+    signed_by = None if signature is None else signature.key
+    by_another = isinstance(record.attempt, BrokenAttempt) and signature is not None
+    if signed_by != key and not by_another:
+        yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
+    else:
+        yield from _unfit(signature, statement)
+
+
+def _unfit(signature: Signature | None, statement: bytes) -> Iterator[str]:
+    problem = None if signature is None else signature_problem(signature, statement)
+    if problem is not None:
+        yield f"its signature {problem}"
+
+
+def _unsigned_files(manifest: Manifest, records: Sequence[_SignedRecord]) -> tuple[str, ...]:
+    """Return the files without the signature that they could have."""
+    whole = () if manifest.signature is not None else (MANIFEST,)
+    return (*whole, *(record.path for record in records if record.attempt.signature is None))

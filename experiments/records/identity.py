@@ -1,7 +1,7 @@
-"""Identity of planned work: ids of blocks and trials, the claim made from plan and ids, what its receipts must say.
+"""Identity of planned work: ids of blocks and trials, claims, and the fields that receipts must repeat.
 
-The worker writes these fields of a receipt from its claim. The service and the reader of a bundle make the claim again
-and compare; the judge, who has the plan alone, compares what the plan fixes.
+The worker copies these fields from its claim into the receipt. The service and the reader of a bundle rebuild the claim
+and compare. The judge has only the plan and compares the fields that follow from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from experiments.retries import FINAL_WHEN_REPEATED, Break, final_failures
 
 UNLIMITED_S = 10.0**9
-"""Lease of a block that nobody else can claim."""
+"""Lease of a block that no other worker can claim."""
 UNFENCED = "-" * 22
-"""Token of a block that nobody else can claim."""
+"""Token of a block that no other worker can claim."""
 
 
 class BlockIds(Frozen):
-    """The ids of one block, which has the seed and the order of the plan's block at the same place."""
+    """Ids of the plan's block at the same index."""
 
     block_id: Annotated[str, Field(pattern=id_pattern("blk"))]
     trial_ids: tuple[Annotated[str, Field(pattern=id_pattern("trl"))], ...]
@@ -33,7 +33,7 @@ class BlockIds(Frozen):
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptLease:
-    """The attempt that a block is claimed for, and how long it may be silent."""
+    """The attempt of a claim, and its lease."""
 
     attempt_id: str
     attempt_no: int
@@ -44,20 +44,20 @@ class AttemptLease:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWork:
-    """Which block of which ablation is claimed, and what broke before."""
+    """The claimed block of an ablation, and earlier broken attempts."""
 
     ablation_id: str
     block_index: int
     timeout_s: float
-    """Wall time that one trial may take."""
+    """Wall time limit of one trial."""
     broken: Sequence[Break] = ()
-    """Attempts at blocks of this ablation that broke."""
+    """Broken attempts at blocks of this ablation."""
     request_id: str | None = None
     """Of the request that submitted the ablation."""
 
 
 def new_block_ids(plan: Plan) -> tuple[BlockIds, ...]:
-    """Return fresh ids for every block of `plan` and its trials."""
+    """Return new ids for the blocks of `plan` and their trials."""
     trial_ids = iter(new_ids("trl", len(plan.blocks) * len(plan.arms)))
     return tuple(
         BlockIds(block_id=block_id, trial_ids=tuple(next(trial_ids) for _ in block.order))
@@ -109,7 +109,7 @@ def _of_arm(arm: Arm, *, seed: int, work: PlannedWork) -> dict[str, Any]:
 
 
 def claimed_fields(block: ClaimedBlock, trial: ClaimedTrial, *, node_id: str) -> dict[str, Any]:
-    """Return what the receipt of a claimed trial must say, nested as in the receipt."""
+    """Return the fields that the receipt of a claimed trial must have, nested as in the receipt."""
     return {
         "ids": {
             "ablation": block.ablation_id,
@@ -128,7 +128,7 @@ def claimed_fields(block: ClaimedBlock, trial: ClaimedTrial, *, node_id: str) ->
 
 
 def planned_fields(plan: Plan, index: int, arm: str) -> dict[str, Any]:
-    """Return what the receipt of `arm` in block `index` must say whatever its ids are, nested as in the receipt."""
+    """Return the fields that the plan fixes in the receipt of `arm` in block `index`, nested as in the receipt."""
     block, planned = plan.blocks[index], plan.arm_by_name[arm]
     return {
         "ids": {"block_index": index, "position": block.order.index(arm)},
@@ -141,11 +141,10 @@ def planned_fields(plan: Plan, index: int, arm: str) -> dict[str, Any]:
 
 
 def mismatches(receipt: Mapping[str, Any], expected: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, sentence) for every field of `receipt` that is not as `expected`, for example "digests/spec"."""
-    for name, wanted in expected.items():
-        where = f"{path}/{name}".lstrip("/")
-        if isinstance(wanted, Mapping):
-            given = receipt.get(name)
-            yield from mismatches(given if isinstance(given, Mapping) else {}, wanted, where)
-        elif receipt.get(name) != wanted:
-            yield where, f"is {receipt.get(name)!r}; expected {wanted!r}"
+    """Yield (path, message) of every field that differs from `expected`; a path is like "digests/spec"."""
+    for name, value in expected.items():
+        where, stored = f"{path}/{name}".lstrip("/"), receipt.get(name)
+        if isinstance(value, Mapping):
+            yield from mismatches(stored if isinstance(stored, Mapping) else {}, value, where)
+        elif stored != value:
+            yield where, f"is {stored!r}; expected {value!r}"

@@ -1,7 +1,7 @@
-"""The plan file: everything that a node needs to run an ablation without a service, under one digest.
+"""The plan file: an ablation for a node without a service, sealed by one digest.
 
-`ablate plan SPEC --out plan.json` writes it, `ablate exec` runs it, and every bundle carries it unchanged. Ids are
-given out when the file is written, so receipts made anywhere name the ablation, block and trial that they belong to.
+`ablate plan SPEC --out plan.json` writes it, `ablate exec` runs it, and every bundle contains it unchanged. It has the
+ids of ablation, blocks and trials, so receipts from any node name them.
 """
 
 import json
@@ -31,18 +31,18 @@ MAX_PLAN_BYTES = 64 * 2**20
 
 
 class PlanFile(Frozen):
-    """A plan on its way to a node that reaches nothing."""
+    """A plan for an air-gapped node."""
 
     kind: Literal["ablate plan"] = KIND
     schema_version: int = SCHEMA_VERSION
     made_at: str
     """RFC 3339 UTC."""
     code_digest: str
-    """Of the source files of `experiments.digest.CODE_PACKAGES` where the plan was made."""
+    """Of the source files of `experiments.digest.CODE_PACKAGES` when the plan was made."""
     ablation_id: Annotated[str, Field(pattern=id_pattern("abl"))]
     content_type: str
     spec_text: str
-    """The spec as the user wrote it, comments included."""
+    """The user's spec, comments included."""
     plan: Plan
     blocks: tuple[BlockIds, ...]
     digest: str
@@ -50,11 +50,11 @@ class PlanFile(Frozen):
 
     @cached_property
     def spec(self) -> AblationSpec:
-        """The spec, parsed. Raises SpecError when this code does not accept it."""
+        """The parsed spec. Raises SpecError when this code rejects it."""
         return parse_spec(self.spec_text.encode(), self.content_type)
 
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int, broken: Sequence[Break] = ()) -> ClaimedBlock:
-        """Return the block `index` the way a service hands it to a worker after these `broken` attempts."""
+        """Return the claim of block `index` after `broken` attempts, as a service would."""
         timeout_s = self.spec.limits.trial
         work = PlannedWork(ablation_id=self.ablation_id, block_index=index, timeout_s=timeout_s, broken=broken)
         lease = AttemptLease(attempt_id=attempt_id, attempt_no=attempt_no)
@@ -62,7 +62,7 @@ class PlanFile(Frozen):
 
 
 def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile:
-    """Return the plan file of `plan`, which was made from `spec_text`, with fresh ids."""
+    """Return the plan file of `plan`, made from `spec_text`, with new ids."""
     unsealed = PlanFile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         code_digest=code_digest(),
@@ -77,12 +77,12 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile
 
 
 def plan_file_text(file: PlanFile) -> str:
-    """Return the text of a plan file; equal plans give equal text."""
+    """Return the text of a plan file; equal plans give equal texts."""
     return json.dumps(file.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
 def read_plan_file(data: bytes) -> PlanFile:
-    """Return the plan in `data`. Raises PlanFileError when it is none, was altered, or contradicts its own spec."""
+    """Return the plan file in `data`. Raises PlanFileError when it is not one, was altered, or contradicts itself."""
     if len(data) > MAX_PLAN_BYTES:
         raise PlanFileError(f"the plan file has {len(data)} bytes; allowed: {MAX_PLAN_BYTES}")
     try:
@@ -97,7 +97,7 @@ def read_plan_file(data: bytes) -> PlanFile:
     try:
         altered = seal_problem(file)
     except ValueError as error:
-        raise PlanFileError(f"the plan file holds what no JSON text can: {error}") from error
+        raise PlanFileError(f"the plan file has numbers that are not finite: {error}") from error
     if altered is not None:
         raise PlanFileError(f"the plan file {altered}")
     problem = next(_contradictions(file), None)
@@ -115,41 +115,41 @@ def _check_kind(values: Any) -> None:
 
 
 def _contradictions(file: PlanFile) -> Iterator[str]:
-    """Find what no spec could have planned, whatever the version of the code."""
+    """Find contradictions that no version of the code could have planned."""
     plan = file.plan
     names = {arm.name for arm in plan.arms}
     if len(file.blocks) != len(plan.blocks):
-        yield f"{len(plan.blocks)} blocks, ids for {len(file.blocks)}"
+        yield f"{len(plan.blocks)} blocks, but ids for {len(file.blocks)}"
     for index, (block, ids) in enumerate(zip(plan.blocks, file.blocks, strict=False)):
         if block.index != index:
             yield f"{block_name(index)} has index {block.index}; expected {index}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
-            yield f"{block_name(index)} does not hold every arm once"
+            yield f"{block_name(index)} does not have every arm once"
     for arm in plan.arms:
         expected = arm_digest(arm.gates, arm.config)
         if arm.digest != expected:
             yield f"arm '{arm.name}' has digest {arm.digest}; its gates and configuration give {expected}"
-    every = [trial for ids in file.blocks for trial in ids.trial_ids] + [ids.block_id for ids in file.blocks]
-    if len(set(every)) != len(every):
-        yield "an id is used twice"
+    ids_of_all = [trial for ids in file.blocks for trial in ids.trial_ids] + [ids.block_id for ids in file.blocks]
+    if len(set(ids_of_all)) != len(ids_of_all):
+        yield "an id appears twice"
 
 
 def differences(file: PlanFile) -> list[str]:
-    """Return how this code would plan the file's spec otherwise, in sentences; empty when it would plan the same."""
+    """Describe how this code would plan the file's spec differently; empty when it would not."""
     plan = file.plan
     try:
         spec = file.spec
     except SpecError as error:
-        return [f"this code does not accept the spec: {error}"]
-    found = [] if spec.digest == plan.spec_digest else [f"the spec's digest is {spec.digest} here"]
+        return [f"this code rejects the spec: {error}"]
+    changes = [] if spec.digest == plan.spec_digest else [f"the spec's digest is {spec.digest} here"]
     resolution = resolve(spec)
     if resolution.problems:
-        return [*found, *(f"{problem.pointer}: {problem.detail}" for problem in resolution.problems)]
+        return [*changes, *(f"{problem.pointer}: {problem.detail}" for problem in resolution.problems)]
     ours = {arm.name: arm.digest for arm in resolution.arms}
     theirs = {arm.name: arm.digest for arm in plan.arms}
     if list(ours) != list(theirs):
-        return [*found, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]
-    found += [f"arm '{name}' resolves to another configuration" for name in ours if ours[name] != theirs[name]]
+        return [*changes, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]
+    changes += [f"arm '{name}' resolves to another configuration" for name in ours if ours[name] != theirs[name]]
     if plan_blocks(spec, list(ours)) != plan.blocks:
-        found.append("blocks have other seeds or another order")
-    return found
+        changes.append("blocks have other seeds or another order")
+    return changes

@@ -1,20 +1,24 @@
 import json
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from scipy import stats
 
+from experiments.design.metrics import METRICS
 from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt, read_gates, summarise
+from experiments.records.receipts import Receipt, read_gates, read_metric, summarise
+from experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
 from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
-from model.measurements import Step
+from model.measurements import GIB, Step
 from tests.factories import make_plan, make_receipt, make_receipts, observed_facts
 
 PLAN = make_plan()
@@ -243,3 +247,43 @@ def test_events_that_the_driver_did_not_tell_stay_absent_in_json_and_in_the_dige
         assert plain["environment"]["throttle"] == events
         assert verify(plain) == []
         assert plain.pop("digest") == digest(plain)
+
+
+def _annotation(model: type[BaseModel], path: str) -> set[object]:
+    name, _, rest = path.partition(".")
+    found = model.model_fields[name].annotation
+    choices = set(typing.get_args(found)) or {found}
+    if not rest:
+        return choices
+    (inner,) = choices - {type(None)}
+    return _annotation(typing.cast("type[BaseModel]", inner), rest)
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if not (metric.summed or metric.counted)])
+def test_every_metric_is_a_number_of_the_receipt(name: str) -> None:
+    assert _annotation(Receipt, METRICS[name].field) - {type(None)} <= {int, float}
+
+
+def test_memory_is_read_in_gib_and_is_missing_without_a_reading() -> None:
+    receipt = make_receipt(make_plan(), 0, "psiv-on")
+    assert receipt.memory is not None
+    metric = METRICS["peak_allocated_gib"]
+    assert read_metric(metric, receipt) == receipt.memory.peak_allocated_bytes / GIB
+    assert read_metric(metric, receipt.model_copy(update={"memory": None})) is None
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.summed is not None])
+def test_what_is_added_up_is_a_number_of_the_kernel_table(name: str) -> None:
+    metric = METRICS[name]
+    assert metric.summed in KERNEL_NUMBERS
+    plan, rows = make_plan(), ({"name": "fwd", metric.summed: 3}, {"name": "bwd", metric.summed: 4})
+    assert read_metric(metric, make_receipt(plan, 0, "psiv-on", kernels=rows)) == 7
+    assert read_metric(metric, make_receipt(plan, 0, "psiv-on", kernels=(*rows, {"name": "x"}))) is None
+    assert read_metric(metric, make_receipt(plan, 0, "psiv-on")) is None
+
+
+def test_kernels_are_counted_where_there_are_any() -> None:
+    plan, metric = make_plan(), METRICS["kernel_count"]
+    rows = ({"name": "fwd"}, {"name": "bwd"}, {"name": "bwd"})
+    assert read_metric(metric, make_receipt(plan, 0, "psiv-on", kernels=rows)) == 3
+    assert read_metric(metric, make_receipt(plan, 0, "psiv-on")) is None

@@ -87,8 +87,8 @@ BOMBS: list[tuple[Callable[[Path], Path], str]] = [
     (_a_large_header, f"holds more than the {MAX_BUNDLE_BYTES} bytes allowed"),
     (_a_large_name, f"holds more than the {MAX_BUNDLE_BYTES} bytes allowed"),
     (_many_files, f"holds more than the {MAX_BUNDLE_FILES} files allowed"),
-    (_sparse, "is no plain file"),
-    (_sparse_by_pax, "is no plain file"),
+    (_sparse, "is not a plain file"),
+    (_sparse_by_pax, "is not a plain file"),
 ]
 READ_WITH_LITTLE = """
 import resource, sys
@@ -119,7 +119,7 @@ def test_an_archive_that_grows_is_refused_before_it_has_grown(
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
 def test_what_is_no_plain_file_is_refused(kind: bytes, tmp_path: Path) -> None:
     link = _named("b/manifest.json", type=kind, linkname="/etc/passwd")
-    with pytest.raises(BundleError, match="is no plain file"):
+    with pytest.raises(BundleError, match="is not a plain file"):
         read_bundle_files(_tar(tmp_path / "b.tar", [(link, b"")]))
 
 
