@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult
 from experiments.design.metrics import METRICS
-from experiments.design.spec import Primary
 from experiments.outcomes import Decision, VerdictWord
 
+if TYPE_CHECKING:
+    from experiments.design.spec import Primary
 
-def word_of(comparison: Comparison, primary: Primary) -> VerdictWord:
+
+def word_of(comparison: Comparison, primary: "Primary") -> VerdictWord:
     """Return the verdict of the samples.
 
     Better or worse: the difference is significant after correction, and the estimate exceeds the margin. Same: proved
@@ -21,7 +24,7 @@ def word_of(comparison: Comparison, primary: Primary) -> VerdictWord:
     return VerdictWord.SAME if comparison.p_same <= comparison.alpha else VerdictWord.INCONCLUSIVE
 
 
-def beyond_margin(comparison: Comparison, primary: Primary) -> bool:
+def beyond_margin(comparison: Comparison, primary: "Primary") -> bool:
     """Return whether the whole interval lies beyond the margin."""
     return comparison.ci_low_pct > primary.margin or comparison.ci_high_pct < -primary.margin
 
@@ -31,14 +34,14 @@ def gain_pct(comparison: Comparison) -> float:
     return comparison.delta_pct if METRICS[comparison.metric].better == "higher" else -comparison.delta_pct
 
 
-def sentence(word: VerdictWord, comparison: Comparison, primary: Primary) -> str:
+def sentence(word: VerdictWord, comparison: Comparison, primary: "Primary") -> str:
     """Return the numbers and the proof, for example "tokens_per_s +2.41 % [+1.90, +2.92] over 6 blocks: ..."."""
     interval = f"[{comparison.ci_low_pct:+.2f}, {comparison.ci_high_pct:+.2f}]"
     numbers = f"{comparison.metric} {comparison.delta_pct:+.2f} % {interval} over {comparison.blocks} blocks"
     return f"{numbers}: {_why(word, comparison, primary)}"
 
 
-def _why(word: VerdictWord, comparison: Comparison, primary: Primary) -> str:
+def _why(word: VerdictWord, comparison: Comparison, primary: "Primary") -> str:
     margin = f"the margin of {primary.margin:g} %"
     if word is VerdictWord.SAME:
         return f"proved to lie within {margin} by two one-sided tests (p {comparison.p_same:.2g})"
@@ -103,7 +106,7 @@ def with_broken_requirements(answer: Answer, requirements: Sequence[RequirementR
     return replace(answer, reason="; ".join([*failed, answer.reason]))
 
 
-def adopt_or_reject(comparison: Comparison | None, rule: Primary) -> Decision:
+def adopt_or_reject(comparison: Comparison | None, rule: "Primary") -> Decision:
     """Return the decision on a better variant that meets every requirement: `adopt` from the rule's threshold on."""
     enough = comparison is not None and gain_pct(comparison) >= rule.threshold_pct
     return Decision.ADOPT if enough else Decision.REJECT

@@ -1,4 +1,4 @@
-"""Log lines of every process: text for people or JSON for programs, each with the request that it belongs to."""
+"""Log lines of every process, as text or JSON, each with the id of its request."""
 
 import json
 import logging
@@ -12,11 +12,11 @@ from enum import StrEnum
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters but tab and newline, and signs that turn the direction of text."""
+"""Control characters except tab and newline, and characters that change the direction of text."""
 
 
 class LogFormat(StrEnum):
-    """How log lines are written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -24,26 +24,26 @@ class LogFormat(StrEnum):
 
 @contextmanager
 def requested_by(request_id: str | None) -> Iterator[None]:
-    """Mark everything that is logged inside with the request that asked for it."""
-    before = _request_id.set(request_id)
+    """Add this request id to all log lines inside."""
+    previous = _request_id.set(request_id)
     try:
         yield
     finally:
-        _request_id.reset(before)
+        _request_id.reset(previous)
 
 
 def current_request_id() -> str | None:
-    """Return the id of the request that this code works for, None where it works for none."""
+    """Return the id of the current request, or None outside of a request."""
     return _request_id.get()
 
 
 def visible(text: str) -> str:
-    """Return text from outside with nothing in it that steers a terminal: such signs are shown as pictures."""
-    return UNSEEN.sub(_picture, text)
+    """Return untrusted text with symbols in place of characters that control a terminal."""
+    return UNSEEN.sub(_symbol, text)
 
 
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _symbol(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if code < 0x20:
         return chr(0x2400 + code)
     return "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
@@ -54,9 +54,9 @@ class _TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        said = visible(super().format(record))
+        line = visible(super().format(record))
         request_id = current_request_id()
-        return f"{said} [{request_id}]" if request_id else said
+        return f"{line} [{request_id}]" if request_id else line
 
 
 class _JsonFormatter(logging.Formatter):
@@ -74,7 +74,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def configure_logging(form: LogFormat, *, quiet: tuple[str, ...] = ()) -> None:
-    """Send log lines of every library to standard error, one form for all; `quiet` loggers only warn."""
+    """Log every library to standard error in one format. Loggers in `quiet` log warnings only."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form is LogFormat.JSON else _TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

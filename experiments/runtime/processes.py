@@ -1,6 +1,6 @@
-"""Processes by what the kernel says of them: die with the parent, find by mark or group, end, prove. Linux only.
+"""Control of Linux processes: die with the parent, find by mark or group, end, and check that none is left.
 
-Serves the embedded stack and the workers, a worker's guardian among them: standard library only.
+The embedded stack and the workers use it. It needs the standard library only, because a worker's guardian imports it.
 """
 
 import ctypes
@@ -12,48 +12,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-"""Loaded here, because a child between fork and exec must load nothing."""
+"""Loaded at import, because a child between fork and exec must not load anything."""
 _PR_SET_PDEATHSIG = 1
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 _KILL_PATIENCE_S = 10.0
-"""How long SIGKILL may take: a process inside a driver call dies only when the call returns."""
+"""Time that SIGKILL may take: a process inside a driver call dies only when the call returns."""
 _EXEC_PATIENCE_S = 2.0
-"""How long a process may be between two programs: it has no environment until the kernel has laid out the new one."""
+"""Time that exec may take. Until the kernel has set up the new program, the process has no environment."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An environment variable that every process below one inherits, whatever group or session it moves to."""
+    """An environment variable that marks a process and all its descendants, in any group or session."""
 
     variable: str
     value: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to the environment of a process that is to carry the mark."""
+        """The variables to add to the environment of a process with this mark."""
         return {self.variable: self.value}
 
     def members(self) -> list[int]:
-        """Return the living processes, this one excepted, that were started with the mark."""
+        """Return the living processes that started with the mark, except this one."""
         entry = f"{self.variable}={self.value}".encode()
         return [pid for pid in _others() if entry in _environment(pid) and is_alive(pid)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """What it took to end processes."""
+    """The result of `end_all`."""
 
     killed: int
-    """How many were sent SIGKILL."""
+    """Number of processes that got SIGKILL."""
     survivors: tuple[int, ...]
-    """Those that live on nevertheless."""
+    """Processes that survived it."""
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL, *, parent: int | None = None) -> None:
     """Ask the kernel to send `number` to this process when the thread that started it ends.
 
-    With the number of the `parent`, end at once if it is not the parent any more. Without it nothing is checked: an
-    orphan may be adopted by any process, and the parent may be process 1 of a container.
+    With the process number of the `parent`, exit at once if it is no longer the parent. Without it there is no check,
+    because any process may adopt an orphan, and the parent may be process 1 of a container.
     """
     if _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         error = ctypes.get_errno()
@@ -63,17 +63,17 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL, *, parent: int | No
 
 
 def group_members(pgid: int) -> list[int]:
-    """Return the living processes of a group, this one excepted."""
+    """Return the living processes of a group, except this one."""
     return [pid for pid in _others() if _group_of(pid) == pgid]
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the living processes that `pid` is the parent of, this one excepted."""
-    return [other for other in _others() if (place := _place_of(other)) is not None and place[0] == pid]
+    """Return the living children of `pid`, except this process."""
+    return [other for other in _others() if (ids := _parent_and_group(other)) is not None and ids[0] == pid]
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process, empty when it is gone or hidden."""
+    """Return the command line of a process; empty if it is gone or hidden."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -81,12 +81,12 @@ def command_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether the process exists and is no zombie: those hold nothing and do not count."""
+    """Return whether the process exists and is not a zombie."""
     return _group_of(pid) is not None
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -95,26 +95,26 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def end_all(find: Callable[[], Sequence[int]], *, grace_s: float) -> Ended:
-    """End what `find` finds: SIGTERM, up to `grace_s` (0: not asked at all), then SIGKILL until it finds none."""
+    """End all processes that `find` returns: SIGTERM, `grace_s` seconds, then SIGKILL. With `grace_s=0` no SIGTERM."""
     if grace_s > 0:
         send(find(), signal.SIGTERM)
         wait_until(lambda: not find(), patience_s=grace_s)
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
-    while (left := find()) and time.monotonic() <= deadline:
-        send(left, signal.SIGKILL)
-        killed.update(left)
-        time.sleep(_LOOK_EVERY_S)
-    return Ended(killed=len(killed), survivors=tuple(left))
+    while (pids := find()) and time.monotonic() <= deadline:
+        send(pids, signal.SIGKILL)
+        killed.update(pids)
+        time.sleep(_POLL_S)
+    return Ended(killed=len(killed), survivors=tuple(pids))
 
 
 def wait_until(condition: Callable[[], bool], *, patience_s: float) -> bool:
-    """Look again and again; return whether the condition came true in time."""
+    """Wait until the condition is true; return whether it became true within `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     return True
 
 
@@ -125,13 +125,13 @@ def _others() -> list[int]:
 
 
 def _group_of(pid: int) -> int | None:
-    """Return the process group of a living process, None for zombies and the gone."""
-    place = _place_of(pid)
-    return None if place is None else place[1]
+    """Return the process group of a living process, or None."""
+    ids = _parent_and_group(pid)
+    return None if ids is None else ids[1]
 
 
-def _place_of(pid: int) -> tuple[int, int] | None:
-    """Return (parent, process group) of a living process, None for zombies and the gone."""
+def _parent_and_group(pid: int) -> tuple[int, int] | None:
+    """Return (parent, process group) of a living process; None for a zombie or a missing process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -141,20 +141,20 @@ def _place_of(pid: int) -> tuple[int, int] | None:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the variables that a process was started with."""
+    """Return the environment with which a process started, as `name=value`."""
     path, deadline = Path(f"/proc/{pid}/environ"), time.monotonic() + _EXEC_PATIENCE_S
     try:
-        found = path.read_bytes()
-        while not found and _is_between_programs(pid) and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S / 10)
-        return (found or path.read_bytes()).split(b"\0")
+        content = path.read_bytes()
+        while not content and _is_inside_exec(pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 10)
+        return (content or path.read_bytes()).split(b"\0")
     except OSError:
         return []
 
 
-def _is_between_programs(pid: int) -> bool:
-    """Tell whether the process is inside exec: it has memory (kernel threads and zombies have none), no environment."""
+def _is_inside_exec(pid: int) -> bool:
+    """Return whether a process has memory, unlike kernel threads and zombies, but no environment yet."""
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    # proc(5) numbers vsize 23 and env_end 51, from 1; number and name are cut off here: 3 less
+    # proc(5) counts from 1: vsize is 23 and env_end 51. Here number and name are missing, so each index is 3 less
     size, environment_end = int(fields[20]), int(fields[48])
     return size > 0 and environment_end == 0

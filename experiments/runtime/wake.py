@@ -1,7 +1,7 @@
-"""How a wake-up travels: one fanout exchange per node class, heard by every connected worker of that class.
+"""Wake-ups of workers: one fanout exchange for each node class, which every connected worker of the class receives.
 
-A wake-up carries no work and is not kept for workers that are away; they poll. So no broker setting here can lose
-or repeat a trial.
+A wake-up contains no work, and the broker does not keep it for disconnected workers, which poll. So no broker setting
+here can lose or repeat a trial.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ WAKE_TASK = "ablate.wake"
 """Name of the Celery task that workers serve."""
 
 LISTEN_S = 30.0
-"""A worker waits so long for an answer before it connects again."""
+"""Seconds that a worker waits for an answer before it reconnects."""
 
 _TRANSPORT_OPTIONS = {
     "visibility_timeout": 60,
@@ -27,9 +27,9 @@ _TRANSPORT_OPTIONS = {
 
 
 def celery_app(broker_url: str, *, name: str, answer_s: float = LISTEN_S) -> Celery:
-    """Build a Celery application for wake-ups only: no results, no prefetch, quick failure when the broker is away.
+    """Return a Celery application for wake-ups only: no results, no prefetch, fast failure without a broker.
 
-    A broker that takes connections and answers nothing for `answer_s` counts as away, too.
+    A broker that accepts a connection but does not answer for `answer_s` seconds counts as unreachable.
     """
     app = Celery(name, broker=broker_url, set_as_current=False)
     app.conf.update(
@@ -51,33 +51,33 @@ def celery_app(broker_url: str, *, name: str, answer_s: float = LISTEN_S) -> Cel
 
 
 def wake_queue(node_class: str) -> str:
-    """Return the name that the exchange of a node class and the queues of its workers have."""
+    """Return the name of a node class's exchange and of its workers' queues."""
     return f"wake.{node_class}"
 
 
 def wake_exchange(node_class: str) -> Exchange:
-    """Return the exchange that both sides declare for a node class."""
+    """Return the exchange of a node class, which sender and receivers declare."""
     return Exchange(wake_queue(node_class), type="fanout", durable=False)
 
 
 def wake_subscription(node_class: str) -> Broadcast:
-    """Return the queue of one worker: its own, deleted with the worker, bound to the node class's exchange."""
+    """Return a worker's own queue, bound to the node class's exchange and deleted with the worker."""
     name = wake_queue(node_class)
     return Broadcast(name=name, unique=True, auto_delete=True, exchange=wake_exchange(node_class), routing_key=name)
 
 
 def publish_wake(app: Any, node_class: str) -> None:
-    """Tell every worker of `node_class` that there may be work.
+    """Wake every worker of `node_class`, because there may be work.
 
-    Raises kombu.exceptions.OperationalError when the broker cannot be reached.
+    Raises kombu.exceptions.OperationalError if the broker cannot be reached.
     """
     exchange = wake_exchange(node_class)
-    # Celery fills an empty routing key with its own, and the Redis transport makes it part of the channel's name.
+    # Celery replaces an empty routing key by its own, and the Redis transport makes it part of the channel's name.
     app.send_task(
         WAKE_TASK,
         kwargs={"node_class": node_class},
         exchange=exchange,
-        declare=[exchange],  # a channel that has not declared the exchange would take it for a direct one
+        declare=[exchange],  # an undeclared exchange would count as a direct one
         exchange_type="fanout",
         routing_key=wake_queue(node_class),
         ignore_result=True,

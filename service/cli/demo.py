@@ -21,8 +21,7 @@ from service.errors import StackError
 from service.schemas.ablations import AblationPublic
 from service.stack import control
 from service.stack.layout import StackFiles
-from service.stack.state import StackState
-from service.stack.supervisor import Report
+from service.stack.state import Report, StackState
 
 _PROJECTION_PATIENCE_S = 180.0
 

@@ -13,8 +13,7 @@ from service.settings import WEBHOOK_KEY, child_environment
 from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.parts import check_installed
-from service.stack.state import StackState, exclusive, is_locked, read_state
-from service.stack.supervisor import Report
+from service.stack.state import Report, StackState, exclusive, is_locked, read_state
 
 _STOP_PATIENCE_S = 45.0
 _START_PATIENCE_S = 300.0

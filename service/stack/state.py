@@ -3,16 +3,19 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from service.errors import StackBusy, StackError
 from service.stack.layout import StackFiles
+
+Report: TypeAlias = Callable[[str, str], None]
+"""Receives (kind, text) while the stack starts. Kinds: note, part, ready."""
 
 
 class PartPhase(StrEnum):

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,10 +29,7 @@ from service.stack import broker, part_processes
 from service.stack.layout import StackFiles
 from service.stack.part_processes import PartRun
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
-from service.stack.state import StackFinding, StackState, exclusive, write_state
-
-Report = Callable[[str, str], None]
-"""Receives (kind, text) while the stack starts. Kinds: note, part, ready."""
+from service.stack.state import Report, StackFinding, StackState, exclusive, write_state
 
 _log = logging.getLogger(__name__)
 

@@ -65,7 +65,7 @@ MOST_MODULES = 480
 @pytest.mark.parametrize(
     ("words", "unused"),
     [
-        (["--version"], (*UNUSED, "typer", "pydantic", "httpx", "rich")),
+        (["--version"], (*UNUSED, "pydantic", "httpx", "rich")),
         (["list", "--help"], UNUSED),
         (["show", "--help"], (*UNUSED[:-1], "service.cli.commands.list")),
         (["nodes", "--help"], UNUSED),

@@ -17,7 +17,7 @@ from experiments.outcomes import FailureClass
 from experiments.reporting.pictures import registry
 from experiments.reporting.pictures.drawing import Picture
 from model.config import BLOCK_KINDS
-from model.counts import BLOCK_FLOPS
+from model.counts import BLOCK_FLOPS, BLOCK_PARAMETERS
 from model.hybrid import MIXERS
 from service import routes
 from service.client.settings import ClientSettings
@@ -53,7 +53,7 @@ def _is_in(path: Path, package: str) -> bool:
 
 
 def test_every_failure_class_is_told_by_somebody() -> None:
-    tables = {ROOT / f"experiments/{name}.py" for name in ("outcomes", "retries", "analysis/reruns")}
+    tables = {ROOT / f"experiments/{name}.py" for name in ("outcomes", "retries")}
     told = {
         name
         for path, text in SOURCES.items()
@@ -101,8 +101,8 @@ def test_every_recipe_can_be_asked_for() -> None:
     assert {recipe.name for recipe in made} == set(recipes.RECIPES)
 
 
-def test_every_letter_of_a_pattern_has_a_module_and_its_flops() -> None:
-    assert set(BLOCK_KINDS) == set(MIXERS) == set(BLOCK_FLOPS)
+def test_every_letter_of_a_pattern_is_declared_everywhere() -> None:
+    assert set(BLOCK_KINDS) == set(MIXERS) == set(BLOCK_FLOPS) == set(BLOCK_PARAMETERS)
 
 
 NEW_MEASUREMENT = """
@@ -163,10 +163,3 @@ def test_files_and_tests_that_a_page_names_exist(name: str) -> None:
     named = QUOTED.findall((ROOT / name).read_text(encoding="utf-8"))
     assert [path for path, _ in named if not (ROOT / path).is_file()] == []
     assert [test for path, test in named if test and f"def {test}(" not in (ROOT / path).read_text()] == []
-
-
-def test_contributing_names_only_tests_that_exist() -> None:
-    known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    named = re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    assert [test for test in named if f"def {test}(" not in known] == []
-    assert named

@@ -1,11 +1,12 @@
-"""Tables for terminals of any width: what has no room in its row stands below it, and no name is ever cut.
+"""Tables for terminals of any width. They never cut a name.
 
-A row keeps as many columns as fit; the others follow under it as "heading value". Only text is broken, between words.
-Ids may be shortened to beginnings that tell those of the table apart, which are ids enough for every command.
+A row keeps as many columns as fit. The others follow below it as "heading value". Only text wraps, between words. Ids
+may lose their ends, down to prefixes that are unique in the table. Every command accepts such a prefix.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
+from os.path import commonprefix
 from typing import Literal, NamedTuple, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -14,31 +15,31 @@ from rich.text import Text
 from experiments.runtime.logs import visible
 
 GAP = 2
-"""Columns of the terminal between two columns of a table, and before what stands below a row."""
+"""Spaces between two columns, and before the lines below a row."""
 SHORTEST_ID = 14
 _COMFORTABLE = 14
-"""A column of text is broken into lines no narrower than this, or than its longest word."""
+"""A column of text is at least so wide, or as its longest word."""
 _BETWEEN = " \N{MIDDLE DOT} "
 
 
 Kind: TypeAlias = Literal["name", "number", "id", "text"]
-"""Names and numbers stay in one piece, ids may lose their end, text is broken between words."""
+"""Names and numbers stay whole, ids may lose their ends, text wraps between words."""
 
 
 class TerminalColumn(NamedTuple):
-    """One column of a terminal's table."""
+    """One column of a table."""
 
     heading: str
     kind: Kind
 
 
 def names(*headings: str) -> list[TerminalColumn]:
-    """Return columns of names, states and moments: cells that stay in one piece."""
+    """Return columns of names, states or times, whose cells stay whole."""
     return [TerminalColumn(heading, "name") for heading in headings]
 
 
 def numbers(*headings: str) -> list[TerminalColumn]:
-    """Return columns of numbers, which stand to the right."""
+    """Return columns of numbers, aligned to the right."""
     return [TerminalColumn(heading, "number") for heading in headings]
 
 
@@ -48,14 +49,14 @@ def ids(*headings: str) -> list[TerminalColumn]:
 
 
 def texts(*headings: str) -> list[TerminalColumn]:
-    """Return columns of text, which is broken between words."""
+    """Return columns of text, which wraps between words."""
     return [TerminalColumn(heading, "text") for heading in headings]
 
 
 class TerminalTable:
-    """Rows of cells in rich's markup; the first column always stays in its row.
+    """Rows of cells in rich's markup. The first column always stays in its row.
 
-    `leaving` names the columns that leave a row first, in that order; after them they leave from the right.
+    On a narrow terminal, columns leave the row: first those in `leaving`, in this order, then from the right.
     """
 
     def __init__(self, *columns: TerminalColumn, title: str = "", leaving: Sequence[str] = ()) -> None:
@@ -67,7 +68,7 @@ class TerminalTable:
         self._leaving = first + [place for place in reversed(range(1, len(columns))) if place not in first]
 
     def add_row(self, *cells: str) -> None:
-        """Add one row, a cell for every column."""
+        """Add a row with one cell for each column."""
         self.rows.append([_text(cell) for _, cell in zip(self.columns, cells, strict=True)])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -85,7 +86,7 @@ class TerminalTable:
             yield from self._below(console, row, shown, width)
 
     def _beside(self, rows: Sequence[Sequence[Text]], width: int) -> list[int]:
-        """Return the places of the columns that stay in their row."""
+        """Return the indices of the columns that stay in the row."""
         shown = list(range(len(self.columns)))
         for place in self._leaving:
             if self._fits(rows, shown, width):
@@ -97,15 +98,15 @@ class TerminalTable:
         return _total(self._least(rows, place) for place in places) <= width
 
     def _widths(self, rows: Sequence[Sequence[Text]], places: Sequence[int], width: int) -> dict[int, int]:
-        """Return a width for each column: what it needs, or for text a fair share of what is left."""
+        """Return the width of each column: its need, or for text a fair share of the rest."""
         widths = {place: self._least(rows, place) for place in places}
         spare = width - _total(widths.values())
         needs = sorted((self._natural(rows, place) - least, place) for place, least in widths.items())
         for left, (need, place) in zip(range(len(needs), 0, -1), needs, strict=True):
-            given = max(0, min(need, spare // left))
-            widths[place] += given
-            spare -= given
-        return {place: min(given, width) for place, given in widths.items()}
+            share = max(0, min(need, spare // left))
+            widths[place] += share
+            spare -= share
+        return {place: min(column_width, width) for place, column_width in widths.items()}
 
     def _natural(self, rows: Sequence[Sequence[Text]], place: int) -> int:
         return max(len(self.columns[place].heading), *(row[place].cell_len for row in rows), 1)
@@ -118,13 +119,13 @@ class TerminalTable:
         return max(len(self.columns[place].heading), min(natural, _COMFORTABLE), *words)
 
     def _with_short_ids(self) -> list[list[Text]]:
-        """Return the rows with ids cut where they can still be told apart."""
-        kept = {
-            place: beginnings([row[place].plain for row in self.rows])
+        """Return the rows with ids shortened to unique prefixes."""
+        prefixes = {
+            place: unique_prefixes([row[place].plain for row in self.rows])
             for place, column in enumerate(self.columns)
             if column.kind == "id"
         }
-        return [[_cut(cell, kept.get(place)) for place, cell in enumerate(row)] for row in self.rows]
+        return [[_cut(cell, prefixes.get(place)) for place, cell in enumerate(row)] for row in self.rows]
 
     def _lines(self, console: Console, cells: Sequence[Text], widths: Mapping[int, int]) -> Iterator[Text]:
         """Yield the lines of one row."""
@@ -133,12 +134,12 @@ class TerminalTable:
             line = Text()
             for piece, (place, width) in zip(pieces, widths.items(), strict=True):
                 line.append(" " * (GAP if line.plain else 0))
-                line.append_text(_set(piece, width, right=self.columns[place].kind == "number"))
+                line.append_text(_pad(piece, width, right=self.columns[place].kind == "number"))
             line.rstrip()
             yield line
 
     def _below(self, console: Console, row: Sequence[Text], shown: Sequence[int], width: int) -> Iterator[Text]:
-        """Yield what has no room in its row, in lines of its own."""
+        """Yield the lines below a row, with the cells that did not fit."""
         below = [
             Text.assemble((f"{column.heading} ", "dim"), cell)
             for place, (column, cell) in enumerate(zip(self.columns, row, strict=True))
@@ -149,29 +150,25 @@ class TerminalTable:
             yield line
 
 
-def beginnings(ids: Iterable[str]) -> dict[str, str]:
-    """Return for each id its shortest beginning that no other of them has, `SHORTEST_ID` characters at least."""
-    known = sorted(set(ids))
-    shared = [0, *(_shared(one, other) for one, other in pairwise(known)), 0]
-    return {one: one[: max(SHORTEST_ID, 1 + max(shared[at : at + 2]))] for at, one in enumerate(known)}
-
-
-def _shared(one: str, other: str) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def unique_prefixes(ids: Iterable[str]) -> dict[str, str]:
+    """Return the shortest unique prefix of each id, with at least `SHORTEST_ID` characters."""
+    in_order = sorted(set(ids))
+    shared = [0, *(len(commonprefix(pair)) for pair in pairwise(in_order)), 0]  # noqa: RUF071 - of ids, not of paths
+    return {one: one[: max(SHORTEST_ID, 1 + max(shared[at : at + 2]))] for at, one in enumerate(in_order)}
 
 
 def _text(markup: str) -> Text:
     return Text.from_markup(visible(markup).replace("\n", " ").replace("\t", " "))
 
 
-def _cut(cell: Text, kept: Mapping[str, str] | None) -> Text:
-    return cell if kept is None else cell[: len(kept[cell.plain])]
+def _cut(cell: Text, prefixes: Mapping[str, str] | None) -> Text:
+    return cell if prefixes is None else cell[: len(prefixes[cell.plain])]
 
 
-def _set(piece: Text, width: int, *, right: bool) -> Text:
-    made, missing = piece.copy(), max(0, width - piece.cell_len)
-    made.pad_left(missing) if right else made.pad_right(missing)
-    return made
+def _pad(piece: Text, width: int, *, right: bool) -> Text:
+    padded, missing = piece.copy(), max(0, width - piece.cell_len)
+    padded.pad_left(missing) if right else padded.pad_right(missing)
+    return padded
 
 
 def _wrapped(console: Console, text: Text, width: int) -> Iterator[Text]:
@@ -181,5 +178,5 @@ def _wrapped(console: Console, text: Text, width: int) -> Iterator[Text]:
 
 
 def _total(widths: Iterable[int]) -> int:
-    found = list(widths)
-    return sum(found) + GAP * max(0, len(found) - 1)
+    columns = list(widths)
+    return sum(columns) + GAP * max(0, len(columns) - 1)

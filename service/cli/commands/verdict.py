@@ -31,7 +31,7 @@ def verdict(
 
     With several variants it is 0 if any of them is to be adopted, otherwise the highest of their codes.
 
-    With --require it is 0 if all variants have that decision, else the highest other code, or 6 if the others are adopt.
+    With --require: 0 if all variants have that decision, else the highest other code, or 6 if the others are adopt.
 
     5 is an error: there is no decision.
     """

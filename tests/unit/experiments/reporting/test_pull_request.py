@@ -27,16 +27,16 @@ def test_evidence_names_blocks_and_keys() -> None:
     text = pull_request_markdown(VERDICT)
     assert f"- blocks 1-6 ran on `far-node`; signed by `{SIGNER.key}`" in text
     assert "- 6 of 6 blocks on cpu counted; no attempt broke" in text
-    assert "- words are capped: " in text
+    assert "- verdicts are capped: " in text
     unsigned = judge_bundle(open_bundle(make_bundle(make_file(), [0])))
-    assert "nobody signed them" in pull_request_markdown(unsigned)
+    assert "unsigned" in pull_request_markdown(unsigned)
 
 
 def test_earlier_askings_of_the_question_are_named() -> None:
     earlier = EarlierAblation.model_construct(ablation="abl_1", name="cache", state=AblationState.CANCELLED)
     known = VERDICT.circumstances.model_copy(update={"family": Family.model_construct(earlier=(earlier,))})
     text = pull_request_markdown(VERDICT.model_copy(update={"circumstances": known}))
-    assert "asking 2 of this question; before: `cache` (cancelled)" in text
+    assert "asking 2 of this question; earlier: `cache` (cancelled)" in text
 
 
 @pytest.mark.parametrize("require", list(Decision))
@@ -69,4 +69,4 @@ def test_a_comment_fits_however_much_there_is_to_say(count: int, longest: int) -
     assert [arm for arm in others if f"`{arm}` is " not in lines[0]] == []
     assert len(text) > MAX_CHARS - 1100 or (count, longest) != (64, 2000), "no more is left out than has to be"
     whole = all(any(line.startswith(f"- `{one.arm}`: ") for line in lines) for one in many)
-    assert whole or lines[-1] == f"- the rest has no room here: `ablate verdict {verdict.ablation} --explain`"
+    assert whole or lines[-1] == f"- the rest does not fit here: `ablate verdict {verdict.ablation} --explain`"

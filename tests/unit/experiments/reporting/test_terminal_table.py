@@ -12,11 +12,11 @@ from experiments.ids import new_ids
 from experiments.reporting.terminal.terminal_table import (
     SHORTEST_ID,
     TerminalTable,
-    beginnings,
     ids,
     names,
     numbers,
     texts,
+    unique_prefixes,
 )
 from service.cli import tables, verdict_tables
 from tests import views
@@ -79,13 +79,13 @@ def test_a_name_longer_than_the_terminal_is_broken_and_not_cut(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_beginnings_are_the_shortest_that_tell_ids_apart(seed: int) -> None:
+def test_unique_prefixes_are_the_shortest_that_tell_ids_apart(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 - draws that repeat
     known = [
         "abl_" + "".join(draw.choices("01", k=draw.choice([12, 13]))) + "".join(draw.choices("0123456789", k=8))
         for _ in range(draw.randint(1, 60))
     ]
-    for one, short in beginnings(known).items():
+    for one, short in unique_prefixes(known).items():
         assert {other for other in known if other.startswith(short)} == {one}
         less = short[:-1]
         assert len(short) == SHORTEST_ID or {other for other in known if other.startswith(less)} != {one}
