@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from sqlalchemy.engine import make_url
 
-from service.errors import StackError
+from service.errors import ConfigurationError, StackError
 from service.stack import control
 from service.stack.layout import StackFiles
-from service.store.migrate import known_revisions
+from service.store.migrate import check_revision
 
 
 def back_up(url: str, target: Path) -> int:
@@ -68,8 +68,10 @@ def _check(backup: Path) -> None:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
         raise StackError(f"{backup} is not an Ablate backup: {error}") from error
-    if revision not in known_revisions():
-        raise StackError(f"{backup} has schema {revision!r}, which this version does not know")
+    try:
+        check_revision(revision)
+    except ConfigurationError as error:
+        raise StackError(f"{backup} cannot be restored: {error}") from error
 
 
 def _move_aside(database: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Leases on duties and on single ablations: a row with a holder and a time until which it counts."""
+"""The leader among the background processes: one row with a holder and the end of its lease."""
 
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -7,68 +7,50 @@ from service.store.columns import db_now
 from service.store.session import Store
 from service.store.tables import leaders
 
-FORGET_S = 3600.0
-"""Rows of processes that are gone are forgotten so long after they ended to count."""
-_OWN = ":"
-"""Stands in the names of rows that come and go: `projector:` and a number, `p:` and an ablation."""
+DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
+"""What the leader does, each in a thread of its own."""
+
+_LEASE = "background"
+"""The row. Other rows are of earlier versions, which had a lease for each duty."""
+_IS_LEASE = leaders.c.duty == _LEASE
 
 
-def hold_duty(store: Store, duty: str, holder: str, *, lease_s: float) -> bool:
-    """Take or renew `duty` for `lease_s`; return False while another holder has it."""
-    free = (leaders.c.holder == holder) | (leaders.c.until <= db_now())
-    values = {"holder": holder, "until": db_now() + lease_s}
-    with store.write() as connection:
-        if connection.execute(update(leaders).where(leaders.c.duty == duty, free).values(**values)).rowcount:
-            return True
-        if connection.execute(select(leaders.c.duty).where(leaders.c.duty == duty)).first():
+def take_lease(store: Store, holder: str, *, lease_s: float) -> bool:
+    """Make `holder` the leader for `lease_s` seconds; return False while another process leads."""
+    with store.read() as connection:
+        if has_leader(connection):
             return False
     try:
         with store.write() as connection:
-            connection.execute(insert(leaders).values(duty=duty, **values))
-    except IntegrityError:
+            connection.execute(delete(leaders).where(_IS_LEASE, leaders.c.until <= db_now()))
+            row = insert(leaders).values(duty=_LEASE, holder=holder, until=db_now() + lease_s)
+            connection.execute(row)
+    except IntegrityError:  # another process was faster
         return False
     return True
 
 
-def renew_duty(connection: Connection, duty: str, holder: str, *, lease_s: float) -> bool:
-    """Renew `duty` for `lease_s`; return False when another holder has it, or nobody."""
-    mine = update(leaders).where(leaders.c.duty == duty, leaders.c.holder == holder)
-    return bool(connection.execute(mine.values(until=db_now() + lease_s)).rowcount)
+def renew_lease(connection: Connection, holder: str, *, lease_s: float) -> bool:
+    """Let `holder` lead for another `lease_s` seconds; return False if another process has taken over."""
+    own = update(leaders).where(_IS_LEASE, leaders.c.holder == holder)
+    return bool(connection.execute(own.values(until=db_now() + lease_s)).rowcount)
 
 
-def end_duty(connection: Connection, duty: str, holder: str) -> bool:
-    """Forget that `holder` had `duty`; return False when another holder has it, or nobody."""
-    mine = delete(leaders).where(leaders.c.duty == duty, leaders.c.holder == holder)
-    return bool(connection.execute(mine).rowcount)
+def leads(connection: Connection, holder: str) -> bool:
+    """Tell whether no other process has taken over from `holder`."""
+    return connection.execute(select(leaders.c.duty).where(_IS_LEASE, leaders.c.holder == holder)).first() is not None
 
 
-def drop_duty(connection: Connection, duty: str, holder: str) -> None:
-    """Let another process take `duty` at once."""
-    mine = update(leaders).where(leaders.c.duty == duty, leaders.c.holder == holder)
-    connection.execute(mine.values(until=db_now()))
+def resign(connection: Connection, holder: str) -> None:
+    """Let another process lead at once."""
+    connection.execute(delete(leaders).where(_IS_LEASE, leaders.c.holder == holder))
 
 
-DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
-"""What the background process does, as rows; somebody holds each while all is well."""
-
-
-def lapsed_duties(connection: Connection) -> list[str]:
-    """Return the duties that nobody holds now."""
-    held = connection.execute(select(leaders.c.duty).where(leaders.c.until > db_now())).scalars()
-    return sorted(set(DUTIES).difference(name.partition(_OWN)[0] for name in held))
-
-
-def duty_of_its_own(duty: str, holder: str) -> str:
-    """Return the name of the row by which one of several processes says that it does `duty`."""
-    return f"{duty}{_OWN}{holder[-10:]}"
-
-
-def forget_lapsed(connection: Connection) -> None:
-    """Forget what processes that are long gone held for themselves."""
-    own = leaders.c.duty.contains(_OWN)
-    connection.execute(delete(leaders).where(own, leaders.c.until < db_now() - FORGET_S))
+def has_leader(connection: Connection) -> bool:
+    """Tell whether a background process leads now."""
+    return connection.execute(select(leaders.c.duty).where(_IS_LEASE, leaders.c.until > db_now())).first() is not None
 
 
 def touch_nothing(connection: Connection) -> None:
-    """Change no row, the way rows are changed: a database that only reads refuses it."""
+    """Change no row, the way rows are changed: a read-only database rejects it."""
     connection.execute(update(leaders).where(leaders.c.duty == "").values(holder=""))

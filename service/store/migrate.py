@@ -1,6 +1,6 @@
 """Bring a database to the newest schema: at the API's start, or by `python -m service.store.migrate`.
 
-With `--dry-run` it only says which migrations wait: while one does, older code must not run beside newer.
+`--dry-run` only lists the migrations that wait. While one waits, older code must not run beside newer code.
 """
 
 import argparse
@@ -27,36 +27,49 @@ def _config() -> Config:
     return config
 
 
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
 def upgrade(store: Store) -> None:
     """Run every migration that the database lacks, in one transaction, one process at a time.
 
-    Raises ConfigurationError when the database is of newer code.
+    Raises ConfigurationError if this code cannot upgrade from the database's revision.
     """
     config = _config()
     with store.write() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
-        _refuse_newer(MigrationContext.configure(connection).get_current_revision())
+        check_revision(MigrationContext.configure(connection).get_current_revision())
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 
 
-def known_revisions() -> frozenset[str]:
-    """Return the revisions that this code can bring to the newest one."""
-    return frozenset(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
+def known_revisions() -> list[str]:
+    """Return the revisions that this code can bring to the newest one, oldest first."""
+    return [script.revision for script in _scripts().walk_revisions()][::-1]
 
 
-def _refuse_newer(current: str | None) -> None:
-    if current is not None and current not in known_revisions():
+def check_revision(current: str | None) -> None:
+    """Raise ConfigurationError unless this code can upgrade from `current`; None is an empty database."""
+    known = known_revisions()
+    if current is None or current in known:
+        return
+    if current < known[0]:
         raise ConfigurationError(
-            f"the database is at schema {current!r}, which this code does not know (it ends at {newest_revision()!r}): "
-            "newer code has migrated it; run that code, or restore the backup from before the upgrade"
+            f"the database is at revision {current!r}; this version upgrades only from {known[0]!r} on. Keep the "
+            "version that wrote it; or save what you need with that version (ablate receipts get, ablate verdict "
+            "--json) and start this version with an empty database"
         )
+    raise ConfigurationError(
+        f"the database is at revision {current!r}, which this version does not know (its newest is {known[-1]!r}): "
+        "a newer version has migrated it. Run that version, or restore the backup from before the upgrade"
+    )
 
 
 def newest_revision() -> str:
     """Return the revision that this code expects."""
-    return str(ScriptDirectory.from_config(_config()).get_current_head())
+    return known_revisions()[-1]
 
 
 def current_revision(store: Store) -> str | None:
@@ -66,18 +79,18 @@ def current_revision(store: Store) -> str | None:
 
 
 def waiting(store: Store) -> list[str]:
-    """Return the migrations that the database lacks, oldest first, each with what it is about.
+    """Return the migrations that the database lacks, oldest first, as "revision: subject".
 
-    Raises ConfigurationError when the database is of newer code.
+    Raises ConfigurationError if this code cannot upgrade from the database's revision.
     """
     current = current_revision(store)
-    _refuse_newer(current)
-    scripts = ScriptDirectory.from_config(_config()).iterate_revisions("head", current or "base")
+    check_revision(current)
+    scripts = _scripts().iterate_revisions("head", current or "base")
     return [f"{script.revision}: {(script.doc or '').splitlines()[0]}" for script in scripts][::-1]
 
 
 def main() -> int:
-    """Print the migrations that wait, and run them; return 1 when that is not possible."""
+    """Run the waiting migrations and print them; return 1 if that is not possible."""
     parser = argparse.ArgumentParser(prog="python -m service.store.migrate", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only print them")
     dry_run = parser.parse_args().dry_run

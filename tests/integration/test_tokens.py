@@ -7,16 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
-from alembic import command
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, select, text, update
+from sqlalchemy import select, text, update
 
 from service.app import create_app
 from service.errors import ConfigurationError, Unauthorized
 from service.http.authentication import Authenticator, bootstrap
 from service.principals import Scope
-from service.store import migrate
-from service.store.access.tokens import NewToken, create, node_token, replace_settings_tokens, secret_digest
+from service.store.access.tokens import NewToken, create, node_token, replace_settings_tokens
 from service.store.columns import db_now
 from service.store.migrate import upgrade
 from service.store.session import Store
@@ -370,48 +368,3 @@ def test_generated_secrets_are_kept_for_this_user_only(tmp_path: Path) -> None:
             assert path.stat().st_mode & 0o077 == 0
             found = client.get("/v1/identity", headers=bearer(path.read_text().strip()))
             assert found.json()["name"] == shown
-
-
-def test_tokens_and_ablations_of_the_schema_before_are_kept(tmp_path: Path) -> None:
-    for kind in KINDS:
-        store = Store(database_url(kind, tmp_path))
-        config = migrate._config()
-        with store.write() as connection:
-            config.attributes["connection"] = connection
-            command.upgrade(config, "0005")
-            _old_rows(connection)
-        upgrade(store)
-        with store.read() as connection:
-            rows = connection.execute(text("SELECT name, scope, created_by FROM tokens ORDER BY name")).all()
-            owner = connection.execute(text("SELECT token_id FROM ablations")).scalar_one()
-            token = connection.execute(text("SELECT token FROM attempts")).scalar_one()
-        assert [tuple(row) for row in rows] == [("admin", "admin", "settings"), ("reader", "read", "unknown")]
-        assert (owner, token) == ("tok_1", None)
-        assert who(store, "the-secret-of-admin") == "admin admin"
-        assert who(store, "the-secret-of-worker") is None
-        store.close()
-
-
-OLD_ROWS = """
-INSERT INTO nodes (id, name, node_class, registration, registered_at, seen_at) VALUES ('nod_1', 'n', 'cpu', '{}', 1, 1);
-INSERT INTO ablations (id, name, question, state, node_class, spec_text, content_type, spec_digest, rule_digest, plan,
-  trial_timeout_s, device_minutes, submitted_by, created_at, blocks_planned, blocks_done, blocks_failed,
-  blocks_cancelled, trials_planned, trials_done)
-  VALUES ('abl_1', 'a', 'q', 'running', 'cpu', 's', 'c', 'd', 'r', '{}', 1, 1, 'admin', 1, 1, 0, 0, 0, 1, 0);
-INSERT INTO blocks (id, ablation_id, "index", seed, "order", node_class, priority, state, token, attempt_no, attempt_id,
-  node_id, not_before) VALUES ('blk_1', 'abl_1', 0, 1, '[]', 'cpu', 50, 'running', 1, 1, 'att_1', 'nod_1', 0);
-INSERT INTO attempts (id, block_id, token, number, node_id, state, started_at)
-  VALUES ('att_1', 'blk_1', 1, 1, 'nod_1', 'running', 1);
-INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_1', 'admin', 'admin', '{admin}', 1.0);
-INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_2', 'reader', 'read', '{reader}', 1.0);
-INSERT INTO tokens (id, name, scope, digest, created_at) VALUES ('tok_3', 'worker', 'worker', '{worker}', 1.0)
-"""
-"""What a database of revision 0005 may hold."""
-
-
-def _old_rows(connection: Connection) -> None:
-    for statement in OLD_ROWS.strip().split(";\n"):
-        filled = statement
-        for name in ("admin", "reader", "worker"):
-            filled = filled.replace(f"{{{name}}}", secret_digest(f"the-secret-of-{name}"))
-        connection.exec_driver_sql(filled)

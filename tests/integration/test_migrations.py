@@ -1,0 +1,126 @@
+"""Migrations: a new database, one of today's revision, and those that this version rejects; on both databases."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from service.app import create_app
+from service.errors import ConfigurationError
+from service.store import migrate
+from service.store.session import Store
+from service.store.tables import metadata
+from tests.api_stack import database_url, running_api, settings_for
+
+FIRST = "0015"
+"""The revision of databases that were migrated here before the first release: its schema never changes."""
+NEXT = '''"""A column more."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "0016", "0015", None, None
+
+
+def upgrade() -> None:
+    op.add_column("leaders", sa.Column("more", sa.Integer()))
+'''
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return database_url(request.param, tmp_path)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store(url)
+    yield opened
+    opened.close()
+
+
+def set_revision(store: Store, revision: str) -> None:
+    with store.write() as connection:
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))  # noqa: S608
+
+
+def differences(store: Store) -> list[object]:
+    with store.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, metadata))
+
+
+def test_migrations_build_exactly_the_tables_of_the_code(store: Store) -> None:
+    migrate.upgrade(store)
+    migrate.upgrade(store)
+    assert differences(store) == []
+    assert migrate.current_revision(store) == migrate.newest_revision()
+
+
+def test_a_database_of_the_first_revision_goes_on(url: str, store: Store, tmp_path: Path) -> None:
+    config = migrate._config()
+    with store.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, FIRST)
+        connection.execute(text("INSERT INTO leaders VALUES ('judge', 'somebody', 0)"))
+    with running_api("sqlite", tmp_path, database_url=url) as api:
+        api.submit()
+        assert api.finish(api.register()) == 6
+    with store.read() as connection:
+        assert connection.execute(text("SELECT holder FROM leaders WHERE duty = 'judge'")).scalar_one() == "somebody"
+    assert differences(store) == []
+
+
+@pytest.mark.parametrize(("revision", "advice"), [("0014", "upgrades only from '0015'"), ("9999", "backup")])
+def test_a_database_of_another_version_is_rejected_unchanged_with_what_to_do(
+    url: str,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    revision: str,
+    advice: str,
+) -> None:
+    migrate.upgrade(store)
+    set_revision(store, revision)
+    with pytest.raises(ConfigurationError, match=f"revision '{revision}'.*{advice}"):
+        migrate.upgrade(store)
+    with (
+        pytest.raises(ConfigurationError, match=revision),
+        TestClient(create_app(settings_for(url, tmp_path / "home"), store)),
+    ):
+        pass
+    monkeypatch.setattr(migrate, "get_settings", lambda: SimpleNamespace(sqlalchemy_url=url))
+    monkeypatch.setattr("sys.argv", ["migrate", "--dry-run"])
+    assert migrate.main() == 1
+    assert advice in capsys.readouterr().err
+    assert migrate.current_revision(store) == revision
+
+
+def test_a_later_migration_is_listed_by_a_dry_run_and_then_applied(
+    url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    migrate.upgrade(store)
+    folder = tmp_path / "migrations"
+    shutil.copytree(migrate.FOLDER, folder)
+    (folder / "versions/0016_more.py").write_text(NEXT)
+    monkeypatch.setattr(migrate, "FOLDER", folder)
+    monkeypatch.setattr(migrate, "get_settings", lambda: SimpleNamespace(sqlalchemy_url=url))
+
+    def printed(*options: str) -> str:
+        monkeypatch.setattr("sys.argv", ["migrate", *options])
+        assert migrate.main() == 0
+        return capsys.readouterr().out
+
+    assert printed("--dry-run") == "0016: A column more.\n"
+    assert migrate.current_revision(store) == "0015"
+    assert printed() == "0016: A column more.\n"
+    assert migrate.current_revision(store) == "0016"
+    assert printed() == printed("--dry-run") == "no migration waits\n"
