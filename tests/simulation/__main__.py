@@ -11,25 +11,25 @@ START, END = "<!-- simulated: written by make simulate -->", "<!-- end of simula
 
 
 def main() -> None:
-    """Write the tables between their marks, or print them."""
+    """Write the tables into the page, or print them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=4000, help="ablations of every cell")
-    parser.add_argument("--show", action="store_true", help="print, and leave the page as it is")
-    given = parser.parse_args()
-    found = []
-    for table in tables(given.repetitions):
+    parser.add_argument("--repetitions", type=int, default=4000, help="ablations per cell")
+    parser.add_argument("--show", action="store_true", help="print, do not change the page")
+    options = parser.parse_args()
+    written = []
+    for table in tables(options.repetitions):
         print(table, flush=True)  # noqa: T201  # a program for the terminal
-        found.append(table)
-    if not given.show:
-        write(PAGE, given.repetitions, found)
+        written.append(table)
+    if not options.show:
+        write(PAGE, options.repetitions, written)
 
 
-def write(page: Path, repetitions: int, found: list[str]) -> None:
-    """Replace what stands between the marks of `page`."""
+def write(page: Path, repetitions: int, written: list[str]) -> None:
+    """Replace the text between the marks of `page`."""
     before, rest = page.read_text(encoding="utf-8").split(START)
     after = rest.split(END)[1]
-    head = f"{repetitions:,} ablations for every cell; in brackets 95 % Monte-Carlo intervals (Clopper and Pearson)."
-    page.write_text("\n".join([f"{before}{START}", head, "", *found]) + f"{END}{after}", encoding="utf-8")
+    head = f"{repetitions:,} ablations per cell; 95 % Monte-Carlo intervals (Clopper and Pearson) in brackets."
+    page.write_text("\n".join([f"{before}{START}", head, "", *written]) + f"{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Cases: what is simulated, and what of it is counted.
+"""Cases of the simulation, and the counted verdicts.
 
-Every case runs at the levels of a first asking. Wrong differences are counted with next to no margin, so that only the
-statistics decide; wrong sameness with a true effect of exactly the margin, in every variant.
+Every case runs at the levels of a first asking. Wrong differences are counted with almost no margin, so that only the
+statistics decide. Wrong sameness is counted with a true effect of exactly the margin in every variant.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.analysis.requirements import envelopes
 from experiments.analysis.statistics import Array, log_ratio
 from experiments.design.power import alpha_of, level_shares
 from tests.simulation import draws, noise
@@ -27,7 +28,7 @@ LOOKS = (6, 10, 14, 20)
 _AT_ONCE = 250
 
 Drawing = Callable[[np.random.Generator, int, int, int], Draw]
-"""Random numbers, repetitions, blocks and arms in; ablations without an effect out."""
+"""Function from random numbers, repetitions, blocks and arms to ablations without an effect."""
 
 NOISES: dict[str, noise.TrialNoise] = {
     "normal": noise.normal,
@@ -43,35 +44,35 @@ NOISES: dict[str, noise.TrialNoise] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What was counted for one kind of noise, number of blocks and number of variants."""
+    """Rates for one kind of noise, number of blocks and number of variants."""
 
     wrong_difference: Rate
-    """At least one better or worse where nothing differs."""
+    """At least one better or worse although nothing differs."""
     wrong_same: Rate
-    """At least one same where every variant lies at the margin."""
+    """At least one same although every variant lies at the margin."""
     holds: Rate
-    """All intervals hold the truth."""
-    found: Rate
-    """A planted 1 % in one variant is called better."""
+    """All intervals contain the truth."""
+    detected: Rate
+    """A planted 1 % in one variant is better."""
     withheld: Rate
-    """That variant's word was withheld because stalls or spreads differ."""
+    """That variant's verdict is withheld because stalls or spreads differ."""
 
 
 def noisy(name: str) -> Drawing:
-    """Return how to draw ablations under a noise of `NOISES`."""
+    """Return the drawing of ablations under a noise of `NOISES`."""
     chosen = NOISES[name]
     return lambda rng, repetitions, blocks, arms: draws.noisy(chosen, rng, repetitions, blocks, arms)
 
 
 def outcomes(drawing: Drawing, *, blocks: int, variants: int, repetitions: int, seed: int = 0) -> Outcomes:
-    """Simulate ablations and count."""
+    """Simulate ablations and count their verdicts."""
     parts = [_counted(windows) for windows in windows_in_parts(drawing, blocks, variants, repetitions, seed)]
     joined = {name: sum((part[name] for part in parts[1:]), parts[0][name]) for name in parts[0]}
     return Outcomes(**joined)
 
 
 def windows_in_parts(drawing: Drawing, blocks: int, variants: int, repetitions: int, seed: int) -> list[Windows]:
-    """Draw and summarise ablations, some at a time: their steps need memory."""
+    """Draw and summarise ablations in parts, because their steps need memory."""
     rng = np.random.default_rng([seed, blocks, variants])
     sizes = [min(_AT_ONCE, repetitions - start) for start in range(0, repetitions, _AT_ONCE)]
     return [windows_of(drawing(rng, size, blocks, variants + 1)) for size in sizes]
@@ -88,19 +89,19 @@ def _counted(windows: Windows) -> dict[str, Rate]:
         "wrong_difference": rate(null.changed.any(axis=1)),
         "wrong_same": rate(at_margin.same.any(axis=1)),
         "holds": rate(((null.low <= 0) & (null.high >= 0)).all(axis=1)),
-        "found": rate(one.better[:, 0]),
+        "detected": rate(one.better[:, 0]),
         "withheld": rate(one.withheld[:, 0]),
     }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Variants whose steps stall: a known effect on the total that the medians do not show."""
+    """Variants whose steps stall: an effect on the total that the medians do not show."""
 
     stalls: float
-    """Stalled steps of a window, on average."""
+    """Mean number of stalled steps per window."""
     faster: float
-    """By how much the other steps are faster, in natural log units."""
+    """Speed-up of the other steps, in natural log units."""
 
     @property
     def effect_pct(self) -> float:
@@ -114,7 +115,7 @@ class Stalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Crashes:
-    """Variants whose slow trials crash and are run again: a loss that no receipt shows."""
+    """Variants whose slow trials crash and are rerun: a loss that no receipt shows."""
 
     slow: float
     chance: float
@@ -129,31 +130,30 @@ class Crashes:
         return draws.crashing(rng, repetitions, blocks, arms, chance=self.chance)
 
 
-def said(drawing: Drawing, *, blocks: int, repetitions: int, seed: int = 0) -> dict[str, Rate]:
-    """Count the words of one variant, its effect being part of the draw."""
+def verdict_rates(drawing: Drawing, *, blocks: int, repetitions: int, seed: int = 0) -> dict[str, Rate]:
+    """Count the verdicts on one variant, whose effect is part of the draw."""
     parts = windows_in_parts(drawing, blocks, 1, repetitions, seed)
-    found = [words_of(part, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=np.zeros(1)) for part in parts]
-    flags: Mapping[str, Array] = {
-        name: np.concatenate([getattr(words, name)[:, 0] for words in found])
+    every = [words_of(part, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=np.zeros(1)) for part in parts]
+    return {
+        name: rate(np.concatenate([getattr(words, name)[:, 0] for words in every]))
         for name in ("better", "worse", "same", "stalls", "withheld")
     }
-    return {name: rate(values) for name, values in flags.items()}
 
 
 def asked_again(drawing: Drawing, *, blocks: int, repetitions: int, seed: int = 0) -> Rate:
-    """Count the questions with at least one `better` in `ASKINGS` ablations, where nothing differs."""
+    """Count the questions with at least one `better` in `ASKINGS` ablations although nothing differs."""
     any_better = np.zeros(repetitions, dtype=np.bool_)
     for number in range(1, ASKINGS + 1):
         parts = windows_in_parts(drawing, blocks, 1, repetitions, seed + number)
-        found = [words_of(p, alpha=alpha_of(number), margin_pct=NO_MARGIN_PCT, effects=np.zeros(1)) for p in parts]
-        any_better |= np.concatenate([words.better[:, 0] for words in found])
+        every = [words_of(p, alpha=alpha_of(number), margin_pct=NO_MARGIN_PCT, effects=np.zeros(1)) for p in parts]
+        any_better |= np.concatenate([words.better[:, 0] for words in every])
     return rate(any_better)
 
 
 def with_looks(drawing: Drawing, *, variants: int, repetitions: int, effect_pct: float, seed: int = 0) -> "Looked":
     """Simulate ablations that stop at the first look at which every variant has an answer.
 
-    They never stop for futility, which can only take words away.
+    They never stop for futility, which could only remove verdicts.
     """
     effects = np.full(variants, log_ratio(effect_pct))
     parts = windows_in_parts(drawing, LOOKS[-1], variants, repetitions, seed)
@@ -164,12 +164,12 @@ def with_looks(drawing: Drawing, *, variants: int, repetitions: int, effect_pct:
 
 @dataclass(frozen=True, kw_only=True)
 class Looked:
-    """What ablations with looks say."""
+    """Rates of ablations with looks."""
 
     changed: Rate
     """At least one better or worse."""
     better: Rate
-    """Better for the first variant."""
+    """The first variant is better."""
     mean_blocks: float
 
 
@@ -185,3 +185,21 @@ def _looked(windows: Windows, effects: Array, margin_pct: float) -> tuple[Array,
         blocks[ends] = look
         running &= ~ends
     return changed, better, blocks
+
+
+def losses_refused(*, blocks: int, seeds: int, repetitions: int, heavy: bool = False) -> tuple[Rate, Rate]:
+    """Return how often the envelope refuses a null variant, and how often the largest gap of repeats would.
+
+    The losses of a seed are its own value plus noise: normal, or Student's t with 3 degrees of freedom if `heavy`.
+    """
+    rng = np.random.default_rng([blocks, seeds])
+    by_interval, by_gap = [], []
+    for _ in range(repetitions):
+        noise = rng.standard_t(3, (2, blocks)) if heavy else rng.normal(0, 1, (2, blocks))
+        losses = noise + 10 * rng.normal(size=seeds)[np.arange(blocks) % seeds]
+        repeats = {seed: losses[0, seed::seeds].tolist() for seed in range(seeds)}
+        own = {seed: losses[1, seed::seeds] for seed in range(seeds)}
+        limits = envelopes(repeats)
+        by_interval.append(any(np.abs(own[s] - np.mean(repeats[s])).max() > limits[s] for s in own))
+        by_gap.append(any(np.abs(own[s] - repeats[s]).max() > np.ptp(repeats[s]) for s in own))
+    return rate(by_interval), rate(by_gap)

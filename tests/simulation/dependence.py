@@ -1,4 +1,4 @@
-"""Dependence between blocks: what it does to words, where it comes from, what widening mends."""
+"""Dependence between blocks: its sources, its effect on verdicts, and the effect of widening."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from tests.simulation.rates import Rate, rate
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.6)
 _LEVEL_S = 1.7
-"""Mean length of a level of the host's speed, in trials: between a short one and one of several blocks."""
+"""Mean length of a level of the host's speed, in trials: between very short and several blocks."""
 
 
 def following_arms(rng: np.random.Generator, repetitions: int, blocks: int, share: float) -> tuple[Array, Array]:
-    """Return (d, places) whose d follow each other by `share` whatever the running order is: (repetitions, blocks)."""
+    """Return (d, places), each (repetitions, blocks), with an autocorrelation of d of `share` in any running order."""
     return SD * _autoregressive(rng, (repetitions, blocks), share), _places(repetitions, blocks)
 
 
 def following_time(rng: np.random.Generator, repetitions: int, blocks: int, share: float) -> tuple[Array, Array]:
-    """Return (d, places) of trials that follow each other by `share` in the order in which they ran."""
+    """Return (d, places) of trials with an autocorrelation of `share` in running order."""
     places = places_of(repetitions, blocks, 2)
     trials = TRIAL_SD * _autoregressive(rng, (repetitions, 2 * blocks), share).reshape(repetitions, blocks, 2)
     by_arm = np.take_along_axis(trials, places.astype(np.intp), axis=-1)
@@ -45,40 +45,40 @@ def following_levels(rng: np.random.Generator, repetitions: int, blocks: int, _s
 Drawing = Callable[[np.random.Generator, int, int, float], tuple[Array, Array]]
 
 SOURCES: Mapping[str, tuple[Drawing, tuple[float, ...]]] = {
-    "trials in the order in which they ran": (following_time, (0.0, 0.6, 0.9, 0.97)),
+    "trials in running order": (following_time, (0.0, 0.6, 0.9, 0.97)),
     "levels of the host's speed": (following_levels, (0.0,)),
-    "what follows the arms": (following_arms, STRENGTHS),
+    "block differences": (following_arms, STRENGTHS),
 }
-"""What resembles its neighbour: how it is drawn, and by how much it does."""
+"""Correlated quantity -> how it is drawn, and the strengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dependent:
-    """What dependence of one strength does."""
+    """Effect of dependence of one strength."""
 
     seen: float
-    """Mean autocorrelation of d in A/A blocks, without its bias."""
+    """Mean autocorrelation of d in A/A blocks, corrected for bias."""
     plain: Rate
-    """Wrong words of the t test."""
+    """Wrong verdicts of the t test."""
     widened: Rate
-    """Wrong words where it is widened by what each ablation's own calibration shows."""
+    """Wrong verdicts of the t test, widened by each ablation's own calibration."""
     factor: float
-    """By how much, on average."""
+    """Mean widening factor."""
 
 
 def dependent(drawing: Drawing, share: float, *, blocks: int, repetitions: int, seed: int = 0) -> Dependent:
-    """Draw a calibration and an ablation of null differences each time, and judge at the level of a first asking."""
+    """Draw calibrations and ablations without an effect, and judge them at the level of a first asking."""
     rng = np.random.default_rng([seed, blocks, round(100 * share)])
-    known, _ = drawing(rng, repetitions, ADMITTING_BLOCKS, share)
+    calibration, _ = drawing(rng, repetitions, ADMITTING_BLOCKS, share)
     d, places = drawing(rng, repetitions, blocks, share)
-    away = known - known.mean(axis=1, keepdims=True)
+    away = calibration - calibration.mean(axis=1, keepdims=True)
     pairs = np.mean(away[:, 1:] * away[:, :-1], axis=1) / np.mean(away**2, axis=1)
-    factors = np.array([widening(corrected(float(found), ADMITTING_BLOCKS), blocks) for found in pairs])
-    found = fit(d, places)
+    factors = np.array([widening(corrected(float(one), ADMITTING_BLOCKS), blocks) for one in pairs])
+    fitted = fit(d, places)
     return Dependent(
         seen=float(np.mean((ADMITTING_BLOCKS * pairs + 1) / (ADMITTING_BLOCKS - 4))),
-        plain=rate(found.p_different() <= alpha_of(1)),
-        widened=rate(found.widened(factors).p_different() <= alpha_of(1)),
+        plain=rate(fitted.p_different() <= alpha_of(1)),
+        widened=rate(fitted.widened(factors).p_different() <= alpha_of(1)),
         factor=float(factors.mean()),
     )
 

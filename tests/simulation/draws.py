@@ -1,4 +1,4 @@
-"""Draws: sets of simulated ablations in our own running orders, one function for each thing that can go wrong."""
+"""Draws: sets of simulated ablations in the running orders of plans, one function per kind of trouble."""
 
 from functools import lru_cache
 
@@ -9,9 +9,9 @@ from experiments.design.plan import orders
 from tests.simulation.noise import STEPS, Draw, TrialNoise, normal, steps_of
 
 ORDERS = 64
-"""Different running orders, each from its own seed, that the repetitions share."""
+"""Number of running orders, each from its own seed, that the repetitions share."""
 STALL = 3.0
-"""Times that a stalled step takes."""
+"""Duration of a stalled step, in steps."""
 
 
 def noisy(noise: TrialNoise, rng: np.random.Generator, repetitions: int, blocks: int, arms: int) -> Draw:
@@ -23,7 +23,7 @@ def noisy(noise: TrialNoise, rng: np.random.Generator, repetitions: int, blocks:
 def stalling(
     rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, stalls: float, faster: float
 ) -> Draw:
-    """Return ablations whose variants stall in `stalls` steps of a window on average, other steps `faster` (log)."""
+    """Return ablations whose variants stall in `stalls` steps per window on average; other steps are `faster` (log)."""
     places = places_of(repetitions, blocks, arms)
     seconds = steps_of(rng, normal(rng, places))
     slow = rng.random(seconds[:, :, 1:].shape) < stalls / STEPS
@@ -32,9 +32,9 @@ def stalling(
 
 
 def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, chance: float) -> Draw:
-    """Return ablations whose variants have slow trials of this `chance`, all of which crash.
+    """Return ablations whose variants have slow trials with this `chance`, all of which crash.
 
-    A crashed trial is run again until one does not crash, so that no slow one is seen; its attempt is on record.
+    A crashed trial is rerun until it does not crash, so no slow trial is measured. The rerun is recorded.
     """
     places = places_of(repetitions, blocks, arms)
     crashed = np.zeros((repetitions, arms), dtype=np.bool_)
@@ -60,9 +60,9 @@ def _clean(seconds: Array, places: Array) -> Draw:
 
 
 def places_of(repetitions: int, blocks: int, arms: int) -> Array:
-    """Return the places of every arm, (repetitions, blocks, arms), in running orders as plans have them."""
-    known = _places(blocks, arms)
-    return known[np.arange(repetitions) % len(known)]
+    """Return the places of every arm, (repetitions, blocks, arms), in the running orders of plans."""
+    places = _places(blocks, arms)
+    return places[np.arange(repetitions) % len(places)]
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""Noise: what spoils measurements, as arrays of step times of ablations in which nothing differs between the arms.
+"""Noise of measurements, as arrays of step times of ablations with equal arms.
 
 Shapes: (repetitions, blocks, arms) for trials, (..., steps) for steps. Times are relative to a step of the baseline.
 """
@@ -20,18 +20,18 @@ STEPS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The times of one set of repetitions, and which arms' reruns are on record."""
+    """The times of one set of repetitions, and the recorded reruns of arms."""
 
     seconds: Array
     """(repetitions, blocks, arms, steps)."""
     places: Array
     """(repetitions, blocks, arms): place of each arm in its block, from 0."""
     rerun: NDArray[np.bool_]
-    """(repetitions, arms): whether a trial of the arm ended an attempt that was run again."""
+    """(repetitions, arms): whether a trial of the arm ended an attempt that was rerun."""
 
 
 TrialNoise = Callable[[np.random.Generator, Array], Array]
-"""Logarithm of the time of trials, from random numbers and places."""
+"""Function from random numbers and places to the logarithm of the time of trials."""
 
 
 def normal(rng: np.random.Generator, places: Array) -> Array:
@@ -40,18 +40,18 @@ def normal(rng: np.random.Generator, places: Array) -> Array:
 
 
 def outliers(rng: np.random.Generator, places: Array) -> Array:
-    """Return normal noise; one trial in twenty, of any arm, is slower by ten standard deviations on average."""
+    """Return normal noise; one trial in twenty, in any arm, is slower by ten standard deviations on average."""
     slow = rng.exponential(10 * TRIAL_SD, places.shape) * (rng.random(places.shape) < 0.05)
     return normal(rng, places) + slow
 
 
 def skewed(rng: np.random.Generator, places: Array) -> Array:
-    """Return exponential noise towards slower trials, in every arm, of the same standard deviation."""
+    """Return exponential noise towards slower trials, in every arm, with the same standard deviation."""
     return rng.exponential(TRIAL_SD, places.shape) - TRIAL_SD
 
 
 def autocorrelated(rng: np.random.Generator, places: Array) -> Array:
-    """Return first-order autoregressive noise of 0.6 over trials in the order in which they ran."""
+    """Return first-order autoregressive noise of 0.6 over trials in running order."""
     return _in_time(_autoregressive(rng, places.shape, 0.6), places)
 
 
@@ -82,14 +82,14 @@ def skewed_in_variants(rng: np.random.Generator, places: Array) -> Array:
 
 def _autoregressive(rng: np.random.Generator, shape: tuple[int, ...], share: float) -> Array:
     fresh = rng.normal(0, TRIAL_SD, (shape[0], shape[1] * shape[2]))
-    found = fresh.copy()
-    for index in range(1, found.shape[1]):
-        found[:, index] = share * found[:, index - 1] + (1 - share**2) ** 0.5 * fresh[:, index]
-    return found.reshape(shape)
+    series = fresh.copy()
+    for index in range(1, series.shape[1]):
+        series[:, index] = share * series[:, index - 1] + (1 - share**2) ** 0.5 * fresh[:, index]
+    return series.reshape(shape)
 
 
 def _in_time(by_place: Array, places: Array) -> Array:
-    """Turn values by place in the block into values by arm."""
+    """Reorder values by place in the block into values by arm."""
     return np.take_along_axis(np.asarray(by_place), places.astype(np.intp), axis=-1)
 
 

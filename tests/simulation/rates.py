@@ -1,4 +1,4 @@
-"""Rates with their Monte-Carlo intervals, as counts of simulated ablations."""
+"""Rates of simulated ablations with their Monte-Carlo intervals."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from scipy import special
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How often something happened."""
+    """A rate as hits and tries."""
 
     hits: int
     tries: int
@@ -27,7 +27,7 @@ class Rate:
         return low, float(special.betaincinv(self.hits + 1, rest, 0.975)) if rest else 1.0
 
     def __str__(self) -> str:
-        """Write as percent with the interval, for example "3.8 % (3.2 to 4.4)"."""
+        """Return percent with the interval, for example "3.8 % (3.2 to 4.4)"."""
         low, high = self.interval
         return f"{100 * self.value:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -37,5 +37,5 @@ class Rate:
 
 
 def rate(flags: Any) -> Rate:
-    """Count the true ones of an array."""
+    """Return the rate of true values in an array."""
     return Rate(hits=int(np.count_nonzero(flags)), tries=int(np.size(flags)))

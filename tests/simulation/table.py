@@ -1,4 +1,4 @@
-"""The tables of docs/statistics.md: every case, simulated, with Monte-Carlo intervals."""
+"""The tables of docs/statistics.md: all simulated cases with Monte-Carlo intervals."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.analysis.statistics import percent
 from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect
-from tests.simulation import draws, losses, traps
+from tests.simulation import draws, traps
 from tests.simulation.cases import (
     ASKINGS,
     BLOCKS,
@@ -17,9 +17,10 @@ from tests.simulation.cases import (
     Crashes,
     Stalls,
     asked_again,
+    losses_refused,
     noisy,
     outcomes,
-    said,
+    verdict_rates,
     with_looks,
 )
 from tests.simulation.dependence import SOURCES, dependent
@@ -27,11 +28,11 @@ from tests.simulation.noise import SD
 from tests.simulation.rates import Rate
 
 _HIDDEN = 0.2
-"""Stalled steps of a window, on average, of stalls so rare that few blocks may hold none."""
+"""Mean number of stalled steps per window; so few that a few blocks may have none."""
 
 
 def tables(repetitions: int) -> Iterator[str]:
-    """Yield the tables as Markdown, each as soon as it is there."""
+    """Yield the tables as Markdown, one by one."""
     yield from (_noise_table(name, repetitions) for name in NOISES)
     yield _planned_table(repetitions)
     yield _looks_table(repetitions)
@@ -46,10 +47,10 @@ def _noise_table(name: str, repetitions: int) -> str:
     rows = []
     for blocks in BLOCKS:
         for variants in VARIANTS:
-            found = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=repetitions)
-            counted = (found.wrong_difference, found.wrong_same, found.holds, found.found, found.withheld)
+            rates = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=repetitions)
+            counted = (rates.wrong_difference, rates.wrong_same, rates.holds, rates.detected, rates.withheld)
             rows.append((blocks, variants, *counted))
-    heads = ("blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "finds 1 %", "withheld")
+    heads = ("blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %", "withheld")
     return _table(f"Noise: {name}", heads, rows)
 
 
@@ -57,18 +58,18 @@ def _planned_table(repetitions: int) -> str:
     rows = []
     for variants in VARIANTS:
         blocks = planned_blocks(variants)
-        found = outcomes(noisy("normal"), blocks=blocks, variants=variants, repetitions=repetitions)
-        rows.append((variants, blocks, found.found, found.withheld))
-    return _table("Planned for 1 % at an sd of 0.5 %", ("variants", "planned blocks", "finds 1 %", "withheld"), rows)
+        rates = outcomes(noisy("normal"), blocks=blocks, variants=variants, repetitions=repetitions)
+        rows.append((variants, blocks, rates.detected, rates.withheld))
+    return _table("Planned for 1 % at an sd of 0.5 %", ("variants", "planned blocks", "detects 1 %", "withheld"), rows)
 
 
 def planned_blocks(variants: int) -> int:
-    """Return the blocks that are planned to find 1 % at an sd of 0.5 %."""
+    """Return the planned number of blocks for 1 % at an sd of 0.5 %."""
     level = alpha_of(1) / variants
-    found = blocks_to_detect(PLANTED_PCT, 100 * SD, minimum=BLOCKS[0], level=level, power=PLANNED_POWER)
-    if found is None:
+    needed = blocks_to_detect(PLANTED_PCT, 100 * SD, minimum=BLOCKS[0], level=level, power=PLANNED_POWER)
+    if needed is None:
         raise AssertionError("an effect of two standard deviations needs few blocks")
-    return found
+    return needed
 
 
 def _looks_table(repetitions: int) -> str:
@@ -77,7 +78,7 @@ def _looks_table(repetitions: int) -> str:
         null = with_looks(noisy("normal"), variants=variants, repetitions=repetitions, effect_pct=0.0)
         one = with_looks(noisy("normal"), variants=variants, repetitions=repetitions, effect_pct=PLANTED_PCT)
         rows.append((variants, null.changed, one.better, f"{one.mean_blocks:.1f}"))
-    heads = ("variants", "wrong better or worse", "finds 1 %", "blocks at 1 %")
+    heads = ("variants", "wrong better or worse", "detects 1 %", "blocks at 1 %")
     return _table(f"Looks at {', '.join(map(str, LOOKS))} blocks", heads, rows)
 
 
@@ -86,14 +87,14 @@ def _words_table(repetitions: int) -> str:
     cases: dict[str, Stalls | Crashes] = {
         "2 of 25 steps stall": Stalls(stalls=2, faster=0),
         "2 of 25 steps stall, the others 1.5 % faster": Stalls(stalls=2, faster=0.015),
-        "1 step in 5 windows stalls, the others faster by as much": hidden,
-        "slow trials (5 %, three in ten) crash and are run again": Crashes(slow=0.05, chance=0.3),
+        "1 step in 5 windows stalls, the others are faster to balance it": hidden,
+        "slow trials (5 % slower, three in ten) crash and are rerun": Crashes(slow=0.05, chance=0.3),
     }
     rows = []
     for name, case in cases.items():
         for blocks in BLOCKS:
-            found = said(case, blocks=blocks, repetitions=repetitions)
-            words = (found[word] for word in ("better", "same", "worse", "stalls", "withheld"))
+            rates = verdict_rates(case, blocks=blocks, repetitions=repetitions)
+            words = (rates[word] for word in ("better", "same", "worse", "stalls", "withheld"))
             rows.append((name, f"{case.effect_pct:+.1f} %", blocks, *words))
     heads = ("variant", "true effect", "blocks", "better", "same", "worse", "stalls differ", "withheld")
     return _table("Stalls and crashes of one variant", heads, rows)
@@ -112,7 +113,7 @@ def _traps_table(repetitions: int) -> str:
     truth = Stalls(stalls=2, faster=0).effect_pct
     rows = [
         ("steps as samples", traps.steps_as_samples(rng, repetitions), normal.wrong_difference),
-        ("all of one arm, then the other, 1 % drift", traps.one_arm_after_the_other(rng, repetitions),
+        ("one arm after the other, 1 % drift", traps.one_arm_after_the_other(rng, repetitions),
          drift.wrong_difference),
         ("fixed order, first slot 0.5 % slower", traps.fixed_alternation(rng, repetitions), slot.wrong_difference),
         ("stopping at the first p < 0.05, 4 to 20 blocks",
@@ -120,7 +121,7 @@ def _traps_table(repetitions: int) -> str:
         ("12 null variants", traps.uncorrected(noisy("normal"), blocks=8, variants=12, repetitions=repetitions),
          wide.wrong_difference),
         (f"{ASKINGS} askings of one question", f"{100 * (1 - 0.975**ASKINGS):.0f} % (computed)", again),
-        (f"outlier steps dropped, true effect {truth:.1f} %", f"reads {percent(float(dropped)):+.2f} %",
+        (f"outlier steps left out, true effect {truth:.1f} %", f"reads {percent(float(dropped)):+.2f} %",
          "see stalls above"),
     ]  # fmt: skip
     return _table("Traps: wrong better or worse", ("trap", "naive", "ours"), rows)
@@ -144,7 +145,7 @@ def _losses_table(repetitions: int) -> str:
     rows = []
     for noise in ("normal", "heavy"):
         for blocks, seeds in ((6, 1), (6, 3), (10, 2), (20, 4)):
-            ours, gap = losses.refused(blocks=blocks, seeds=seeds, repetitions=repetitions, heavy=noise == "heavy")
+            ours, gap = losses_refused(blocks=blocks, seeds=seeds, repetitions=repetitions, heavy=noise == "heavy")
             rows.append((noise, blocks, seeds, gap, ours))
     heads = ("noise", "blocks", "seeds", "largest gap of repeats", "ours")
     return _table("Losses of a null variant outside the envelope", heads, rows)
@@ -155,11 +156,11 @@ def _dependence_table(repetitions: int) -> str:
     for source, (drawing, shares) in SOURCES.items():
         for share in shares:
             for blocks in BLOCKS:
-                found = dependent(drawing, share, blocks=blocks, repetitions=repetitions)
-                seen = f"{found.seen:+.2f}"
-                rows.append((source, f"{share:g}", seen, blocks, found.plain, found.widened, f"{found.factor:.2f}"))
-    heads = ("what resembles its neighbour", "by", "autocorrelation of d", "blocks", "wrong words, t test", "widened",
-             "by a factor of")  # fmt: skip
+                rates = dependent(drawing, share, blocks=blocks, repetitions=repetitions)
+                seen = f"{rates.seen:+.2f}"
+                rows.append((source, f"{share:g}", seen, blocks, rates.plain, rates.widened, f"{rates.factor:.2f}"))
+    heads = ("correlated quantity", "strength", "autocorrelation of d", "blocks", "wrong, t test", "wrong, widened",
+             "widening factor")  # fmt: skip
     return _table("Dependence between blocks: wrong better or worse", heads, rows)
 
 

@@ -5,9 +5,18 @@ import pytest
 from scipy import stats
 
 from experiments.design.power import ALPHA, alpha_of
-from tests.simulation import losses
 from tests.simulation.__main__ import END, PAGE, START, write
-from tests.simulation.cases import NOISES, Crashes, Stalls, asked_again, noisy, outcomes, said, with_looks
+from tests.simulation.cases import (
+    NOISES,
+    Crashes,
+    Stalls,
+    asked_again,
+    losses_refused,
+    noisy,
+    outcomes,
+    verdict_rates,
+    with_looks,
+)
 from tests.simulation.rates import Rate, rate
 from tests.simulation.table import planned_blocks
 
@@ -45,7 +54,7 @@ def test_errors_stay_at_their_level_with_twenty_blocks(name: str) -> None:
 @pytest.mark.parametrize("variants", [1, 2, 4])
 def test_a_planted_one_percent_is_found_in_nine_of_ten_planned_ablations(variants: int) -> None:
     found = outcomes(noisy("normal"), blocks=planned_blocks(variants), variants=variants, repetitions=REPETITIONS)
-    assert is_at_least(found.found, 0.9)
+    assert is_at_least(found.detected, 0.9)
 
 
 def test_skew_in_one_arm_is_detected_from_ten_blocks_on() -> None:
@@ -59,13 +68,13 @@ def test_skew_in_one_arm_is_detected_from_ten_blocks_on() -> None:
 def test_stalls_give_no_word(case: Stalls) -> None:
     assert case.effect_pct < -12
     for blocks in (6, 10):
-        found = said(case, blocks=blocks, repetitions=200)
+        found = verdict_rates(case, blocks=blocks, repetitions=200)
         assert found["better"].hits == found["same"].hits == 0
     assert found["stalls"].value > 0.95
 
 
 def test_crashes_that_were_run_again_give_no_word() -> None:
-    found = said(Crashes(slow=0.05, chance=0.3), blocks=10, repetitions=REPETITIONS)
+    found = verdict_rates(Crashes(slow=0.05, chance=0.3), blocks=10, repetitions=REPETITIONS)
     never_crashed = 0.7**10
     assert found["better"].value + found["same"].value + found["worse"].value < 2 * never_crashed
     assert found["withheld"].value > 0.5
@@ -86,7 +95,7 @@ def test_looks_cost_no_error_and_save_blocks() -> None:
 
 @pytest.mark.parametrize(("blocks", "seeds"), [(6, 1), (6, 3), (10, 2)])
 def test_a_null_variant_leaves_the_envelope_in_one_of_twenty_ablations(blocks: int, seeds: int) -> None:
-    ours, by_gap = losses.refused(blocks=blocks, seeds=seeds, repetitions=REPETITIONS)
+    ours, by_gap = losses_refused(blocks=blocks, seeds=seeds, repetitions=REPETITIONS)
     assert is_at_most(ours, 0.05)
     assert by_gap.value > 0.3
 

@@ -1,4 +1,4 @@
-"""Traps: analyses that look right and are not, on the same draws as ours. Only naive rates are computed here."""
+"""Traps: plausible but wrong analyses, on the same draws as ours. This module has their error rates only."""
 
 import numpy as np
 from scipy import special

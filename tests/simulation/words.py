@@ -1,6 +1,6 @@
-"""The judge's words for whole arrays of ablations: its own fits, corrections and tests, without receipts.
+"""The judge's verdicts for whole arrays of ablations, by its own fits, corrections and tests, without receipts.
 
-`tests/simulation` holds it to the judge, number by number, on receipts of the same times.
+`test_words.py` compares them with the judge, number by number, on receipts with the same times.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """What the windows of a draw say, arm 0 being the baseline: d and places are (repetitions, variants, blocks)."""
+    """Summaries of the windows of a draw; arm 0 is the baseline. d and places are (repetitions, variants, blocks)."""
 
     d: Array
-    """By total, as change of throughput."""
+    """Change of throughput, by total."""
     sums: Array
     """Sum of both arms' ln(throughput)."""
     by_median: Array
@@ -36,15 +36,15 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What is said of every variant: (repetitions, variants)."""
+    """The verdicts of every variant: (repetitions, variants)."""
 
     better: Flags
     worse: Flags
     same: Flags
     stalls: Flags
-    """Whether the word is `inconclusive: stalls differ`."""
+    """Whether the verdict is `inconclusive: stalls differ`."""
     withheld: Flags
-    """Whether there would have been a word but for stalls, spreads or reruns."""
+    """Whether only stalls, spreads or reruns prevent a verdict."""
     low: Array
     high: Array
     """Simultaneous interval, in natural log units."""
@@ -52,12 +52,12 @@ class Words:
 
     @property
     def changed(self) -> Flags:
-        """Return whether a difference is claimed."""
+        """Whether the verdict is a difference."""
         return self.better | self.worse
 
 
 def windows_of(draw: Draw) -> Windows:
-    """Summarise every trial as its receipt does."""
+    """Summarise every trial like its receipt."""
     total, middle = draw.seconds.sum(axis=-1), np.median(draw.seconds, axis=-1)
     spread = np.median(np.abs(draw.seconds - middle[..., None]), axis=-1)
     cutoff = middle + OUTLIER_MADS * np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
@@ -80,7 +80,7 @@ def _paired(values: Array) -> Array:
 
 
 def first_blocks(windows: Windows, blocks: int) -> Windows:
-    """Return what is known after so many blocks."""
+    """Return the summaries of the first `blocks` blocks."""
     d, sums = windows.d[..., :blocks], windows.sums[..., :blocks]
     return Windows(
         d=d,
@@ -95,31 +95,30 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
 
 def words_of(windows: Windows, *, alpha: float, margin_pct: float, effects: Array) -> Words:
     """Judge every variant at `alpha`, its throughput changed by `effects` (variants,) in natural log units."""
-    found = fit(windows.d + effects[:, None], windows.places)
-    family = found.mean.shape[-1]
+    fitted = fit(windows.d + effects[:, None], windows.places)
+    mean, family = fitted.mean, fitted.mean.shape[-1]
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
-    different = holm(found.p_different(), family) <= alpha
-    beyond = (found.mean < low) | (found.mean > high)
+    different = holm(fitted.p_different(), family) <= alpha
+    changed = different & ((mean < low) | (mean > high))
+    same = ~changed & (holm(fitted.p_same(low, high), family) <= alpha)
     stalls = stalls_of(windows, margin_pct)
-    same = ~(different & beyond) & (holm(found.p_same(low, high), family) <= alpha)
-    said = (different & beyond) | same
-    spreads = windows.uneven & ~is_clear(windows.d, windows.sums, found.mean)
+    spreads = windows.uneven & ~is_clear(windows.d, windows.sums, mean)
     free = ~stalls & ~spreads & ~windows.rerun
-    ends = found.interval(alpha / family)
+    ends = fitted.interval(alpha / family)
     return Words(
-        better=different & beyond & (found.mean > 0) & free,
-        worse=different & beyond & (found.mean < 0) & free,
+        better=changed & (mean > 0) & free,
+        worse=changed & (mean < 0) & free,
         same=same & free,
         stalls=stalls,
-        withheld=said & ~free,
-        low=np.where(different & (found.mean > 0), np.maximum(ends[0], 0), ends[0]),
-        high=np.where(different & (found.mean < 0), np.minimum(ends[1], 0), ends[1]),
-        estimate=found.mean,
+        withheld=(changed | same) & ~free,
+        low=np.where(different & (mean > 0), np.maximum(ends[0], 0), ends[0]),
+        high=np.where(different & (mean < 0), np.minimum(ends[1], 0), ends[1]),
+        estimate=mean,
     )
 
 
 def stalls_of(windows: Windows, margin_pct: float) -> Flags:
-    """Return where the arms' stalls differ; an effect of all steps moves total and median alike."""
+    """Return whether the arms' stalls differ; an effect on all steps moves total and median alike."""
     gap = fit(windows.d - windows.by_median, windows.places)
     apart = (np.abs(100 * np.expm1(gap.mean)) > margin_pct) & (gap.p_different() <= STALL_LEVEL)
     counts = np.apply_along_axis(count_flip_p, -1, windows.more_outliers) <= STALL_LEVEL
