@@ -63,7 +63,6 @@ def _is_closed(connection: socket.socket, within_s: float) -> bool:
     return True
 
 
-LARGE = {"Content_Type": "application/json", "Content_Length": str(60 * MIB)}
 BODIES = [
     ("/v1/ablations:import", None, 401),
     ("/v1/ablations:import", "nobody", 401),
@@ -82,7 +81,9 @@ def test_a_body_that_nobody_may_send_is_refused_before_it_is_read(
     api: Api, path: str, token: str | None, status: int, chunked: bool
 ) -> None:
     """Not one byte of the declared body is sent; of a chunked one, no more than its sender may send."""
-    headers = {"Content_Type": "application/json", "Transfer_Encoding": "chunked"} if chunked else LARGE
+    kind = "application/x-tar" if path.endswith("import") else "application/json"
+    length = {"Transfer_Encoding": "chunked"} if chunked else {"Content_Length": str(60 * MIB)}
+    headers = {"Content_Type": kind, **length}
     with _connect(api) as connection:
         connection.sendall(_head(path, token, **headers))
         if chunked and status == 413:

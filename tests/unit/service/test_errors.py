@@ -10,7 +10,7 @@ def _classes() -> list[type[ServiceError]]:
 
 
 def test_docstring_is_the_default_message() -> None:
-    assert str(NotFound()) == "There is nothing with this id."
+    assert str(NotFound()) == NotFound.__doc__
     assert str(NotFound("there is no ablation 'x'")) == "there is no ablation 'x'"
     assert all(cls.__doc__ for cls in _classes())
 
