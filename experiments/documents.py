@@ -4,8 +4,7 @@ Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. The 
 the digest of all its other fields, except a `signature` over that digest.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -29,24 +28,10 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Sealed(Protocol):
-    """A document with a field `digest`."""
-
-    @property
-    def digest(self) -> str:
-        """Of everything else in the document except its signature."""
-
-    def model_dump(self, *, mode: str, exclude: set[str]) -> dict[str, Any]:
-        """See pydantic."""
-
-    def model_copy(self, *, update: Mapping[str, Any]) -> Self:
-        """See pydantic."""
+Document = TypeVar("Document", bound=BaseModel)
 
 
-Document = TypeVar("Document", bound=Sealed)
-
-
-def content_digest(document: Sealed) -> str:
+def content_digest(document: BaseModel) -> str:
     """Return the digest of `document` without digest and signature. Raises ValueError unless all numbers are finite."""
     return digest(document.model_dump(mode="json", exclude={"digest", "signature"}))
 
@@ -56,12 +41,12 @@ def seal(unsealed: Document) -> Document:
     return unsealed.model_copy(update={"digest": content_digest(unsealed)})
 
 
-def seal_problem(document: Sealed) -> str | None:
+def seal_problem(document: BaseModel) -> str | None:
     """Return "was altered: ..." when the digest does not fit the content, else None."""
-    expected = content_digest(document)
-    if document.digest == expected:
+    stored, expected = dict(document)["digest"], content_digest(document)
+    if stored == expected:
         return None
-    return f"was altered: its digest is {document.digest}, the content gives {expected}"
+    return f"was altered: its digest is {stored}, the content gives {expected}"
 
 
 def first_problem(error: ValidationError) -> str:

@@ -6,7 +6,7 @@ type is `OmitNone[...]` with default None, because receipts written before it mu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +21,7 @@ OmitNone: TypeAlias = Annotated[_T | None, Field(exclude_if=lambda value: value 
 """None means not reported, which is not 0. JSON omits the field then, so the digest shows the difference."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """How a number of a receipt is named, compared and judged."""
 
@@ -30,12 +30,13 @@ class Metric:
     label: str
     """Its name in reports."""
     unit: str
-    better: Literal["higher", "lower"] | None
-    """Direction of improvement; None where neither is one (a lower loss after few steps is no benefit)."""
-    kind: Literal["ratio", "absolute", "loss"]
-    """`ratio`: compared by ln(variant / baseline); `absolute`: by the difference; `loss`: by identity or envelope."""
     field: str = ""
     """Dotted path in the receipt, for `experiments.records.receipts.read_metric`; default: the annotated field."""
+    _: KW_ONLY
+    better: Literal["higher", "lower"] | None = "lower"
+    """Direction of improvement; None where neither is one (a lower loss after few steps is no benefit)."""
+    kind: Literal["ratio", "absolute", "loss"] = "absolute"
+    """`ratio`: compared by ln(variant / baseline); `absolute`: by the difference; `loss`: by identity or envelope."""
     per: float = 1.0
     """Divisor from the receipt's number to `unit`."""
     source: Literal["training", "compilation", "both"] = "training"
@@ -52,7 +53,7 @@ class Metric:
     also holds libraries and freed pages and differs from run to run, so the metric cannot decide there."""
     cold: bool = False
     """Whether trials start with empty compiler caches on disk where this metric decides."""
-    decides: Literal["paired", "exact"] | None = None
+    decides: Literal["paired", "exact"] | None = "exact"
     """How it decides as primary metric. `paired`: by a t test over block differences. `exact`: by its value, which must
     be bit-identical whenever one arm runs again with one seed. None: it cannot."""
 
@@ -90,29 +91,23 @@ class _MeasurementsInParts(BaseModel):
     peak_reserved_bytes: Annotated[
         int | None,
         Metric(
-            name="peak_reserved_gib",
-            label="peak reserved memory",
-            unit="GiB",
-            better="lower",
-            kind="absolute",
-            field="memory.peak_reserved_bytes",
+            "peak_reserved_gib",
+            "peak reserved memory",
+            "GiB",
+            "memory.peak_reserved_bytes",
             per=GIB,
             resident_on=("cpu", "xla"),
-            decides="exact",
         ),
     ] = None
     peak_allocated_bytes: Annotated[
         int | None,
         Metric(
-            name="peak_allocated_gib",
-            label="peak allocated memory",
-            unit="GiB",
-            better="lower",
-            kind="absolute",
-            field="memory.peak_allocated_bytes",
+            "peak_allocated_gib",
+            "peak allocated memory",
+            "GiB",
+            "memory.peak_allocated_bytes",
             per=GIB,
             resident_on=("xla",),
-            decides="exact",
         ),
     ] = None
     foreign_load: float | None = None
@@ -122,16 +117,7 @@ class _MeasurementsInParts(BaseModel):
     """Part of `foreign_load` that a hypervisor gave to other machines."""
     loss_val: Annotated[
         float | None,
-        Metric(
-            name="loss_val",
-            label="validation loss",
-            unit="nats",
-            better=None,
-            kind="loss",
-            field="summary.loss_val",
-            decides="exact",
-            alike="nothing",
-        ),
+        Metric("loss_val", "validation loss", "nats", "summary.loss_val", better=None, kind="loss", alike="nothing"),
     ] = None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
 
@@ -147,17 +133,7 @@ class Measurements(BaseModel):
     """Seconds of each forward and backward pass without an update that the warm-up ran besides its steps."""
     compile_s: Annotated[
         float,
-        Metric(
-            name="compile_s",
-            label="compile time",
-            unit="s",
-            better="lower",
-            kind="absolute",
-            source="both",
-            decides="paired",
-            cold=True,
-            alike="token",
-        ),
+        Metric("compile_s", "compile time", "s", source="both", decides="paired", cold=True, alike="token"),
     ]
     """Seconds of the pass before step 0 that compiles graphs and kernels, including its one execution. 0 without such a
     pass, as on XLA, where step 0 contains the compilation."""
@@ -165,34 +141,19 @@ class Measurements(BaseModel):
     """Whether all generated code came from the compilers' caches; None when nothing was compiled, or unknown."""
     kernels: Annotated[
         tuple[Mapping[str, Any], ...],
+        Metric("kernel_count", "generated kernels that ran", "kernels", counted=True, alike="token"),
         Metric(
-            name="kernel_count",
-            label="generated kernels that ran",
-            unit="kernels",
-            better="lower",
-            kind="absolute",
-            counted=True,
-            decides="exact",
-            alike="token",
-        ),
-        Metric(
-            name="kernel_instructions",
-            label="machine instructions of the generated kernels",
-            unit="instructions",
-            better="lower",
-            kind="absolute",
+            "kernel_instructions",
+            "machine instructions of the generated kernels",
+            "instructions",
             summed="instructions",
-            decides="exact",
             alike="token",
         ),
         Metric(
-            name="kernel_stack_bytes",
-            label="stack of the generated kernels",
-            unit="bytes per thread",
-            better="lower",
-            kind="absolute",
+            "kernel_stack_bytes",
+            "stack of the generated kernels",
+            "bytes per thread",
             summed="stack_bytes",
-            decides="exact",
             alike="token",
         ),
     ] = ()

@@ -1,114 +1,57 @@
 """The metrics of a receipt by name."""
 
+from typing import Any
+
 from model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
 _SUMMARY = (
     Metric(
-        name="tokens_per_s",
-        label="throughput",
-        unit="tokens/s",
+        "tokens_per_s",
+        "throughput",
+        "tokens/s",
+        "summary.tokens_per_s",
         better="higher",
         kind="ratio",
-        field="summary.tokens_per_s",
         decides="paired",
         alike="token",
     ),
+    Metric("step_s", "step time", "s", "summary.step_s_mean", kind="ratio", decides="paired"),
     Metric(
-        name="step_s",
-        label="step time",
-        unit="s",
-        better="lower",
-        kind="ratio",
-        field="summary.step_s_mean",
-        decides="paired",
-    ),
-    Metric(
-        name="model_tflops_per_s",
-        label="model TFLOP/s",
-        unit="TFLOP/s",
+        "model_tflops_per_s",
+        "model TFLOP/s",
+        "TFLOP/s",
+        "summary.model_tflops_per_s",
         better="higher",
         kind="ratio",
-        field="summary.model_tflops_per_s",
         decides="paired",
         alike="nothing",
     ),
+    Metric("loss_step1", "loss of step 1", "nats", "summary.loss_step1", better=None, kind="loss", alike="nothing"),
     Metric(
-        name="loss_step1",
-        label="loss of step 1",
-        unit="nats",
-        better=None,
-        kind="loss",
-        field="summary.loss_step1",
-        decides="exact",
-        alike="nothing",
-    ),
-    Metric(
-        name="loss_final",
-        label="final training loss",
-        unit="nats",
-        better=None,
-        kind="loss",
-        field="summary.loss_final",
-        decides="exact",
-        alike="nothing",
+        "loss_final", "final training loss", "nats", "summary.loss_final", better=None, kind="loss", alike="nothing"
     ),
 )
 """Metrics that the declared estimator derives from the steps."""
 
+
+def _compiled(name: str, label: str, unit: str, field: str, **changes: Any) -> Metric:
+    return Metric(name, label, unit, f"compilation.{field}", source="compilation", **changes)
+
+
 _COMPILATION = (
-    Metric(
-        name="hbm_peak_gib",
-        label="peak HBM that the compiler planned",
-        unit="GiB",
-        better="lower",
-        kind="absolute",
-        field="compilation.hbm.peak_bytes",
-        per=GIB,
-        source="compilation",
-        decides="exact",
-    ),
-    Metric(
-        name="hbm_temp_gib",
-        label="HBM for temporaries that the compiler planned",
-        unit="GiB",
-        better="lower",
-        kind="absolute",
-        field="compilation.hbm.temp_bytes",
-        per=GIB,
-        source="compilation",
-        decides="exact",
-    ),
-    Metric(
-        name="matmul_flops",
-        label="FLOPs of the lowered matrix products outside of kernels",
-        unit="FLOP",
-        better="lower",
-        kind="absolute",
-        field="compilation.matmul_flops",
-        source="compilation",
-        decides="exact",
-    ),
-    Metric(
-        name="custom_calls",
-        label="kernels that the lowered step calls",
-        unit="calls",
+    _compiled("hbm_peak_gib", "peak HBM that the compiler planned", "GiB", "hbm.peak_bytes", per=GIB),
+    _compiled("hbm_temp_gib", "HBM for temporaries that the compiler planned", "GiB", "hbm.temp_bytes", per=GIB),
+    _compiled("matmul_flops", "FLOPs of the lowered matrix products outside of kernels", "FLOP", "matmul_flops"),
+    _compiled(
+        "custom_calls",
+        "kernels that the lowered step calls",
+        "calls",
+        "custom_calls",
         better=None,
-        kind="absolute",
-        field="compilation.custom_calls",
-        source="compilation",
+        decides=None,
         alike="token",
     ),
-    Metric(
-        name="graph_instructions",
-        label="instructions of the lowered step",
-        unit="instructions",
-        better="lower",
-        kind="absolute",
-        field="compilation.instructions",
-        source="compilation",
-        decides="exact",
-        alike="token",
-    ),
+    _compiled("graph_instructions", "instructions of the lowered step", "instructions", "instructions", alike="token"),
 )
 """Metrics that the compiler reports on node classes that execute nothing."""
 

@@ -1,4 +1,4 @@
-"""docs/recipes.md, generated from the recipes: what each is, how large, and what an arm has that names no gate."""
+"""Generate docs/recipes.md from the recipes: summaries, sizes and default gates."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,17 +9,19 @@ from service.cli.commands.recipes import layers, meant_for
 _HEAD = """\
 # Recipes
 
-Generated from `experiments/design/recipes.py` by `make docs`. `ablate recipes` prints a line for each, `ablate recipes
-NAME` all values of one. A recipe is model, data and optimiser under a name and a version. A spec names one under
-`workload.recipe`, changes its numbers for every arm under `workload.overrides` ([which there are](spec.md#overrides),
-and what a recipe has without), and switches gates arm by arm.
+This page lists the recipes. `make docs` generates it from `experiments/design/recipes.py`. `ablate recipes` prints the
+list, `ablate recipes NAME` all values of one recipe.
+
+A recipe is a model, its data and its optimiser under a name and a version. A spec names a recipe under
+`workload.recipe`, changes its numbers for all arms under `workload.overrides` ([list](spec.md#overrides)), and switches
+gates per arm.
 """
 _GATES = """
 ## Gates
 
-What an arm has that does not name the gate. Gates of the baseline hold for every variant that does not name the gate
-itself; an override of `micro_batch` counts where no arm names that gate. What each does, and where its values run:
-[gates.md](gates.md), or `ablate gates --recipe NAME`.
+The table shows a gate's value in arms that do not name it. Variants inherit the gates of the baseline. An override of
+`micro_batch` applies where no arm names that gate. [gates.md](gates.md) and `ablate gates --recipe NAME` describe the
+gates and the node classes that run their values.
 """
 
 
@@ -27,10 +29,10 @@ def recipes_page() -> str:
     """Return the page."""
     rows = public_recipes()
     names = [f"`{row.name}`" for row in rows]
-    what = ((f"`{row.name}`", str(row.version), meant_for(row), row.summary) for row in rows)
+    summaries = ((f"`{row.name}`", str(row.version), meant_for(row), row.summary) for row in rows)
     return "".join(
         [
-            f"{_HEAD}\n{_table(('recipe', 'version', 'runs on', 'what it is'), what)}",
+            f"{_HEAD}\n{_table(('recipe', 'version', 'runs on', 'summary'), summaries)}",
             f"\n## Sizes\n\n{_table(('', *names), _sizes(rows))}",
             f"{_GATES}\n{_table(('gate', *names), _gates(rows))}",
         ]
@@ -42,7 +44,7 @@ def _sizes(rows: list[RecipePublic]) -> Iterator[tuple[str, ...]]:
     yield "layers", *map(layers, rows)
     yield "`d_model`", *(f"{one.d_model:,}" for one in sizes)
     yield "parameters", *(f"{one.parameters:,}" for one in sizes)
-    yield "tokens a step", *(f"{one.tokens_per_step:,}" for one in sizes)
+    yield "tokens per step", *(f"{one.tokens_per_step:,}" for one in sizes)
 
 
 def _gates(rows: list[RecipePublic]) -> Iterator[tuple[str, ...]]:

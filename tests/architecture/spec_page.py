@@ -1,4 +1,4 @@
-"""docs/spec.md, generated from the published JSON Schema of a spec and from the tables of metrics and recipes."""
+"""Generate docs/spec.md from the JSON Schema of a spec and the tables of metrics and recipes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -17,10 +17,15 @@ Schema = Mapping[str, Any]
 _HEAD = """\
 # The spec
 
-Generated from the model by `make docs`. A spec is one page of YAML, JSON or TOML, the same keys in all three; a key
-that is not listed here is refused with the nearest that is. A percentage is text with its sign (`0.5%`), a duration
-text with its unit (`90s`, `20m`, `1h`). `ablate init FILE` writes one to start from ([first-spec.md](first-spec.md)),
-`ablate schema` prints the JSON Schema, and `ablate plan FILE` says everything that is wrong with a file at once.
+This page lists the keys of a spec. `make docs` generates it from the code.
+
+A spec is one file of YAML, JSON or TOML with the same keys in all three formats. An unknown key is an error, and the
+message suggests the nearest key. Percentages are text with a percent sign (`0.5%`), durations text with a unit (`90s`,
+`20m`, `1h`).
+
+- `ablate init FILE` writes a first spec ([first-spec.md](first-spec.md)).
+- `ablate plan FILE` lists all problems of a file.
+- `ablate schema` prints the JSON Schema.
 """
 _SHOWN_AS = {
     PERCENT_PATTERN: "percentage above `0%`, below `100%`",
@@ -29,7 +34,7 @@ _SHOWN_AS = {
     NAME_PATTERN: "name: up to 63 of `a-z 0-9 -`",
 }
 _MANY = 8
-"""Longer lists of words have a section of their own."""
+"""Longest list of values that a cell shows; longer ones have their own section."""
 
 
 def spec_page() -> str:
@@ -40,77 +45,77 @@ def spec_page() -> str:
 
 
 def missing_remarks() -> list[str]:
-    """Return the keys of a spec of which the page says nothing."""
+    """Return the keys of a spec without a remark on the page."""
     schema = ablation_json_schema()
     return [
         ".".join((*path, name))
         for path, part in _parts(schema, schema["$defs"], ())
-        for name, given in part["properties"].items()
-        if not _remark(given, schema["$defs"])
+        for name, entry in part["properties"].items()
+        if not _remark(entry, schema["$defs"])
     ]
 
 
 def _parts(
-    part: Schema, known: Mapping[str, Schema], path: tuple[str, ...]
+    part: Schema, models: Mapping[str, Schema], path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], Schema]]:
-    """Yield every mapping with keys of its own, outside in, with the path that leads to it."""
+    """Yield all mappings that have keys, outside in, with their paths."""
     yield path, part
-    for name, given in part["properties"].items():
-        if inner := _target(given):
-            yield from _parts(known[inner[0]], known, (*path, name + inner[1]))
+    for name, entry in part["properties"].items():
+        if inner := _target(entry):
+            yield from _parts(models[inner[0]], models, (*path, name + inner[1]))
 
 
-def _target(given: Schema) -> tuple[str, str] | None:
-    """Return the model behind a key and what stands between: a name of the user's, or a place in a list."""
-    places = [(given, ""), (given.get("items", {}), "[]")]
-    places += [(option, "") for option in given.get("anyOf", ())]
-    places += [(inner, ".NAME") for inner in given.get("patternProperties", {}).values()]
+def _target(entry: Schema) -> tuple[str, str] | None:
+    """Return the model of a key and the path to it: ".NAME" in a mapping of the user, "[]" in a list."""
+    places = [(entry, ""), (entry.get("items", {}), "[]")]
+    places += [(option, "") for option in entry.get("anyOf", ())]
+    places += [(inner, ".NAME") for inner in entry.get("patternProperties", {}).values()]
     return next(((at["$ref"].rpartition("/")[2], between) for at, between in places if "$ref" in at), None)
 
 
-def _section(path: tuple[str, ...], part: Schema, known: Mapping[str, Schema]) -> str:
+def _section(path: tuple[str, ...], part: Schema, models: Mapping[str, Schema]) -> str:
     rows = (
-        (f"`{name}`", _type(given), _default(name, given, part), _remark(given, known))
-        for name, given in part["properties"].items()
+        (f"`{name}`", _type(entry), _default(name, entry, part), _remark(entry, models))
+        for name, entry in part["properties"].items()
     )
     title = f"`{'.'.join(path)}`" if path else "The whole"
     return _table(f"## {title}\n\n{part['description']}", "key | value | default | remark", rows)
 
 
-def _remark(given: Schema, known: Mapping[str, Schema]) -> str:
-    target = _target(given)
-    return str(given.get("description") or (known[target[0]]["description"] if target else ""))
+def _remark(entry: Schema, models: Mapping[str, Schema]) -> str:
+    target = _target(entry)
+    return str(entry.get("description") or (models[target[0]]["description"] if target else ""))
 
 
-def _default(name: str, given: Schema, part: Schema) -> str:
+def _default(name: str, entry: Schema, part: Schema) -> str:
     if name in part.get("required", ()):
         return "**needed**"
-    value = given.get("default")
+    value = entry.get("default")
     return "" if value in (None, [], ()) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _type(given: Schema) -> str:
-    if "anyOf" in given:
-        return " or ".join(_type(option) for option in given["anyOf"] if option.get("type") != "null")
-    if "const" in given:
-        return f"`{given['const']}`"
-    if "enum" in given:
-        shown = given["enum"]
-        return "a metric, below" if len(shown) > _MANY else ", ".join(f"`{value}`" for value in shown)
-    if "$ref" in given or given.get("type") == "object":
+def _type(entry: Schema) -> str:
+    if "anyOf" in entry:
+        return " or ".join(_type(option) for option in entry["anyOf"] if option.get("type") != "null")
+    if "const" in entry:
+        return f"`{entry['const']}`"
+    if "enum" in entry:
+        values = entry["enum"]
+        return "a metric, below" if len(values) > _MANY else ", ".join(f"`{value}`" for value in values)
+    if "$ref" in entry or entry.get("type") == "object":
         return "mapping"
-    if given.get("type") == "array":
-        return f"list of {_type(given['items'])}"
-    return _SHOWN_AS.get(given.get("pattern", "")) or _plain(given)
+    if entry.get("type") == "array":
+        return f"list of {_type(entry['items'])}"
+    return _SHOWN_AS.get(entry.get("pattern", "")) or _plain(entry)
 
 
-def _plain(given: Schema) -> str:
-    word = {"string": "text", "integer": "integer", "number": "number", "boolean": "`true`, `false`"}[given["type"]]
-    if "exclusiveMinimum" in given:
-        return f"{word} above {_number(given['exclusiveMinimum'])}, up to {_number(given['maximum'])}"
-    if "minimum" in given:
-        return f"{word} from {_number(given['minimum'])} to {_number(given['maximum'])}"
-    return f"{word} up to {given['maxLength']} characters" if "maxLength" in given else word
+def _plain(entry: Schema) -> str:
+    word = {"string": "text", "integer": "integer", "number": "number", "boolean": "`true`, `false`"}[entry["type"]]
+    if "exclusiveMinimum" in entry:
+        return f"{word} above {_number(entry['exclusiveMinimum'])}, up to {_number(entry['maximum'])}"
+    if "minimum" in entry:
+        return f"{word} from {_number(entry['minimum'])} to {_number(entry['maximum'])}"
+    return f"{word} up to {entry['maxLength']} characters" if "maxLength" in entry else word
 
 
 def _number(value: float) -> str:
@@ -127,24 +132,24 @@ def _table(title: str, columns: str, rows: Iterable[Iterable[str]]) -> str:
 def _metrics() -> str:
     title = (
         "## Metrics\n\nA metric that decides *by statistics* needs six blocks and calibrated devices "
-        "([calibration.md](calibration.md)); one that decides *by its value* has no noise, which repeats prove."
+        "([calibration.md](calibration.md)). A metric that decides *by its value* has no noise, which repeats prove."
     )
     rows = (
         (f"`{name}`", f"{row.label}, {row.unit}", row.better or "", _uses(name, row)) for name, row in METRICS.items()
     )
-    return _table(title, "metric | what it is | better | may", rows)
+    return _table(title, "metric | number | better | may", rows)
 
 
 def _uses(name: str, row: Metric) -> str:
     how = "by its value" if row.decides == "exact" else "by statistics"
-    found = [f"decide {how}"] if name in PRIMARY_METRICS else []
-    found += ["be required"] if name in REQUIRED_METRICS else []
+    uses = [f"decide {how}"] if name in PRIMARY_METRICS else []
+    uses += ["be required"] if name in REQUIRED_METRICS else []
     where = ", on node classes that only compile" if row.source == "compilation" else ""
     resident = [f"`{entry}`" for entry in NODE_CLASSES.values() if is_resident(name, entry)]
     if resident:
-        found[0] += f" (not on {' and '.join(resident)}: there it is the resident set of the process)"
-        found[-1] += " (there without `max_delta`)"
-    return ", ".join(found) + where
+        uses[0] += f" (not on {' and '.join(resident)}, where it is the resident set of the process)"
+        uses[-1] += " (there without `max_delta`)"
+    return ", ".join(uses) + where
 
 
 def _overrides() -> str:
@@ -158,12 +163,12 @@ def _overrides() -> str:
         )
         for name, key in OVERRIDES.items()
     )
-    title = "## Overrides\n\nThe last columns say what a [recipe](recipes.md) has without the override."
-    return _table(title, " | ".join(["key", "value", "what it is", *(f"`{name}`" for name in RECIPES)]), rows)
+    title = "## Overrides\n\nThe last columns show the value of each [recipe](recipes.md) without the override."
+    return _table(title, " | ".join(["key", "value", "meaning", *(f"`{name}`" for name in RECIPES)]), rows)
 
 
 def _own(recipe: Recipe, key: Override) -> str:
-    """Return what a recipe has without an override."""
+    """Return a recipe's value without an override."""
     value: Any = asdict(recipe.config)
     for part in key.path.split("."):
         value = value[part]

@@ -108,7 +108,7 @@ def test_every_letter_of_a_pattern_is_declared_everywhere() -> None:
 NEW_MEASUREMENT = """
     energy_j: Annotated[
         OmitNone[float],
-        Metric(name="energy", label="energy of training", unit="J", better="lower", kind="absolute", decides="exact"),
+        Metric("energy", "energy of training", "J"),
     ] = None
 """
 READ_IT = """
