@@ -1,4 +1,7 @@
-"""State machines of ablation, block, trial and attempt, the events that tell of them, and the work that follows."""
+"""State machines of ablation, block, trial and attempt, their events, and the kinds of work after a commit.
+
+docs/block-life.md draws `MOVES` and says where each move happens.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -9,7 +12,7 @@ from service.errors import IllegalMove
 
 
 class EventKind(StrEnum):
-    """What an event of an ablation tells; also the event's name in a stream."""
+    """The kind of an event of an ablation; also its name in a stream."""
 
     ABLATION_STATE = "ablation.state"
     BLOCK_STATE = "block.state"
@@ -19,36 +22,38 @@ class EventKind(StrEnum):
     PRIORITY = "ablation.priority"
     VERDICT = "verdict"
     LOG = "log"
-    """Text of a trial's log: only in a stream, never stored."""
+    """Text of a trial's log. Sent in streams, never stored."""
     CHANGED = "changed"
-    """Something has changed somewhere: only in the stream of the first page, never stored."""
+    """A change anywhere. Sent in the stream of the first page, never stored."""
     END = "end"
-    """The last event of a stream: nothing more can come. Never stored."""
+    """The last event of a stream. Never stored."""
 
 
 class OutboxKind(StrEnum):
-    """What has to happen after a commit."""
+    """A kind of work that follows a commit."""
 
     WAKE = "wake"
-    """Tell the workers of a node class that a block waits."""
+    """Wake the workers of a node class, because a block waits."""
     LOOK = "look"
-    """Look at an ablation whose held blocks may not be needed."""
+    """Decide whether the held blocks of an ablation run."""
     JUDGE = "judge"
+    """Compute the verdict of an ablation."""
     REPORT = "report"
+    """Render the report of an ablation."""
     PROJECT = "project"
-    """Write an ablation that is over into MLflow."""
+    """Write an ended ablation into MLflow."""
     ANNOUNCE = "announce"
-    """Show an ablation that waits or runs in MLflow."""
+    """Show a waiting or running ablation in MLflow."""
     HOOK = "hook"
-    """Tell another service that an ablation is over."""
+    """Call the webhook, because an ablation ended."""
 
 
 State = TypeVar("State", AblationState, BlockState, TrialState, AttemptState)
-"""The states of one machine: its type says which."""
+"""The states of one machine, which their type selects."""
 
 
 def _moves(machine: type[State], moves: Mapping[State, set[State]]) -> dict[StrEnum, frozenset[StrEnum]]:
-    """Complete a table: states that it does not name are final."""
+    """Complete a table: a state without an entry is final."""
     return {state: frozenset(moves.get(state, ())) for state in machine}
 
 
@@ -80,8 +85,9 @@ MOVES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
     ),
     _X: _moves(_X, {_X.RUNNING: {_X.DONE, _X.BROKEN, _X.RELEASED, _X.EXPIRED}, _X.EXPIRED: {_X.DONE}}),
 }
-"""For every machine: the states that may follow a state. An attempt that expired is done when its
-late result is taken while nobody else holds its block."""
+"""The states that may follow each state, by machine.
+
+An expired attempt becomes done if its late result comes before another attempt claims the block."""
 
 STATE_EVENTS: dict[type[StrEnum], EventKind] = {
     AblationState: EventKind.ABLATION_STATE,
@@ -89,7 +95,7 @@ STATE_EVENTS: dict[type[StrEnum], EventKind] = {
     TrialState: EventKind.TRIAL_STATE,
     AttemptState: EventKind.ATTEMPT_STATE,
 }
-"""The event that tells of a machine's moves."""
+"""The kind of event for the moves of each machine."""
 
 
 def _final(machine: type[State]) -> frozenset[State]:
@@ -103,9 +109,9 @@ TRIAL_OVER = _final(TrialState)
 
 
 def check_move(old: State, new: State) -> None:
-    """Raise IllegalMove unless the machine of these states may go from `old` to `new`."""
+    """Raise IllegalMove unless `MOVES` allows the move from `old` to `new`."""
     allowed = MOVES[type(old)][old]
     if new not in allowed:
         machine = STATE_EVENTS[type(old)].partition(".")[0]
-        known = ", ".join(sorted(allowed)) or "nothing, this state is final"
-        raise IllegalMove(f"{machine} cannot go from {old.value!r} to {new.value!r}; allowed: {known}")
+        names = ", ".join(sorted(allowed)) or "nothing, this state is final"
+        raise IllegalMove(f"{machine} cannot go from {old.value!r} to {new.value!r}; allowed: {names}")

@@ -11,12 +11,14 @@ from pathlib import Path
 from experiments.design.listings import public_gates
 from experiments.outcomes import ExitCode
 from service.cli.commands import gates
+from service.lifecycle import MOVES, STATE_EVENTS
 from tests.architecture.recipes_page import recipes_page
 from tests.architecture.spec_page import spec_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "model", "experiments", "service", "workers")
 CODES_START, CODES_END = "<!-- exit codes: written by make docs -->", "<!-- end of exit codes -->"
+STATES_START, STATES_END = "<!-- states: written by make docs -->", "<!-- end of states -->"
 
 
 def settings_page() -> str:
@@ -57,9 +59,25 @@ def error_modules() -> list[Path]:
 
 def exit_codes() -> str:
     """Return docs/ci.md with a table of exit codes made from the code."""
-    head, _, rest = (ROOT / "docs/ci.md").read_text(encoding="utf-8").partition(CODES_START)
     rows = "".join(f"| {code.value} | {code.meaning} |\n" for code in ExitCode)
-    return f"{head}{CODES_START}\n| code | meaning |\n|---|---|\n{rows}{CODES_END}{rest.partition(CODES_END)[2]}"
+    return _between("docs/ci.md", CODES_START, f"| code | meaning |\n|---|---|\n{rows}", CODES_END)
+
+
+def state_diagrams() -> str:
+    """Return docs/block-life.md with diagrams made from the table of moves."""
+    parts = []
+    for machine, moves in MOVES.items():
+        arrows = [f"    {old} --> {new}" for old, after in moves.items() for new in machine if new in after]
+        ends = [f"    {state} --> [*]" for state, after in moves.items() if not after]
+        name = STATE_EVENTS[machine].partition(".")[0].capitalize()
+        parts.append("\n".join([f"{name}:\n", "```mermaid", "stateDiagram-v2", *arrows, *ends, "```", ""]))
+    return _between("docs/block-life.md", STATES_START, "\n" + "\n".join(parts), STATES_END)
+
+
+def _between(page: str, start: str, text: str, end: str) -> str:
+    """Return a page with `text` between two markers."""
+    head, _, rest = (ROOT / page).read_text(encoding="utf-8").partition(start)
+    return f"{head}{start}\n{text}{end}{rest.partition(end)[2]}"
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -67,6 +85,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings_page,
     "docs/errors.md": errors_page,
     "docs/ci.md": exit_codes,
+    "docs/block-life.md": state_diagrams,
     "docs/spec.md": spec_page,
     "docs/recipes.md": recipes_page,
 }
