@@ -1,7 +1,5 @@
 """Typer groups that import a command only when it is asked for, and end the process with our exit codes."""
 
-import ast
-import inspect
 import os
 import pkgutil
 import sys
@@ -9,9 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from keyword import iskeyword
-from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
@@ -65,75 +61,37 @@ class CommandFolder(CommandGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
         """Return the names of all commands."""
-        return [module.rstrip("_").replace("_", "-") for module in self._modules()]
+        modules = sorted(module.name for module in pkgutil.iter_modules(self.package.__path__))
+        return [module.rstrip("_").replace("_", "-") for module in modules]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Return the command of this name, or None if it has no module."""
         if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
             module = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
-            group = get_group(import_module(f"{self.package.__name__}.{module}").app)
+            group = load_group(cmd_name, lambda: import_module(f"{self.package.__name__}.{module}").app)
             self.commands[cmd_name] = group if group.name else group.commands[cmd_name]
         return self.commands.get(cmd_name)
 
-    def outlines(self) -> dict[str, TyperCommand]:
-        """Return name and help of every command, without importing any."""
-        return {
-            name: outline
-            for module in self._modules()
-            for name, outline in outlines(f"{self.package.__name__}.{module}").items()
-        }
 
-    def _modules(self) -> list[str]:
-        return sorted(module.name for module in pkgutil.iter_modules(self.package.__path__))
-
-
-def outlines(module: str) -> dict[str, TyperCommand]:
-    """Return name and help of a module's commands, read from its source; empty if there is no source."""
+def load_group(name: str, load: Callable[[], typer.Typer]) -> Any:
+    """Return the group that `load` imports, or a command `name` that says which package is missing."""
     try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # its package is not installed
-        spec = None
-    if spec is None or spec.origin is None:
-        return {}
-    helps = _declared_helps(ast.parse(Path(spec.origin).read_text(encoding="utf-8")))
-    return {name: TyperCommand(name, help=inspect.cleandoc(text)) for name, text in helps.items()}
+        app = load()
+    except ModuleNotFoundError as error:
+        app = _placeholder(name, error.name or str(error))
+    return get_group(app)
 
 
-def _declared_helps(tree: ast.Module) -> dict[str, str]:
-    """Return the help by name: of the group if the module names one, otherwise of every command."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_name(node.targets[0], "app"):
-            arguments = _text_arguments(node.value)
-            if "name" in arguments:
-                return {arguments["name"]: arguments.get("help", "")}
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return dict(command for function in functions for command in _commands(function))
+def _placeholder(name: str, package: str) -> typer.Typer:
+    sentence = f"The {name} commands are not available here: package '{package}' is not installed."
+    app = typer.Typer()
 
+    @app.command(name, help=sentence, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    def unavailable() -> None:
+        sys.stderr.write(sentence + "\n")
+        raise typer.Exit(ExitCode.ERROR)
 
-def _commands(function: ast.FunctionDef) -> list[tuple[str, str]]:
-    name, help_text = function.name.rstrip("_").replace("_", "-"), ast.get_docstring(function) or ""
-    decorators = [
-        _text_arguments(call)
-        for call in function.decorator_list
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and _is_name(call.func.value, "app")
-        and call.func.attr == "command"
-    ]
-    return [(arguments.get("name", name), arguments.get("help", help_text)) for arguments in decorators]
-
-
-def _is_name(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _text_arguments(call: ast.Call) -> dict[str, str]:
-    """Return a call's arguments that are string literals. The first positional one is a command's name."""
-    arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
-    if call.args:
-        arguments["name"] = call.args[0]
-    constants = {name: value.value for name, value in arguments.items() if isinstance(value, ast.Constant)}
-    return {name: value for name, value in constants.items() if isinstance(value, str)}
+    return app
 
 
 def _run_and_exit(run: Callable[..., Any], *arguments: Any, **options: Any) -> NoReturn:

@@ -11,10 +11,9 @@ from importlib.metadata import EntryPoint, distribution, version
 from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.main import get_group
 
 from experiments.outcomes import ExitCode
-from experiments.runtime.command_groups import CommandFolder, CommandGroup, outlines
+from experiments.runtime.command_groups import CommandGroup, load_group
 
 GROUP = "ablate.commands"
 
@@ -51,24 +50,14 @@ class _Program(CommandGroup):
     """The commands of all groups. Looking up a command imports groups until one has it."""
 
     entries: ClassVar[tuple[EntryPoint, ...]] = ()
-    _writes_help = False
-
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write the help without importing any command."""
-        self._writes_help = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self._writes_help = False
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # Typer's own class is private
         """Return the names of all commands."""
-        return [name for entry in self.entries for name in _outlines_of(entry)]
+        groups = [_group(entry) for entry in self.entries]
+        return [name for group in groups for name in ([group.name] if group.name else group.list_commands(ctx))]
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Return the command of this name, or None."""
-        if self._writes_help:
-            return next(outline for entry in self.entries if (outline := _outlines_of(entry).get(cmd_name)))
         for entry in sorted(self.entries, key=lambda entry: entry.name != cmd_name):
             group = _group(entry)
             command = group if group.name == cmd_name else None if group.name else group.get_command(ctx, cmd_name)
@@ -79,34 +68,7 @@ class _Program(CommandGroup):
 
 @cache
 def _group(entry: EntryPoint) -> Any:
-    try:
-        app: typer.Typer = entry.load()
-    except ModuleNotFoundError as error:
-        app = _placeholder(entry.name, error.name or str(error))
-    return get_group(app)
-
-
-@cache
-def _outlines_of(entry: EntryPoint) -> dict[str, Any]:
-    """Return name and help of a group's commands, imported only where its source does not show them."""
-    if declared := outlines(entry.module):
-        return dict(declared)
-    group = _group(entry)
-    if isinstance(group, CommandFolder):
-        return dict(group.outlines())
-    return {group.name: group} if group.name else group.commands
-
-
-def _placeholder(name: str, package: str) -> typer.Typer:
-    sentence = f"The {name} commands are not available here: package '{package}' is not installed."
-    app = typer.Typer()
-
-    @app.command(name, help=sentence, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-    def unavailable() -> None:
-        sys.stderr.write(sentence + "\n")
-        raise typer.Exit(ExitCode.ERROR)
-
-    return app
+    return load_group(entry.name, entry.load)
 
 
 def _print_version(requested: bool) -> None:

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from importlib.metadata import entry_points
 
 import pytest
@@ -70,27 +68,6 @@ def test_commands_and_options_that_a_page_names_exist(page: str) -> None:
 def test_command_lines_of_blocks_give_the_options_that_are_needed(page: str) -> None:
     lines = [line for line in typed_in(page) if line.startswith("ablate ")]
     assert {line: options for line in lines if (options := lacking_in(line))} == {}
-
-
-def test_help_lists_what_the_commands_say_of_themselves() -> None:
-    listed = {
-        name: one for entry in entry_points(group=console.GROUP) for name, one in console._outlines_of(entry).items()
-    }
-    context = typer.Context(PROGRAM)
-    imported = {name: PROGRAM.get_command(context, name) for name in PROGRAM.list_commands(context)}
-    assert {name: one.get_short_help_str(200) for name, one in listed.items()} == {
-        name: one.get_short_help_str(200) for name, one in imported.items()
-    }
-    assert len(listed) > 20
-
-
-def test_the_list_of_commands_imports_none_of_them() -> None:
-    heavy = {"httpx", "numpy", "pydantic", "sqlalchemy", "torch"}
-    program = f"from experiments.runtime.console import main\ntry: main()\nfinally: print({heavy} & {{*sys.modules}})"
-    code = f"import sys\n{program}"
-    ran = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
-    assert "submit" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "set()"
 
 
 def typed_in(page: str) -> list[str]:
