@@ -42,7 +42,7 @@ def examine(settings: Settings) -> list[DoctorCheck]:
         _torch(),
         _devices(settings),
         *_lanes(settings),
-        DoctorCheck(name="cores", passed=True, needed=True, detail=str(node.cores())),
+        _check("cores", None, str(node.cores())),
         _memory(),
         *_disks(settings),
         _corpora(settings.corpus_roots),
@@ -51,14 +51,18 @@ def examine(settings: Settings) -> list[DoctorCheck]:
     ]
 
 
+def _check(name: str, problem: str | None, detail: str = "", *, needed: bool = True) -> DoctorCheck:
+    """Return the result of a check, which has failed if there is a problem."""
+    return DoctorCheck(name=name, passed=problem is None, needed=needed, detail=problem or detail)
+
+
 def _service(settings: Settings) -> list[DoctorCheck]:
     try:
         token = settings.read_token()
     except SettingsError as error:
-        return [DoctorCheck(name="worker key", passed=False, needed=True, detail=str(error))]
+        return [_check("worker key", str(error))]
     if token is None:
-        detail = f"ABLATE_WORKER_TOKEN is not set, and {settings.token_file} does not exist"
-        return [DoctorCheck(name="worker key", passed=False, needed=True, detail=detail)]
+        return [_check("worker key", f"ABLATE_WORKER_TOKEN is not set, and {settings.token_file} does not exist")]
     api = ServiceApi(settings.url, token)
     try:
         return [_reachable(api, settings.url), _key(api, settings.node_name)]
@@ -66,30 +70,20 @@ def _service(settings: Settings) -> list[DoctorCheck]:
         api.close()
 
 
-def _signing(path: Path) -> DoctorCheck:
-    try:
-        detail = f"signs with {node_signer(path).key}" if path.exists() else f"the first start creates {path}"
-    except (WorkerError, SigningUnavailable) as error:
-        return DoctorCheck(name="signing key", passed=False, needed=True, detail=str(error))
-    problem = signing_problem()
-    return DoctorCheck(name="signing key", passed=problem is None, needed=True, detail=problem or detail)
-
-
 def _reachable(api: ServiceApi, url: str) -> DoctorCheck:
     try:
-        version = api.version()
+        return _check("service", None, f"{url}: {api.version()}")
     except WorkerError as error:
-        return DoctorCheck(name="service", passed=False, needed=True, detail=f"{url}: {error}")
-    return DoctorCheck(name="service", passed=True, needed=True, detail=f"{url}: {version}")
+        return _check("service", f"{url}: {error}")
 
 
 def _key(api: ServiceApi, name: str) -> DoctorCheck:
     try:
         owner = api.key_node()
     except WorkerError as error:
-        return DoctorCheck(name="worker key", passed=False, needed=True, detail=str(error))
-    detail = "accepted" if owner == name else f"belongs to node '{owner}', but ABLATE_NODE_NAME here is '{name}'"
-    return DoctorCheck(name="worker key", passed=owner == name, needed=True, detail=detail)
+        return _check("worker key", str(error))
+    problem = None if owner == name else f"belongs to node '{owner}', but ABLATE_NODE_NAME here is '{name}'"
+    return _check("worker key", problem, "accepted")
 
 
 def _broker(settings: Settings) -> DoctorCheck:
@@ -100,33 +94,40 @@ def _broker(settings: Settings) -> DoctorCheck:
 
         from experiments.runtime.wake import celery_app
     except Exception as error:  # a broken installation may raise anything
-        return DoctorCheck(name="broker", passed=False, needed=True, detail=f"cannot import its library: {error!r}")
+        return _check("broker", f"cannot import its library: {error!r}")
     address = maybe_sanitize_url(settings.broker)
     try:
         with celery_app(settings.broker, name="ablate.doctor").connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=2)
     except (OperationalError, OSError, ImportError) as error:
-        detail = f"{address}: {error}; the worker finds work by polling every {settings.poll_s:g} s"
-        return DoctorCheck(name="broker", passed=False, needed=False, detail=detail)
-    return DoctorCheck(name="broker", passed=True, needed=False, detail=address)
+        problem = f"{address}: {error}; the worker finds work by polling every {settings.poll_s:g} s"
+        return _check("broker", problem, needed=False)
+    return _check("broker", None, address, needed=False)
+
+
+def _signing(path: Path) -> DoctorCheck:
+    try:
+        detail = f"signs with {node_signer(path).key}" if path.exists() else f"the first start creates {path}"
+    except (WorkerError, SigningUnavailable) as error:
+        return _check("signing key", str(error))
+    return _check("signing key", signing_problem(), detail)
 
 
 def _torch() -> DoctorCheck:
     try:
-        return DoctorCheck(name="torch", passed=True, needed=True, detail=metadata.version("torch"))
+        return _check("torch", None, metadata.version("torch"))
     except metadata.PackageNotFoundError:
-        detail = "not installed; install the extra for this device"
-        return DoctorCheck(name="torch", passed=False, needed=True, detail=detail)
+        return _check("torch", "not installed; install the extra for this device")
 
 
 def _devices(settings: Settings) -> DoctorCheck:
     try:
         devices = find_devices(settings.node_class)
     except DeviceMissing as error:
-        return DoctorCheck(name="device", passed=False, needed=True, detail=str(error))
+        return _check("device", str(error))
     names = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.1f} GiB)" for device in devices.devices)
     detail = "; ".join((f"{devices.node_class}: {names}", *devices.lacks))
-    return DoctorCheck(name="device", passed=not devices.lacks, needed=False, detail=detail)
+    return _check("device", detail if devices.lacks else None, detail, needed=False)
 
 
 def _lanes(settings: Settings) -> list[DoctorCheck]:
@@ -142,29 +143,20 @@ def _lanes(settings: Settings) -> list[DoctorCheck]:
     except DeviceMissing:
         return []  # the check of the device reports it
     except (DeviceBusy, PreloadError, OSError) as error:
-        needed = not isinstance(error, DeviceBusy)
-        return [DoctorCheck(name="lanes", passed=False, needed=needed, detail=f"not run: {error}")]
+        return [_check("lanes", f"not run: {error}", needed=not isinstance(error, DeviceBusy))]
     if results is None:
-        return [DoctorCheck(name="lanes", passed=True, needed=False, detail="this class of node executes nothing")]
+        return [_check("lanes", None, "this class of node executes nothing", needed=False)]
     needed = None not in results.values()
     return [
-        DoctorCheck(
-            name=f"lane {lane}", passed=problem is None, needed=needed, detail=problem or "it ran with correct results"
-        )
+        _check(f"lane {lane}", problem, "it ran with correct results", needed=needed)
         for lane, problem in results.items()
     ]
-
-
-def _corpora(roots: tuple[Path, ...]) -> DoctorCheck:
-    absent = [str(root) for root in roots if not root.is_dir()]
-    detail = f"missing: {', '.join(absent)}" if absent else ", ".join(["torch-headers", *map(str, roots)])
-    return DoctorCheck(name="corpora", passed=not absent, needed=False, detail=detail)
 
 
 def _memory() -> DoctorCheck:
     limit_gib = memory_limit_bytes() / GIB
     detail = f"{limit_gib:.1f} GiB, needed: {_LEAST_MEMORY_GIB}"
-    return DoctorCheck(name="memory", passed=limit_gib >= _LEAST_MEMORY_GIB, needed=True, detail=detail)
+    return _check("memory", detail if limit_gib < _LEAST_MEMORY_GIB else None, detail)
 
 
 def _disks(settings: Settings) -> list[DoctorCheck]:
@@ -178,8 +170,14 @@ def _disks(settings: Settings) -> list[DoctorCheck]:
 def _disk(name: str, folder: Path, least_gib: float) -> DoctorCheck:
     free_gib = free_gib_at(folder)
     detail = f"{free_gib:.1f} GiB free at {folder}, needed: {least_gib:g}"
-    return DoctorCheck(name=name, passed=free_gib >= least_gib, needed=True, detail=detail)
+    return _check(name, detail if free_gib < least_gib else None, detail)
+
+
+def _corpora(roots: tuple[Path, ...]) -> DoctorCheck:
+    absent = [str(root) for root in roots if not root.is_dir()]
+    problem = f"missing: {', '.join(absent)}" if absent else None
+    return _check("corpora", problem, ", ".join(["torch-headers", *map(str, roots)]), needed=False)
 
 
 def _program(name: str, path: str | None, consequence: str) -> DoctorCheck:
-    return DoctorCheck(name=name, passed=path is not None, needed=False, detail=path or f"not found: {consequence}")
+    return _check(name, None if path else f"not found: {consequence}", path or "", needed=False)

@@ -7,7 +7,7 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,14 @@ class PlannedFile:
     path: Path
     text: str
     mode: int
+
+    def write(self) -> None:
+        """Write the file; its mode is set before its content."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            os.fchmod(handle, self.mode)
+            out.write(self.text)
 
     @property
     def shown(self) -> str:
@@ -85,7 +93,7 @@ class Installation:
             raise InstallRefused(f"{', '.join(different)} exists with another content; --replace overwrites it")
         try:
             for file in files:
-                _write(file)
+                file.write()
                 yield f"wrote {file.path}, mode {file.mode:04o}"
             yield self._make_home()
         except OSError as error:
@@ -118,14 +126,6 @@ def find_account(user: str) -> pwd.struct_passwd:
         ) from error
 
 
-def _write(file: PlannedFile) -> None:
-    file.path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file.mode)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        os.fchmod(handle, file.mode)
-        out.write(file.text)
-
-
 def _environment(installation: Installation) -> str:
     settings = installation.settings
     values = {
@@ -139,14 +139,11 @@ def _environment(installation: Installation) -> str:
         "ABLATE_DRAIN_S": f"{settings.drain_s:g}",
         VISIBLE_GPUS: installation.gpu,
     }
-    return _lines({name: value for name, value in values.items() if value})
-
-
-def _lines(values: Mapping[str, str | None]) -> str:
-    for name, value in values.items():
-        if not str(value).isprintable() or any(character in str(value) for character in "\"'\\ "):
+    present = {name: value for name, value in values.items() if value}
+    for name, value in present.items():
+        if not value.isprintable() or any(character in value for character in "\"'\\ "):
             raise InstallRefused(f"{name} is {value!r}; allowed: printable, without spaces, quotes and backslashes")
-    return "".join(f"{name}={value}\n" for name, value in values.items())
+    return "".join(f"{name}={value}\n" for name, value in present.items())
 
 
 def _masked(line: str) -> str:

@@ -16,7 +16,6 @@ from experiments.runtime.logs import configure_logging
 from workers.blocks.block_runner import NodeContext
 from workers.devices.device_lock import DeviceLock
 from workers.devices.node_health import NodeHealth
-from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import ApiUnreachable, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
@@ -26,9 +25,8 @@ from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from workers.leases.wake_listener import WakeListener
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
 from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes
-from workers.processes.runner import TrialRunner
+from workers.processes.runner import TrialRunner, start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 from workers.settings import Settings, get_settings
 
@@ -70,12 +68,7 @@ def _serve(settings: Settings, console: Console) -> None:
     with DeviceLock(node.devices.locks("worker")):
         signer = node_signer(settings.home_dir / KEY_FILE)
         console.print(f"signs with {signer.key}")
-        wait_passively()
-        keep_logs_plain()
-        server = ForkServer()
-        with Guardian() as guardian:
-            server.check()
-            runner = TrialRunner(server, guardian, wake_event, grace_s=settings.grace_s, preempted=stopping.now)
+        with start_processes(wake_event, grace_s=settings.grace_s, preempted=stopping.now) as runner:
             _work(settings, node, signer, runner, wake_event=wake_event, stopping=stopping)
 
 

@@ -6,7 +6,7 @@ queried while a step is measured.
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,31 +18,19 @@ from kernels.backends import NODE_CLASSES, NodeClass
 from workers.devices.device_lock import lock_addresses
 from workers.devices.node_health import ReleaseProof
 from workers.devices.nvidia_probe import NvidiaProbe
-from workers.devices.probe_types import DeviceState, Probe, ProbeResult
+from workers.devices.probe_types import Probe, ProbeResult
 from workers.devices.tpu_probes import LibtpuProbe, TpuProbe
 from workers.environment_variables import lock_scope
 from workers.errors import DeviceMissing
 
 
-class HostProbe:
+class HostProbe(Probe):
     """The machine's own processors, as one device."""
 
     def find(self) -> ProbeResult:
         """Return the one device, which always exists."""
         device = DeviceInfo(index=0, name=_cpu_name(), serial=None, memory_bytes=memory_limit_bytes())
         return ProbeResult(devices=(device,))
-
-    def memory_used(self) -> Mapping[int, int]:
-        """Return nothing: the kernel frees the memory of a process that ends."""
-        return {}
-
-    def users(self) -> tuple[int, ...]:
-        """Return nothing: any process may use the host."""
-        return ()
-
-    def state(self, index: int) -> DeviceState | None:
-        """Return None: the host has no such counters."""
-        return None
 
 
 class XlaHostProbe(HostProbe):

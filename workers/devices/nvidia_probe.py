@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from experiments.records.messages import DeviceInfo
-from workers.devices.probe_types import DeviceState, ProbeResult
+from workers.devices.probe_types import DeviceState, Probe, ProbeResult
 from workers.environment_variables import VISIBLE_GPUS, visible_gpus
 from workers.errors import DeviceUnknown
 
@@ -30,7 +30,7 @@ _LEAST_UUID_CHARS = 8
 _MIB = 2**20
 
 
-class NvidiaProbe:
+class NvidiaProbe(Probe):
     """The GPUs of this worker."""
 
     def find(self) -> ProbeResult:

@@ -1,8 +1,8 @@
 """The interface between workers and drivers: a probe, its answers, and the state of a device."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from experiments.records.messages import DeviceInfo
 
@@ -33,23 +33,21 @@ class ProbeResult:
     """Sentences that explain a surprising absence of devices."""
 
 
-class Probe(Protocol):
-    """Access to one kind of driver."""
+class Probe(ABC):
+    """Access to one kind of driver. The defaults suit the host and a machine that only compiles."""
 
+    @abstractmethod
     def find(self) -> ProbeResult:
         """Look for devices."""
 
     def memory_used(self) -> Mapping[int, int]:
-        """Return the bytes in use by device index; empty on the host.
-
-        Raises DeviceUnknown when the driver does not report them.
-        """
+        """Return the bytes in use by device index. Raises DeviceUnknown when the driver does not report them."""
+        return {}
 
     def users(self) -> tuple[int, ...]:
-        """Return the processes on any of the devices; empty on the host.
-
-        Raises DeviceUnknown when the driver does not report them.
-        """
+        """Return the processes on any of the devices. Raises DeviceUnknown when the driver does not report them."""
+        return ()
 
     def state(self, index: int) -> DeviceState | None:
-        """Return the counters of a device; None where the driver has none."""
+        """Return the counters of a device, None where the driver has none."""
+        return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.records.messages import DeviceInfo
 from kernels import xla_compiler
-from workers.devices.probe_types import DeviceState, ProbeResult
+from workers.devices.probe_types import DeviceState, Probe, ProbeResult
 from workers.devices.xla_compilation import ask_compiler
 from workers.errors import CompilerFailed, DeviceMissing
 
@@ -23,7 +23,7 @@ _TEST_TOPOLOGY = "v6e:1x1"
 """Topology whose description shows that the compiler works."""
 
 
-class TpuProbe:
+class TpuProbe(Probe):
     """TPU chips of this machine."""
 
     def __init__(self, *, sys: Path = Path("/sys"), dev: Path = Path("/dev"), proc: Path = Path("/proc")) -> None:
@@ -69,7 +69,7 @@ class TpuProbe:
             yield from ((pid, target) for link in links if (target := _target(Path(link.path))) is not None)
 
 
-class LibtpuProbe:
+class LibtpuProbe(Probe):
     """The TPU compiler, on a machine that needs no TPU."""
 
     def find(self) -> ProbeResult:
@@ -81,18 +81,6 @@ class LibtpuProbe:
         version, kind = answer["versions"]["libtpu"], answer["device_kind"]
         device = DeviceInfo(index=0, name=f"{kind}, compiled for", memory_bytes=xla_compiler.HBM_BYTES[kind])
         return ProbeResult(devices=(device,), driver=f"libtpu {version}")
-
-    def memory_used(self) -> Mapping[int, int]:
-        """Return nothing: this machine has no device."""
-        return {}
-
-    def users(self) -> tuple[int, ...]:
-        """Return nothing: this machine has no device."""
-        return ()
-
-    def state(self, index: int) -> DeviceState | None:
-        """Return None: this machine has no device."""
-        return None
 
 
 def _target(link: Path) -> Path | None:

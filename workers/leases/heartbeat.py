@@ -3,7 +3,6 @@
 import logging
 import threading
 from contextvars import copy_context
-from types import TracebackType
 
 from experiments.records.messages import ClaimedBlock, Heartbeat
 from workers.devices.node_health import ReleaseProof, device_state
@@ -48,9 +47,7 @@ class LeaseRenewal:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(self._lease.left_s() + 1.0)
 

@@ -122,7 +122,7 @@ class Supervisor:
         """Send spooled reports, then claim; return None when there is nothing to run now."""
         try:
             self._link.spool.send_all(self._link.api.report)
-            self._context.runner.check_guardian()
+            self._context.runner.guardian.check()
             block = self._link.node.claim()
         except (ApiUnreachable, StaleLease, OSError) as error:
             warning = f"no claim: {error}"
@@ -140,7 +140,7 @@ class Supervisor:
         """Run a block that was claimed at `sent_at`; report it, release it, or drop it if its lease is lost."""
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
         self._runner.node_id = self._link.node.id
-        lease = Lease(block.lease_s, sent_at=sent_at, on_deadline=self._context.runner.guard_until)
+        lease = Lease(block.lease_s, sent_at=sent_at, on_deadline=self._context.runner.guardian.until)
         output = BlockOutput()
         renewal = LeaseRenewal(
             self._link.api, block, lease, output=output, wake_event=self._link.wake_event, proof=self._context.proof
@@ -149,7 +149,7 @@ class Supervisor:
             result = self._measure(block, lease, output)
             if result is not None:
                 _drain(output, renewal)
-        self._context.runner.guard_until(math.inf)
+        self._context.runner.guardian.until(math.inf)
         if isinstance(result, BlockReport):
             self._hand_in(block, self._signed(block, result).model_copy(update={"logs": output.chunks()}))
         elif result is not None:

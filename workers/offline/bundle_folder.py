@@ -215,11 +215,6 @@ def _killed(running: Attempt, folder: Path) -> BrokenAttempt:
     return BrokenAttempt.model_validate({**running.model_dump(), "ended_at": last_sign, **reason})
 
 
-def now() -> datetime:
-    """Return the time of this machine's clock."""
-    return datetime.now(UTC)
-
-
 def _log_text(trial_id: str, files: TrialPaths) -> str:
     """Return the trial's log as a service would store it: clean text, cut at its limit."""
     tail, parts = LogTail(trial_id, files.log), []

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -32,16 +32,14 @@ from model.errors import ConfigError
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
-from workers.environment_variables import keep_logs_plain, state_folder, wait_passively
+from workers.environment_variables import state_folder
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
-from workers.processes.forkserver import ForkServer
-from workers.processes.guardian import Guardian
-from workers.processes.runner import TrialRunner
+from workers.processes.runner import start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 
 app = typer.Typer()
@@ -173,18 +171,14 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
     wake_event = WakeEvent()
     stopping = StopFlag(wake_event)
     stopping.install()
-    wait_passively()
-    keep_logs_plain()
     proof = node.devices.proof()
     problem = proof.problem()
     if problem is not None:
         raise ExecRefused(f"this node must be repaired first: {problem}")
-    with ExitStack() as stack:
-        stack.enter_context(DeviceLock(node.devices.locks("worker")))
-        guardian = stack.enter_context(Guardian())
-        server = ForkServer()
-        server.check()
-        runner = TrialRunner(server, guardian, wake_event, grace_s=_GRACE_S, preempted=stopping)
+    with (
+        DeviceLock(node.devices.locks("worker")),
+        start_processes(wake_event, grace_s=_GRACE_S, preempted=stopping) as runner,
+    ):
         context = NodeContext(
             node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir, proof=proof
         )

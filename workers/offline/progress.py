@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rich.console import Console, Group, RenderableType
@@ -21,22 +20,13 @@ _LINE_EVERY_S = 10.0
 """Time between two lines about a running trial when the output is no terminal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Running:
-    """The running block."""
-
-    name: str
-    arms: dict[str, str]
-    """Arm by trial id."""
-    output: BlockOutput
-
-
 class ProgressDisplay:
     """Prints a line for every finished trial, shows the running one, and estimates the remaining time."""
 
     def __init__(self, console: Console, *, name: str, blocks: int, trials_per_block: int) -> None:
         self._console = console
-        self._running: _Running | None = None
+        self._running: tuple[str, dict[str, str], BlockOutput] | None = None
+        """Name of the running block, arms by trial id, and output; one value, because another thread reads it."""
         self._trials_per_block = trials_per_block
         self._trials_of_block = 0
         self._finished, self._seconds = 0, 0.0
@@ -58,7 +48,7 @@ class ProgressDisplay:
         self._trial_began = time.monotonic()
         arms = {trial.trial_id: trial.arm for trial in claimed.trials}
         self.print_line(f"{name}: {', '.join(arms.values())} (attempt {claimed.attempt_no})")
-        self._running = _Running(name=name, arms=arms, output=output)
+        self._running = name, arms, output
 
     def ends(self, *, counted: bool = False) -> None:
         """Note that it has ended; `counted` if the block is in the bundle."""
@@ -73,7 +63,7 @@ class ProgressDisplay:
         self._finished += 1
         self._seconds += time.monotonic() - self._trial_began
         self._trial_began = time.monotonic()
-        name = f"{self._running.name}, {receipt.arm}" if self._running else receipt.arm
+        name = f"{self._running[0]}, {receipt.arm}" if self._running else receipt.arm
         rate = f", {receipt.summary.tokens_per_s:,.0f} tokens/s" if receipt.summary else ""
         loss = f", loss {receipt.summary.loss_final:.4f}" if receipt.summary else ""
         why = f": {receipt.message}" if receipt.message else ""
@@ -101,10 +91,10 @@ class ProgressDisplay:
     def now(self) -> str:
         """Return the running trial, its progress and the remaining time in words."""
         running = self._running
-        progress = running.output.progress() if running else None
-        if running is None or progress is None:
+        if running is None or (progress := running[2].progress()) is None:
             return ""
-        return f"{running.name}, {running.arms[progress.trial_id]}: {_steps(progress)}{self._rest()}"
+        name, arms, _output = running
+        return f"{name}, {arms[progress.trial_id]}: {_steps(progress)}{self._rest()}"
 
     def _rest(self) -> str:
         """Return the remaining time in words, once a trial of this run has ended."""

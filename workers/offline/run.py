@@ -7,6 +7,7 @@ minutes are used up.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from experiments.block_numbers import block_name
 from experiments.ids import new_id
@@ -18,7 +19,7 @@ from experiments.retries import attempt_words, budget_spent
 from workers.blocks.block_runner import BlockRunner
 from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease, boot_time_s
-from workers.offline.bundle_folder import BundleFolder, now
+from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
 from workers.processes.trial_output import BlockOutput
 
@@ -103,13 +104,13 @@ class ExecRun:
 
     def _try(self, index: int) -> str | None:
         """Run a block once; return why the whole run has to stop, None if it may go on."""
-        claimed, started_at = self._claim(index), now()
+        claimed, started_at = self._claim(index), datetime.now(UTC)
         output = BlockOutput()
         self._folder.begin(Attempt(started_at=started_at, ended_at=started_at, **self._names(claimed)))
         self._display.begins(block_name(index, len(self._plan_file.plan.blocks)), claimed, output)
         try:
             receipts = self._runner.run(claimed, _endless(), output)
-            attempt = Attempt(started_at=started_at, ended_at=now(), **self._names(claimed))
+            attempt = Attempt(started_at=started_at, ended_at=datetime.now(UTC), **self._names(claimed))
             self._folder.keep_block(attempt, receipts)
             self._done[index] = attempt.seconds
         except BlockBroken as broken:
@@ -127,7 +128,7 @@ class ExecRun:
             {
                 **self._names(claimed),
                 "started_at": started_at,
-                "ended_at": now(),
+                "ended_at": datetime.now(UTC),
                 "failure_class": broken.failure_class,
                 "arm": broken.arm,
                 "message": broken.message[:_MESSAGE_LIMIT],

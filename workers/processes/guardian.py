@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 
 from experiments.runtime.processes import children_of, end_all, group_members
 from workers.environment_variables import trial_mark
@@ -53,9 +52,7 @@ class Guardian:
     def __enter__(self) -> "Guardian":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             if self._process is not None:
                 self._process.close()

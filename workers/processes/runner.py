@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
 from workers.processes.failures import TOO_LATE, kernel_oom_kills
@@ -96,18 +97,10 @@ class TrialRunner:
         preempted: Callable[[], bool],
     ) -> None:
         self.server = server
-        self._guardian = guardian
+        self.guardian = guardian
         self._wake_event = wake_event
         self._grace_s = grace_s
         self._preempted = preempted
-
-    def guard_until(self, boot_time_s: float) -> None:
-        """Set the boot time until which the guardian lets trials run; infinity when none runs."""
-        self._guardian.until(boot_time_s)
-
-    def check_guardian(self) -> None:
-        """Make sure that a guardian runs. Raises OSError when none can be started."""
-        self._guardian.check()
 
     def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         """Run `order` until it ends, its time is up, or it has to stop for a lease, the service or our own end."""
@@ -121,13 +114,13 @@ class TrialRunner:
         start, oom_before = time.monotonic(), kernel_oom_kills()
         process = self.server.start(replace(order, start_by=lease.until))
         trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, began=start, oom_before=oom_before)
-        self._guardian.watch(trial.pid, order.trial_id)
+        self.guardian.watch(trial.pid, order.trial_id)
         try:
             yield trial
         finally:
             if not trial.over:
                 end_trial(trial.pid, trial_id=order.trial_id, grace_s=0, leader=lambda: trial.lives)
-                self._guardian.forget(trial.pid, order.trial_id)
+                self.guardian.forget(trial.pid, order.trial_id)
 
     def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
         """Wait until the trial ends, has to stop, or writes to the pipe `until`; the wait counts for its time limit."""
@@ -137,7 +130,7 @@ class TrialRunner:
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
             self._wake_event.wait(patience, also=also)
             with suppress(OSError):  # the kernel's death signal remains, and the worker claims no block
-                self._guardian.check()
+                self.guardian.check()
             if any(_is_readable(descriptor) for descriptor in also):
                 break
             trial.peak_rss_bytes = _peak_rss(trial.pid) or trial.peak_rss_bytes
@@ -150,7 +143,7 @@ class TrialRunner:
         survivors = self._end(trial)
         trial.process.join(0 if survivors else None)
         trial.over = True
-        self._guardian.forget(trial.pid, trial.trial_id)
+        self.guardian.forget(trial.pid, trial.trial_id)
         exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
         return Ending(
             stopped=trial.stopped or _fenced(exit_code, lease),
@@ -176,6 +169,17 @@ class TrialRunner:
         if survivors:
             _log.error("trial %s: processes %s survived SIGKILL", trial.trial_id, list(survivors))
         return survivors
+
+
+@contextmanager
+def start_processes(wake_event: WakeEvent, *, grace_s: float, preempted: Callable[[], bool]) -> Iterator[TrialRunner]:
+    """Start the fork server and the guardian of this node; leaving the context ends the guardian."""
+    wait_passively()
+    keep_logs_plain()
+    server = ForkServer()
+    with Guardian() as guardian:
+        server.check()
+        yield TrialRunner(server, guardian, wake_event, grace_s=grace_s, preempted=preempted)
 
 
 def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
