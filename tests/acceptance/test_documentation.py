@@ -21,7 +21,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.outcomes import ExitCode
 from experiments.records.plan_file import make_plan_file
-from experiments.runtime import groups
+from experiments.runtime import console
 from service.client.settings import get_client_settings
 from service.settings import get_settings
 from tests.api_stack import SIGNER
@@ -48,7 +48,7 @@ class Stack:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self.program = groups.build(entry_points(group=groups.GROUP))
+        self.program = console.build(entry_points(group=console.GROUP))
 
     def make(self, target: str) -> str:
         """Run a target of the Makefile with this environment's program; return what it printed."""

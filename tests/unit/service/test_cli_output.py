@@ -1,14 +1,21 @@
+import io
 import json
+from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 from experiments.errors import SpecError, SpecProblem
-from service.cli.follow import history_line, steps_text
+from service.cli import stack_commands
+from service.cli.follow import steps_text
 from service.cli.output import guarded, problem_lines
 from service.client.api import Refused
+from service.http import mlflow_links
 from service.schemas.ablations import Event
 from service.schemas.problems import Problem, ProblemDetail
+from service.stack.layout import StackFiles
+from tests.unit.service.test_stack_layout import STATE
 
 PROBLEM = Problem(
     title="Unprocessable Content",
@@ -73,9 +80,11 @@ def test_steps_text_leaves_out_what_is_not_known_yet() -> None:
     assert steps_text(Event(kind="trial.progress", data={"steps_done": 0, "steps_total": None})) == "step 0/?"
 
 
-def test_history_line_has_time_name_state_and_reason() -> None:
-    event = Event.of(
-        "block.state", "3", {"at": "2026-11-20T20:19:47Z", "from": "queued", "to": "running", "reason": "claimed"}
-    )
-    assert history_line(event, "block 1/6") == "20:19:47  block 1/6: running (claimed)"
-    assert event.seq == 3
+def test_an_address_stays_in_one_piece_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=40, color_system=None)
+    monkeypatch.setattr(stack_commands, "out", lambda: console)
+    link = mlflow_links.of_ablations(STATE.mlflow_url, "1")
+    assert link == f"{STATE.mlflow_url}/#/experiments/1/runs?viewStateShareKey=ablations&workflowType=machine_learning"
+    stack_commands.print_stack(StackFiles(home=tmp_path), STATE.model_copy(update={"ablations_url": link}))
+    assert f"  MLflow  {link}\n" in output.getvalue()

@@ -50,15 +50,11 @@ def test_make_folders_keeps_the_short_folder_private_and_remove_runtime_removes_
     assert files.lock.parent.is_dir()
 
 
-def test_state_survives_writing_and_reading(tmp_path: Path) -> None:
+def test_state_survives_writing_and_reading_and_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     files = StackFiles(home=tmp_path)
     assert read_state(files) is None
     write_state(files, STATE)
     assert read_state(files) == STATE
-
-
-def test_read_state_says_when_the_file_is_damaged(tmp_path: Path) -> None:
-    files = StackFiles(home=tmp_path)
     files.state.write_text("{")
     with pytest.raises(StackError, match=r"stack\.json is damaged"):
         read_state(files)
@@ -74,14 +70,9 @@ def test_exclusive_lets_one_in_and_frees_the_home_afterwards(tmp_path: Path) -> 
     assert not is_locked(files)
 
 
-def test_free_port_takes_the_next_one_when_somebody_listens() -> None:
-    with socket.socket() as other:
-        other.bind((LOOPBACK, 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        assert free_port(taken) > taken
-
-
-def test_free_port_leaves_out_what_another_part_was_given() -> None:
-    first = free_port(20_000)
-    assert free_port(first, taken=frozenset({first})) > first
+def test_free_port_skips_ports_in_use_and_ports_of_other_parts() -> None:
+    with socket.create_server((LOOPBACK, 0)) as other:
+        in_use = other.getsockname()[1]
+        free = free_port(in_use)
+        assert free > in_use
+        assert free_port(in_use, taken=frozenset({free})) > free

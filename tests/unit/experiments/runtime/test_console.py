@@ -60,18 +60,6 @@ def test_build_lists_a_group_whose_package_is_absent_and_keeps_the_others(monkey
     assert "package 'fastapi' is not installed" in done.output
 
 
-COMMANDS = (
-    "plan submit run watch list show cancel verdict report log receipts gates nodes schema "
-    "up down status demo mlflow worker"
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS.split())
-def test_the_installed_program_has_every_command(command: str) -> None:
-    done = CliRunner().invoke(build(entry_points(group=GROUP)), [command, "--help"])
-    assert done.exit_code == 0
-
-
 def test_wrong_usage_is_no_decision() -> None:
     assert CliRunner().invoke(build(entry_points(group=GROUP)), ["plan"]).exit_code == ExitCode.USAGE
 
@@ -82,9 +70,12 @@ def test_version_prints_one_line() -> None:
     assert done.exit_code == 0
 
 
-def test_every_command_that_is_listed_is_there_under_its_name() -> None:
+def test_every_listed_command_has_its_name_and_prints_its_help() -> None:
     program = get_command(build(entry_points(group=GROUP)))
     context = typer.Context(program)
     listed = program.list_commands(context)
     assert {name: program.get_command(context, name).name for name in listed} == {name: name for name in listed}
-    assert len(listed) == len(set(listed))
+    assert len(listed) == len(set(listed)) > 30
+    own = [name for name in listed if name != "exec"]  # which becomes another program
+    codes = {name: CliRunner().invoke(build(entry_points(group=GROUP)), [name, "--help"]).exit_code for name in own}
+    assert codes == dict.fromkeys(own, 0)

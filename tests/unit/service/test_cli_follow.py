@@ -1,0 +1,77 @@
+from typing import Any
+
+import pytest
+
+from service.cli.follow import FollowedAblation
+from service.schemas.ablations import Event
+from service.schemas.nodes import NodePublic
+from tests.public_rows import ablation_row, trial_row
+
+NODE: dict[str, Any] = {
+    **dict.fromkeys(("id", "name", "node_class", "code_digest", "registered_at", "seen_at"), "x"),
+    **dict.fromkeys(("quarantined_reason", "stopped_by", "stopped_at", "lanes", "public_key")),
+    **{"health": "live", "state": "works", "devices": [], "versions": {}, "lacks": [], "runs": []},
+}
+
+
+def _followed(**changes: Any) -> FollowedAblation:
+    return FollowedAblation.of(ablation_row(**changes), [trial_row()])
+
+
+def _event(kind: str, subject: str, **values: Any) -> Event:
+    return Event.of(kind, "7", {"subject": subject, "at": "2026-11-20T10:11:12Z", **values})
+
+
+def test_followed_ablation_names_the_running_arm_and_its_progress() -> None:
+    followed = _followed()
+    followed.apply(_event("block.state", "blk_1", to="running", actor="nod_9"))
+    assert followed.lines == ["10:11:12  block 1/6: running"], "its node registered meanwhile"
+    followed.apply(_event("trial.progress", "trl_9", data={"steps_done": 1}))
+    assert followed.trial_text == "", "an unknown trial"
+    followed.apply(_event("trial.state", "trl_1", to="running"))
+    assert followed.trial_text == "block 1/6, psiv-on: starting"
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14, "loss": 8.2}))
+    assert followed.trial_text == "block 1/6, psiv-on: step 3/14, loss 8.200"
+
+
+def test_followed_ablation_names_the_node_and_the_time_left() -> None:
+    nodes = [NodePublic.model_validate({**NODE, "id": "nod_7", "name": "gpu-7"})]
+    followed = FollowedAblation.of(ablation_row(time_left_s=754.0), [trial_row()], nodes)
+    followed.apply(_event("block.state", "blk_1", to="running", actor="nod_7", reason="claimed, attempt 1"))
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 3, "steps_total": 14}))
+    assert followed.lines == ["10:11:12  block 1/6 on gpu-7: running (claimed, attempt 1)"]
+    assert followed.trial_text == "block 1/6 on gpu-7, psiv-on: step 3/14; about 13\N{NO-BREAK SPACE}min left"
+    followed.apply(_event("block.state", "blk_1", to="done", actor="service"))
+    assert followed.lines[-1] == "10:11:12  block 1/6 on gpu-7: done", "who reported it is not where it ran"
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
+def test_a_block_that_runs_no_more_has_no_steps(state: str) -> None:
+    followed = FollowedAblation.of(
+        ablation_row(), [trial_row(), trial_row(id="trl_2", block_id="blk_2", block_index=1)]
+    )
+    followed.apply(_event("trial.progress", "trl_1", data={"steps_done": 8, "steps_total": 8}))
+    followed.apply(_event("block.state", "blk_2", to="done"))
+    assert followed.trial_text == "block 1/6, psiv-on: step 8/8", "another block ended"
+    followed.apply(_event("block.state", "blk_1", to=state))
+    assert followed.trial_text == ""
+    followed.apply(_event("trial.state", "trl_2", to="running"))
+    assert followed.trial_text == "block 2/6, psiv-on: starting"
+
+
+def test_followed_ablation_says_what_a_queued_ablation_waits_for() -> None:
+    assert _followed(state="queued", waiting_for="a free node").trial_text == "waits for a free node"
+
+
+def test_followed_ablation_is_silent_when_it_is_over() -> None:
+    followed = _followed(state="completed")
+    followed.apply(_event("trial.state", "trl_1", to="running"))
+    assert followed.over
+    assert followed.trial_text == ""
+
+
+def test_followed_ablation_tells_the_story_of_blocks_and_of_the_ablation_by_name() -> None:
+    followed = _followed()
+    followed.apply(_event("ablation.state", "abl_1", to="running", reason="first block claimed"))
+    followed.apply(_event("block.state", "blk_1", to="done"))
+    assert followed.lines == ["10:11:12  demo: running (first block claimed)", "10:11:12  block 1/6: done"]
