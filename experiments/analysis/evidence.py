@@ -22,14 +22,14 @@ from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
 
-_WORDS = {
-    Outcome.REFUSED: VerdictWord.REFUSED,
-    Outcome.OOM: VerdictWord.OOM,
-    Outcome.TIMEOUT: VerdictWord.TIMEOUT,
-    Outcome.FAILED: VerdictWord.FAILED,
-    Outcome.INVALID: VerdictWord.INVALID,
+_ENDED = {
+    Outcome.REFUSED: "were refused",
+    Outcome.OOM: "ran out of memory",
+    Outcome.TIMEOUT: "took too long",
+    Outcome.FAILED: "failed",
+    Outcome.INVALID: "were invalid",
 }
-"""Verdict of a variant by the outcome of any of its trials, most important first."""
+"""How trials with an outcome ended; the first outcome among a variant's trials is its verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,16 +142,7 @@ def _without_baseline(pairs: Sequence[Pair]) -> str | None:
     measured = all(pair.variant.outcome is Outcome.MEASURED for pair in pairs)
     if not bad or (len(bad) < len(pairs) and not measured):
         return None
-    return f"{_BASELINE_ENDED[bad[0]]} in {len(bad)} of {len(pairs)} trials"
-
-
-_BASELINE_ENDED = {
-    Outcome.REFUSED: "was refused",
-    Outcome.OOM: "ran out of memory",
-    Outcome.TIMEOUT: "took too long",
-    Outcome.FAILED: "failed",
-    Outcome.INVALID: "was invalid",
-}
+    return f"{_ENDED[bad[0]].replace('were', 'was')} in {len(bad)} of {len(pairs)} trials"
 
 
 def _excluded_by_guards(pairs: Sequence[Pair], whole: WholeBlocks) -> Exclusion | None:
@@ -195,26 +186,18 @@ def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
 
 
 def _excluded_by_outcome(pairs: Sequence[Pair]) -> Exclusion | None:
-    for outcome, word in _WORDS.items():
+    for outcome, ended in _ENDED.items():
         hit = [pair.variant for pair in pairs if pair.variant.outcome is outcome]
         if hit:
             what = hit[0].message or f"outcome {outcome}"
-            return Exclusion(word=word, reason=f"{len(hit)} of {len(pairs)} trials {_ENDED[outcome]}: {what}")
+            reason = f"{len(hit)} of {len(pairs)} trials {ended}: {what}"
+            return Exclusion(word=VerdictWord(outcome.value), reason=reason)
     bad = [pair.baseline for pair in pairs if pair.baseline.outcome is not Outcome.MEASURED]
     if bad:
         what = bad[0].message or f"outcome {bad[0].outcome}"
         reason = f"{len(bad)} of {len(pairs)} baseline trials {_ENDED[bad[0].outcome]}: {what}"
         return Exclusion(word=VerdictWord.INVALID, reason=reason)
     return None
-
-
-_ENDED = {
-    Outcome.REFUSED: "were refused",
-    Outcome.OOM: "ran out of memory",
-    Outcome.TIMEOUT: "took too long",
-    Outcome.FAILED: "failed",
-    Outcome.INVALID: "were invalid",
-}
 
 
 def _excluded_by_claim(pairs: Sequence[Pair], claim: Claim) -> Exclusion | None:

@@ -139,7 +139,7 @@ def clock_problem(variants: Sequence[Receipt], baselines: Sequence[Receipt]) -> 
 
     They may if they are over 1 % apart and less than half of the difference in time remains in cycles.
     """
-    own, other = _median_clock(variants), _median_clock(baselines)
+    own, other = median_clock_mhz(variants), median_clock_mhz(baselines)
     if own is None or other is None or max(own, other) <= (1 + MAX_CLOCK_GAP) * min(own, other):
         return None
     more_time = _mean_log_step(variants) - _mean_log_step(baselines)
@@ -153,7 +153,8 @@ def _mean_log_step(receipts: Sequence[Receipt]) -> float:
     return statistics.fmean(math.log(receipt.summary.step_s_mean) for receipt in receipts if receipt.summary)
 
 
-def _median_clock(receipts: Sequence[Receipt]) -> float | None:
+def median_clock_mhz(receipts: Sequence[Receipt]) -> float | None:
+    """Return the median device clock of the timed steps; None unless every step has one."""
     clocks = [step.clock_mhz for receipt in receipts for step in receipt.steps if step.phase == "timed"]
     recorded = [clock for clock in clocks if clock is not None]
     return statistics.median(recorded) if recorded and len(recorded) == len(clocks) else None

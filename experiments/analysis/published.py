@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
 from experiments.analysis.comparing import Levels, Sample, compare
-from experiments.analysis.requirements import envelopes, rule_text
+from experiments.analysis.requirements import envelopes, rule_text, within_bound
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult
 from experiments.design.load import load_values
@@ -139,19 +139,11 @@ def _too_few(table: PublishedTable, change: float) -> str:
 
 
 def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResult:
-    metric = METRICS[requirement.metric]
-    if requirement.max_value is not None:
-        most = max(own for _, own in values.pairs)
-        passed, detail = most <= requirement.max_value, f"at most {most:.6g} {metric.unit}"
-    elif requirement.max_delta is not None:
-        rise = max(own - base for base, own in values.pairs)
-        passed, detail = rise <= requirement.max_delta, f"largest change {rise:+.4g} {metric.unit}"
-    elif requirement.rule == "envelope":
-        passed, detail = _envelope(requirement, values)
-    else:
-        passed, detail = _identical(values)
-    rule = rule_text(requirement)
-    return RequirementResult(metric=requirement.metric, rule=rule, passed=passed, detail=detail, exact=False)
+    compare_losses = _envelope(requirement, values) if requirement.rule == "envelope" else _identical(values)
+    passed, detail = within_bound(requirement, [(own, base) for base, own in values.pairs]) or compare_losses
+    return RequirementResult(
+        metric=requirement.metric, rule=rule_text(requirement), passed=passed, detail=detail, exact=False
+    )
 
 
 def _identical(values: PublishedValues) -> tuple[bool, str]:

@@ -30,14 +30,8 @@ def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: 
     complete = bool(values) and len(values) == len(every)
     if not complete:
         passed, detail = False, f"missing in {len(every) - len(values)} of {len(every)} blocks"
-    elif requirement.max_value is not None:
-        most = max(own for own, _ in values)
-        passed, detail = most <= requirement.max_value, f"at most {most:.4g} {metric.unit}"
-    elif requirement.max_delta is not None:
-        rise = max(own - other for own, other in values)
-        passed, detail = rise <= requirement.max_delta, f"largest change {rise:+.4g} {metric.unit}"
     else:
-        passed, detail = _loss(rule, requirement, evidence.pairs)
+        passed, detail = within_bound(requirement, values) or _loss(rule, requirement, evidence.pairs)
     without_noise = metric.kind == "absolute" and metric.decides == "exact"
     exact = rule == "identical" or (without_noise and not is_resident(requirement.metric, node_class))
     return RequirementResult(
@@ -48,6 +42,18 @@ def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: 
         exact=complete and exact,
         compared=requirement.rule != "as_claimed" or rule is not None,
     )
+
+
+def within_bound(requirement: Requirement, values: Sequence[tuple[float, float]]) -> tuple[bool, str] | None:
+    """Return whether (variant, baseline) keep the requirement's bound, with the number; None if it has no bound."""
+    unit = METRICS[requirement.metric].unit
+    if requirement.max_value is not None:
+        most = max(own for own, _ in values)
+        return most <= requirement.max_value, f"at most {most:.4g} {unit}"
+    if requirement.max_delta is not None:
+        rise = max(own - other for own, other in values)
+        return rise <= requirement.max_delta, f"largest change {rise:+.4g} {unit}"
+    return None
 
 
 def rule_text(requirement: Requirement) -> str:

@@ -46,10 +46,8 @@ class VariantLayout:
     word: Cell
     sentence: str
     """What happened, with the interval."""
-    reason: str
-    """The verdict's own reason."""
     why: str
-    """The reason again if the sentence lacks it; else empty."""
+    """The verdict's own reason if the sentence lacks it; else empty."""
     missing: str
     """Which blocks are missing, or how the baseline ended, if that prevents an answer; else empty."""
     effect: Cell
@@ -260,7 +258,6 @@ def _lay_out_variant(verdict: Verdict, variant: VariantVerdict) -> VariantLayout
         arm=variant.arm,
         word=verdict_cells.word(variant),
         sentence=sentences.sentence(verdict, variant),
-        reason=wording.with_minus(variant.reason),
         why="" if sentences.says_why(variant) else wording.with_minus(variant.reason),
         missing=_missing(variant),
         effect=verdict_cells.exact_effect(variant.exact) if primary is None else verdict_cells.effect(primary),

@@ -1,11 +1,11 @@
 """Admission: whether A/A blocks allow verdicts on the devices that ran; if not, the reason and the remedy."""
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 
 import scipy
 
+from experiments.analysis.guards import median_clock_mhz
 from experiments.analysis.noise.calibrate import key_of, seconds
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.spec import AblationSpec
@@ -88,7 +88,7 @@ def _changed(one: CalibrationKey, other: CalibrationKey) -> list[str]:
 
 def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator[str]:
     yield from standing_problems(calibration, max(seconds(receipt.started_at) for receipt in receipts))
-    clock = _clock(receipts)
+    clock = median_clock_mhz(receipts)
     if clock is not None and calibration.clock_mhz is not None:
         shift = clock / calibration.clock_mhz - 1
         if abs(shift) > MAX_CLOCK_SHIFT:
@@ -115,12 +115,6 @@ def mean_p(calibration: Calibration) -> float:
     """Return the two-sided p value of a t test that the mean of d is zero."""
     error = calibration.sd_pct / math.sqrt(calibration.blocks)
     return float(2 * scipy.special.stdtr(calibration.blocks - 1, -abs(calibration.mean_pct) / error))
-
-
-def _clock(receipts: Sequence[Receipt]) -> float | None:
-    clocks = [step.clock_mhz for one in receipts for step in one.steps if step.phase == "timed"]
-    recorded = [clock for clock in clocks if clock is not None]
-    return statistics.median(recorded) if recorded and len(recorded) == len(clocks) else None
 
 
 def mending_command(node_class: str, like: str) -> str:

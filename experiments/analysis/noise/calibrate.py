@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from experiments.analysis.guards import block_problems, receipt_problems
+from experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
 from experiments.design.aa_spec import REPEAT, SENTINEL
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
@@ -123,8 +123,6 @@ def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
 def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock:
     metric = _measured_by(spec)
     own, other = (read_metric(METRICS[metric], receipt) or math.nan for receipt in (repeat, baseline))
-    clocks = [step.clock_mhz for one in (baseline, repeat) for step in one.steps if step.phase == "timed"]
-    recorded = [clock for clock in clocks if clock is not None]
     return AABlock(
         ablation=baseline.ids.ablation,
         block_index=baseline.ids.block_index,
@@ -133,7 +131,7 @@ def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Sourc
         difference=math.log(own / other),
         place=repeat.ids.position - baseline.ids.position,
         log_rate=(math.log(own) + math.log(other)) / 2,
-        clock_mhz=statistics.median(recorded) if recorded and len(recorded) == len(clocks) else None,
+        clock_mhz=median_clock_mhz((baseline, repeat)),
         margin_pct=spec.verdict.primary.margin,
         receipts=(baseline.digest, repeat.digest),
     )

@@ -8,21 +8,7 @@ from experiments.digest import canonical_json
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
-from experiments.reporting.mlflow import names
-from experiments.reporting.mlflow.content import (
-    LONGEST_TAG,
-    NOTE_TAG,
-    RunContent,
-    RunKind,
-    allowed_key,
-    common_tags,
-    datasets,
-    ended_ms,
-    finite,
-    milliseconds,
-    params,
-    source_tags,
-)
+from experiments.reporting.mlflow import content, names
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import VariantLayout
@@ -44,26 +30,26 @@ STATUS: dict[AblationState, str] = {
 OPEN = frozenset({"SCHEDULED", "RUNNING"})
 
 
-def parent(view: AblationView, report_html: str | None) -> RunContent:
+def parent(view: AblationView, report_html: str | None) -> content.RunContent:
     """Return the parent run; `report_html` is None while the ablation is running."""
     status = STATUS[view.state]
-    return finite(
-        RunContent(
+    return content.finite(
+        content.RunContent(
             identity=PARENT,
             name=names.of_ablation(view),
             status=status,
-            started_ms=milliseconds(view.created_at),
-            ended_ms=None if status in OPEN else ended_ms(view),
+            started_ms=content.milliseconds(view.created_at),
+            ended_ms=None if status in OPEN else content.ended_ms(view),
             tags=_tags(view),
             params=_params(view),
             texts=_texts(view, report_html),
-            datasets=datasets(view.receipts),
+            datasets=content.datasets(view.receipts),
         )
     )
 
 
 def _tags(view: AblationView) -> dict[str, str]:
-    tags = common_tags(view, RunKind.ABLATION, PARENT) | source_tags(view.receipts)
+    tags = content.common_tags(view, content.RunKind.ABLATION, PARENT) | content.source_tags(view.receipts)
     tags |= {
         "ablation.state": view.state,
         "ablation.rule_digest": view.plan.rule_digest,
@@ -71,7 +57,7 @@ def _tags(view: AblationView) -> dict[str, str]:
             {arm.name: changed_gates(arm, view.plan.baseline) for arm in view.plan.variants},
         ),
         "ablation.nodes": wording.shorten(_nodes(view), LONGEST_COLUMN),
-        NOTE_TAG: _note(view),
+        content.NOTE_TAG: _note(view),
     }
     if view.verdict is None or view.answer is None:
         return tags
@@ -114,9 +100,12 @@ def _params(view: AblationView) -> dict[str, str]:
     """Return recipe, design, every gate over all arms, and the configuration that all arms share."""
     plan = view.plan
     workload = load_values(view.spec_text.encode(), view.content_type)["workload"]
-    shared = [params(arm) for arm in plan.arms]
+    shared = [content.params(arm) for arm in plan.arms]
     same = {name: value for name, value in shared[0].items() if all(own.get(name) == value for own in shared)}
-    gates = {allowed_key(f"gate.{name}"): gate_values(name, plan.arms, LONGEST_COLUMN) for name in plan.baseline.gates}
+    gates = {
+        content.allowed_key(f"gate.{name}"): gate_values(name, plan.arms, LONGEST_COLUMN)
+        for name in plan.baseline.gates
+    }
     return (
         same
         | gates
@@ -147,7 +136,7 @@ def _note(view: AblationView) -> str:
         table += "".join(f"\n- {line}" for line in broken_attempts(view.verdict))
         rest += "\n\nThe artefact `report.html` has the whole answer with pictures."
     text = f"**{view.lead}**{table}{rest}"
-    if len(text) <= LONGEST_TAG:
+    if len(text) <= content.LONGEST_TAG:
         return text
     cut = f"\n\nCut here: MLflow stores no longer notes.{rest}"
-    return text[: LONGEST_TAG - len(cut)].rsplit("\n", 1)[0] + cut
+    return text[: content.LONGEST_TAG - len(cut)].rsplit("\n", 1)[0] + cut

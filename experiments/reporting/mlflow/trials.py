@@ -9,20 +9,7 @@ from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome, TrialState
 from experiments.records.receipts import Receipt, read_metric
 from experiments.reporting import wording
-from experiments.reporting.mlflow import names
-from experiments.reporting.mlflow.content import (
-    NOTE_TAG,
-    Point,
-    RunContent,
-    RunKind,
-    common_tags,
-    datasets,
-    finite,
-    milliseconds,
-    params,
-    receipt_ended_ms,
-    source_tags,
-)
+from experiments.reporting.mlflow import content, names
 from experiments.reporting.pictures import drawing
 from experiments.reporting.view import AblationView, TrialView
 from model.measurements import Step
@@ -34,7 +21,7 @@ WITHOUT_RECEIPT: dict[str, str] = {TrialState.CANCELLED: "KILLED", TrialState.FA
 """Status of a trial that started and left no receipt."""
 
 
-def trial_runs(view: AblationView) -> Iterator[RunContent]:
+def trial_runs(view: AblationView) -> Iterator[content.RunContent]:
     """Yield a run per trial that has ended, with or without a receipt."""
     arms = view.plan.arm_by_name
     for trial in view.trials:
@@ -44,10 +31,10 @@ def trial_runs(view: AblationView) -> Iterator[RunContent]:
             yield _lost(view, trial, arms[trial.arm])
 
 
-def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) -> RunContent:
-    started = milliseconds(receipt.started_at)
+def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) -> content.RunContent:
+    started = content.milliseconds(receipt.started_at)
     measured = receipt.outcome is Outcome.MEASURED
-    tags = _tags(view, trial, arm) | source_tags([receipt])
+    tags = _tags(view, trial, arm) | content.source_tags([receipt])
     tags |= {
         "ablation.seed": str(receipt.seed),
         "ablation.outcome": receipt.outcome.value,
@@ -57,37 +44,37 @@ def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) 
         "ablation.node": receipt.environment.node_name,
         "ablation.device": receipt.environment.device_name,
         "ablation.failure_class": receipt.failure_class.value if receipt.failure_class else "",
-        NOTE_TAG: wording.shorten(receipt.message or "", LONGEST_REASON),
+        content.NOTE_TAG: wording.shorten(receipt.message or "", LONGEST_REASON),
     }
     place = f" s{receipt.seed} b{block_number(trial.block_index):02}"
-    return finite(
-        RunContent(
+    return content.finite(
+        content.RunContent(
             identity=_identity(trial),
             name=names.ending_in(trial.arm, place if measured else f"{place}: {receipt.outcome}"),
             status="FINISHED" if measured else "FAILED",
             started_ms=started,
-            ended_ms=receipt_ended_ms(receipt),
+            ended_ms=content.receipt_ended_ms(receipt),
             tags=tags,
-            params=params(arm),
+            params=content.params(arm),
             points=(*_summary_points(receipt), *_step_points(receipt, started)),
             texts={"receipt.json": receipt.model_dump_json()},
-            datasets=datasets([receipt]),
+            datasets=content.datasets([receipt]),
         )
     )
 
 
-def _lost(view: AblationView, trial: TrialView, arm: Arm) -> RunContent:
-    created = milliseconds(view.created_at)
-    return finite(
-        RunContent(
+def _lost(view: AblationView, trial: TrialView, arm: Arm) -> content.RunContent:
+    created = content.milliseconds(view.created_at)
+    return content.finite(
+        content.RunContent(
             identity=_identity(trial),
             name=names.ending_in(trial.arm, f" b{block_number(trial.block_index):02}: {trial.state}"),
             status=WITHOUT_RECEIPT[trial.state],
             started_ms=created,
             ended_ms=created,
             tags=_tags(view, trial, arm)
-            | {"ablation.outcome": trial.state, NOTE_TAG: wording.shorten(trial.reason or "", LONGEST_REASON)},
-            params=params(arm),
+            | {"ablation.outcome": trial.state, content.NOTE_TAG: wording.shorten(trial.reason or "", LONGEST_REASON)},
+            params=content.params(arm),
         )
     )
 
@@ -97,7 +84,7 @@ def _identity(trial: TrialView) -> str:
 
 
 def _tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str]:
-    return common_tags(view, RunKind.TRIAL, _identity(trial)) | {
+    return content.common_tags(view, content.RunKind.TRIAL, _identity(trial)) | {
         "ablation.trial": trial.trial_id,
         "ablation.attempt": trial.attempt_id or "",
         "ablation.arm": trial.arm,
@@ -108,24 +95,26 @@ def _tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str]:
     }
 
 
-def _summary_points(receipt: Receipt) -> list[Point]:
+def _summary_points(receipt: Receipt) -> list[content.Point]:
     values = {name: read_metric(metric, receipt) for name, metric in METRICS.items()}
     values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
     if receipt.summary is not None:
         values |= {"mfu": receipt.summary.mfu, "step_s_median": receipt.summary.step_s_median}
-    ended = receipt_ended_ms(receipt)
-    return [Point(name, value, ended, 0) for name, value in values.items() if value is not None]
+    ended = content.receipt_ended_ms(receipt)
+    return [content.Point(name, value, ended, 0) for name, value in values.items() if value is not None]
 
 
-def _step_points(receipt: Receipt, started_ms: int) -> list[Point]:
-    points: list[Point] = []
+def _step_points(receipt: Receipt, started_ms: int) -> list[content.Point]:
+    points: list[content.Point] = []
     seconds = 0.0
     kept = {step.index for step in drawing.thin(receipt.steps, MOST_POINTS)}
     for step in receipt.steps:
         seconds += step.seconds if math.isfinite(step.seconds) else 0.0
         if step.index in kept:
             at_ms = started_ms + round(1000 * seconds)
-            points += [Point(f"steps/{name}", value, at_ms, step.index) for name, value in _step_values(step).items()]
+            points += [
+                content.Point(f"steps/{name}", value, at_ms, step.index) for name, value in _step_values(step).items()
+            ]
     return points
 
 
