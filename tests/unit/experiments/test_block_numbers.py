@@ -25,7 +25,9 @@ def test_block_list_shortens_runs(indices: list[int], text: str) -> None:
 
 
 def test_no_other_module_counts_blocks_for_people() -> None:
-    by_hand = re.compile(r"\bindex \+ 1\b|\bposition \+ 1\b|\"[^\"]*\bblock \{[^}]*(?:index|number)(?!!r)|str\([\w.]*index\)")
+    by_hand = re.compile(
+        r"\bindex \+ 1\b|\bposition \+ 1\b|\"[^\"]*\bblock \{[^}]*(?:index|number)(?!!r)|str\([\w.]*index\)"
+    )
     found = {
         f"{path.relative_to(ROOT).as_posix()}:{number}"
         for package in ("experiments", "service", "workers")

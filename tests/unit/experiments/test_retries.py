@@ -112,17 +112,6 @@ def test_rests_grow_with_the_breaks_of_the_same_class_in_the_same_block_alone() 
     assert retry_wait_s(others, others[0]) == 0.0
 
 
-@pytest.mark.parametrize("failure", FailureClass)
-def test_rests_never_shrink(failure: FailureClass) -> None:
-    rests_s = RETRY_RULES[failure].rests_s
-    assert list(rests_s) == sorted(rests_s)
-    assert rests_s[0] >= 0
-
-
 @pytest.mark.parametrize(("used", "budget", "is_spent"), [(0.0, 1.0, False), (0.999, 1.0, False), (1.0, 1.0, True)])
 def test_budget_is_spent_when_the_last_minute_is(used: float, budget: float, is_spent: bool) -> None:
     assert (budget_spent(used, budget) is not None) is is_spent
-
-
-def test_budget_says_what_was_used_and_what_was_allowed() -> None:
-    assert budget_spent(2.0, 0.5) == "the budget of 0.5 device minutes is used up (2.00)"

@@ -1,5 +1,4 @@
 import random
-import time
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -82,20 +81,6 @@ def test_make_plan_rule_digest_covers_the_rule_and_not_the_question() -> None:
 def test_make_plan_states_the_detectable_effect() -> None:
     assert make_plan(make_spec()).mde_pct_per_sd_pct == pytest.approx(1.99, abs=0.01)
     assert make_plan(make_spec()).expected_device_minutes is None
-
-
-def test_make_plan_of_a_hundred_thousand_trials_takes_seconds() -> None:
-    gates = [(chunk, loss, compiled, psiv) for chunk in (8, 16, 32, 64, 128, 256) for loss in ("dense", "chunked")
-             for compiled in (False, True) for psiv in (False, True)][:49]  # fmt: skip
-    names = ("chunk_size", "loss", "compile", "psiv_cache")
-    variants = {f"v{i}": {"gates": dict(zip(names, values, strict=True))} for i, values in enumerate(gates)}
-    variants["bf16"] = {"gates": {"dtype": "bfloat16"}}
-    del variants["v8"]  # chunk 16, everything else at its default: the baseline
-    spec = make_spec(variants=variants, design__blocks={"count": 2000})
-    started = time.process_time()
-    plan = make_plan(spec)
-    assert len(plan.arms) * len(plan.blocks) >= 98_000
-    assert time.process_time() - started < 5.0
 
 
 def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> None:
@@ -225,8 +210,3 @@ def test_orders_are_random_in_the_seed_and_the_same_for_one_seed() -> None:
 
 def test_orders_are_the_same_on_every_machine() -> None:
     assert orders(["a", "b"], blocks=4, seed=20261120) == [("b", "a"), ("a", "b"), ("a", "b"), ("b", "a")]
-
-
-def test_orders_put_each_arm_first_about_equally_often_over_seeds() -> None:
-    firsts = Counter(orders(ARMS[4], blocks=1, seed=seed)[0][0] for seed in range(800))
-    assert all(150 <= firsts[arm] <= 250 for arm in ARMS[4])

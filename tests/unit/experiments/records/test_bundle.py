@@ -197,14 +197,6 @@ def test_broken_attempt_of_an_arm_that_is_not_planned_is_named() -> None:
     assert found == {f"attempts/{record.attempt_id}.json": "arm 'stranger' is not in the plan"}
 
 
-def test_partial_bundle_is_judged_with_missing_data() -> None:
-    view = bundle_view(open_bundle(make_bundle(FILE, [0, 1])))
-    assert view.verdict is not None
-    assert (view.verdict.blocks_counted, view.verdict.blocks_planned) == (2, 6)
-    assert sum(trial.state == "missing" for trial in view.trials) == 12
-    assert "2 of 6" in render(view)
-
-
 def test_the_bundle_of_the_first_schema_is_rejected_by_its_version() -> None:
     archive = ROOT / "docs" / "receipts" / "2026-11-21-h200-scan-gates" / "bundle.tar"
     assert problems(read_bundle_files(archive)) == {MANIFEST: "schema_version is 1; this program reads 2"}

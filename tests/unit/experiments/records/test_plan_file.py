@@ -83,12 +83,6 @@ def test_differences_name_another_order_seed_and_spec() -> None:
     assert only.startswith("this code rejects the spec")
 
 
-def test_differences_name_gates_that_this_code_refuses() -> None:
-    file = make_file()
-    text = file.spec_text.replace('"node_class": "cpu"', '"node_class": "tpu-v6e"')
-    assert any("tpu-v6e" in sentence for sentence in differences(read_plan_file(rewritten(file, spec_text=text))))
-
-
 def test_differences_name_arms_that_resolve_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_file()
     real = plan_file.resolve

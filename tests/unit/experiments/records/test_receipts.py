@@ -19,7 +19,7 @@ from experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
 from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
 from model.measurements import GIB, Step
-from tests.factories import make_plan, make_receipt, make_receipts, observed_facts
+from tests.factories import make_plan, make_receipt, observed_facts
 
 PLAN = make_plan()
 
@@ -49,21 +49,6 @@ def summary_of(measured: list[Step]) -> Any:
     return summarise(measured, flops_per_step=10**12, loss_val=None, peak_flops=4e12)
 
 
-def test_summarise_takes_the_mean_of_timed_steps_only() -> None:
-    found = summary_of(steps(9.0, 3.0, 0.5, 0.5, 0.5, 0.5))
-    assert (found.step_s_mean, found.tokens_per_s, found.timed_steps) == (0.5, 200.0, 4)
-    assert (found.model_tflops_per_s, found.mfu) == (2.0, 0.5)
-    assert (found.loss_step1, found.loss_final) == (5.0, 0.0)
-
-
-def test_summarise_drops_nothing_and_counts_what_is_far_above_the_median() -> None:
-    found = summary_of(steps(9.0, 3.0, *[0.50, 0.51, 0.49, 0.50, 0.51, 0.49, 0.50, 0.50, 0.50], 2.0))
-    assert (found.outlier_steps, found.timed_steps) == (1, 10)
-    assert found.step_s_mean == pytest.approx(0.65)
-    assert found.tokens_per_s == pytest.approx(100 / 0.65)
-    assert (found.step_s_median, found.tokens_per_s_median) == (0.5, 200.0)
-
-
 def test_summarise_sees_stalls_of_a_few_steps_as_lost_throughput() -> None:
     """The audit's case: two of 25 steps three times slower, the others 1.5 % faster."""
     even, stalled = [0.5] * 25, [0.5 / 1.015] * 23 + [1.5, 1.5]
@@ -82,33 +67,30 @@ def test_summarise_of_random_windows_against_numpy(seed: int) -> None:
     assert found.tokens_per_s == pytest.approx(100 * seconds.size / seconds.sum())
     assert found.tokens_per_s_median == pytest.approx(100 / middle)
     assert found.outlier_steps == (seconds > middle + 5 * max(spread, 0.002 * middle)).sum()
-
-
-def test_summarise_keeps_fast_steps() -> None:
-    assert summary_of(steps(9.0, 3.0, *[0.5] * 9, 0.1)).outlier_steps == 0
+    assert (found.timed_steps, found.step_s_mean) == (seconds.size, pytest.approx(seconds.mean()))
+    assert (found.model_tflops_per_s, found.mfu) == pytest.approx((1 / seconds.mean(), 0.25 / seconds.mean()))
 
 
 def test_summarise_final_loss_is_the_mean_of_the_last_quarter() -> None:
     losses = (9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0)
-    assert summary_of(steps(*[0.5] * 10, losses=losses)).loss_final == 0.5
+    summary = summary_of(steps(*[0.5] * 10, losses=losses))
+    assert (summary.loss_step1, summary.loss_final) == (9.0, 0.5)
 
 
 @pytest.mark.parametrize(
-    "broken", [[], steps(1.0, 1.0), steps(1.0, 1.0, 0.5)[1:], steps(1.0, 1.0, 0.0), steps(1.0, 1.0, float("nan"))]
+    "broken",
+    [
+        [],
+        steps(1.0, 1.0),
+        steps(1.0, 1.0, 0.5)[1:],
+        steps(1.0, 1.0, 0.0),
+        steps(1.0, 1.0, float("nan")),
+        steps(1.0, 1.0, 0.5, losses=(1.0, 1.0, float("nan"))),
+    ],
 )
 def test_summarise_refuses_missing_and_impossible_samples(broken: list[Step]) -> None:
     with pytest.raises(ReceiptError):
         summary_of(broken)
-
-
-def test_summarise_refuses_a_loss_that_is_not_finite() -> None:
-    with pytest.raises(ReceiptError, match="step 2 has loss nan"):
-        summary_of(steps(1.0, 1.0, 0.5, losses=(1.0, 1.0, float("nan"))))
-
-
-def test_verify_accepts_what_seal_made() -> None:
-    for receipt in make_receipts(PLAN, {"psiv-on": 1.02}):
-        assert verify(as_json(receipt)) == []
 
 
 def test_a_stored_receipt_is_read_verified_and_written_byte_for_byte() -> None:
@@ -170,12 +152,6 @@ def test_verify_recomputes_the_summary_of_a_forged_digest(key: str) -> None:
     receipt["digest"] = digest({name: value for name, value in receipt.items() if name != "digest"})
     (problem,) = verify(receipt)
     assert problem.startswith(f"summary.{key} is ")
-
-
-def test_verify_refuses_another_schema_version_and_nonsense() -> None:
-    assert "schema_version is 1" in verify({**as_json(make_receipt(PLAN, 0, "psiv-on")), "schema_version": 1})[0]
-    assert verify({}) != []
-    assert verify({"schema_version": 2, "steps": float("nan")}) != []
 
 
 def test_seal_refuses_numbers_that_json_cannot_carry() -> None:
