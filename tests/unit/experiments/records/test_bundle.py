@@ -191,6 +191,13 @@ def test_verdict_of_a_bundle_names_every_attempt_that_broke() -> None:
     assert {(one.node, one.message.endswith("there")) for one in attempts} == {("far-node", True)}
 
 
+def test_attempt_that_appears_twice_is_named() -> None:
+    record = broken_attempt(1, 1, FailureClass.TIMEOUT)
+    files = make_bundle(FILE, broken=[record])
+    copied = {**files, "attempts/copy.json": files[f"attempts/{record.attempt_id}.json"]}
+    assert any("appears twice" in detail for detail in problems(sealed(FILE, copied)).values())
+
+
 def test_broken_attempt_of_an_arm_that_is_not_planned_is_named() -> None:
     record = broken_attempt(1, 1, FailureClass.TIMEOUT, arm="stranger")
     found = problems(make_bundle(FILE, broken=[record]))
