@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale bench-fleet bench-projectors screens bench-paint chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale bench-fleet screens bench-paint chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,9 +93,6 @@ bench-scale: $(STAMP)  ## pages and submissions of one API process with 100,000 
 
 bench-fleet: $(STAMP)  ## 1,000 nodes and 10,000 queued ablations, simulated from measured costs, into docs/fleet.md
 	$(BIN)/python -m tests.bench.fleet
-
-bench-projectors: $(STAMP)  ## 1, 2 and 3 background processes write the same ablations into one real MLflow server
-	$(BIN)/python -m tests.bench.projectors $(PROJECTORS)
 
 # Real processes are killed, frozen, cut off and starved; then an independent checker reads what is left.
 COUNT ?= 40

@@ -1,7 +1,6 @@
 """Run the background process, `python -m service.background.main`: one thread for each duty.
 
-Several of these processes share the work: every duty has a lease that one of them holds, and all of them project,
-each another ablation.
+Of several such processes one leads and does all duties. The others stand by.
 """
 
 import logging
@@ -16,8 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.reporting.mlflow.sink import Sink
 from experiments.runtime.logs import configure_logging
-from service.background.leadership import TICK_S, Duty, Keeper
-from service.background.lease_alarm import Alarm, LeaseAlarm
+from service.background.leader import TICK_S, Leader, LeaderStore, duty
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.projector import Projector
 from service.background.reconciler import Reconciler
@@ -29,12 +27,14 @@ from service.queue.wake_ups import WakeResender
 from service.settings import ServiceSettings, get_settings
 from service.store.ablations.logs import Retention
 from service.store.migrate import current_revision, newest_revision
-from service.store.projections import PROJECTOR
 from service.store.session import Store
 
 log = logging.getLogger(__name__)
 
 JOIN_S = 12.0
+"""How long a signal to stop lets work in progress finish."""
+LAST_CALL_S = 40.0
+"""How long a process that lost the lead waits for its last MLflow call: two tries and a pause."""
 SCHEMA_PATIENCE_S = 60.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -42,14 +42,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopSignals:
     """SIGTERM and SIGINT as something to wait for; the first one stays.
 
-    The interpreter writes to a pipe whichever thread the kernel hands the signal to: libraries start threads when they
-    are imported, before this process could block a signal in them. After the first, more are ignored: at its end the
-    interpreter gives handled signals, not ignored ones, their deadly default back.
+    The interpreter writes to a pipe, whichever thread the kernel gives the signal to: libraries start threads when
+    they are imported, before this process could block signals there. After the first, others are ignored: at its end
+    the interpreter restores the deadly default of handled signals, but not of ignored ones.
     """
 
     def __init__(self) -> None:
-        self._came, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, self._ignore_more)
 
@@ -58,46 +58,37 @@ class StopSignals:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    def wait(self, patience_s: float | None = None) -> bool:
-        """Return whether one came, within `patience_s` or ever."""
-        return bool(select.select([self._came], [], [], patience_s)[0])
+    def wait(self, patience_s: float) -> bool:
+        """Wait at most `patience_s` for a signal; return whether one came."""
+        return bool(select.select([self._reader], [], [], patience_s)[0])
 
 
-def threads(store: Store, settings: ServiceSettings, *, stop: threading.Event, alarm: Alarm) -> list[threading.Thread]:
-    """Build the threads of this process: one for each duty, and the one that keeps their leases."""
+def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: threading.Event) -> list[threading.Thread]:
+    """Build the threads of all duties; `store` is the database without a check of the lead."""
+    led = LeaderStore(store.url, leader)
     reconciler = Reconciler(
-        store,
+        led,
         sentinel_days=settings.sentinel_days,
         silent_s=silent_limit_s(settings),
         node_breaks=settings.node_breaks,
     )
-    resender = WakeResender(store, settings.celery_url)
     sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
-    projector = Projector(store, sink, lease_s=settings.projector_lease_s, alarm=alarm)
-    handlers = OutboxHandlers(store, webhook_of(settings))
-
-    def reconcile() -> bool:
-        reconciler.tick()
-        return False
+    projector = Projector(led, sink, check=leader.check, anyone=store)
+    handlers = OutboxHandlers(led, webhook_of(settings))
 
     def judge() -> bool:
         done = [handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)]
         return any(done)  # one of each kind in turn: none waits until all of another are done
 
-    def tell() -> bool:
-        return handlers.run_due(OutboxKind.HOOK)
-
     works = {
-        "reconciler": reconcile,
-        "wakes": resender.run_due,
+        "reconciler": reconciler.tick,
+        "wakes": WakeResender(led, settings.celery_url).run_due,
         "judge": judge,
-        "webhooks": tell,
-        "retention": Retention(store, age_s=settings.log_days * 86_400).round,
+        "webhooks": lambda: handlers.run_due(OutboxKind.HOOK),
+        "retention": Retention(led, age_s=settings.log_days * 86_400).round,
+        "projector": projector.run_due,
     }
-    duties = [Duty(store, name, work, stop=stop) for name, work in works.items()]
-    duties.append(Duty(store, PROJECTOR, projector.run_due, stop=stop, holder=projector.holder))
-    keeper = Keeper([projector.renew, *(duty.renew for duty in duties), handlers.renew_holds], stop=stop)
-    return [keeper.thread, *(duty.thread for duty in duties)]
+    return [duty(leader, name, work, stop=stop) for name, work in works.items()]
 
 
 def wait_for_schema(store: Store, signals: StopSignals) -> bool:
@@ -122,7 +113,7 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
 
 
 def main() -> int:
-    """Run until a signal; return 1 when the settings or the database do not allow a start."""
+    """Run until a signal, or until another process takes over; return 1 then, and when it cannot start."""
     signals = StopSignals()
     settings = get_settings()
     configure_logging(settings.log_format)
@@ -130,20 +121,25 @@ def main() -> int:
         store = Store(settings.sqlalchemy_url)
         if not wait_for_schema(store, signals):
             return 0
-        stop = threading.Event()
-        running = threads(store, settings, stop=stop, alarm=LeaseAlarm())
+        leader, stop = Leader(store, lease_s=settings.projector_lease_s), threading.Event()
+        running = duties(settings, leader, store, stop=stop)
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)
         return 1
-    for thread in running:
+    for thread in (leader.thread, *running):
         thread.start()
     log.info("running: %s", ", ".join(thread.name for thread in running))
-    signals.wait()
+    while not leader.is_lost and not signals.wait(TICK_S):
+        pass
     stop.set()
-    deadline = time.monotonic() + JOIN_S
+    deadline = time.monotonic() + (LAST_CALL_S if leader.is_lost else JOIN_S)
     for thread in running:
         thread.join(max(0.0, deadline - time.monotonic()))
+    leader.resign()
     store.close()
+    if leader.is_lost:
+        log.error("another background process took over: this one ends, and may start again to stand by")
+        return 1
     log.info("stopped")
     return 0
 

@@ -1,6 +1,6 @@
-"""Handlers of the outbox rows that follow the blocks of an ablation: look, verdict, report, webhook.
+"""Handlers of outbox rows about an ablation: look, verdict, report, webhook.
 
-Each is idempotent, is done outside any transaction, and is tried again with growing pauses until it succeeds.
+Each is idempotent, works outside any transaction, and is retried with growing pauses until it succeeds.
 """
 
 import logging
@@ -15,10 +15,12 @@ from experiments.analysis.noise.calibrate import aa_blocks_of
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.spec import AblationSpec
+from experiments.errors import ProjectionUnfinished
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting.pages.report import render
 from service.background.webhooks import Webhook, content_of
+from service.errors import LeaseLost
 from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.ablations import results
@@ -30,27 +32,69 @@ from service.store.session import Store
 
 log = logging.getLogger(__name__)
 
-HOLD_S = 30.0
-"""A row whose taker died is due again after this long; a taker that lives renews it."""
+HOLD_S = 10.0
+"""A row that killed its process lets others go first for so long."""
 LAST_FIRST_EVERY = 4
-"""One row in so many is of the rank that otherwise comes last."""
+"""One take in so many reverses the ranks."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 
-
-def retry_delay_s(tries: int) -> float:
-    """Return how long a row waits that failed after `tries` failures."""
-    return min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**tries)
+Ending = Callable[[Connection], None]
+"""Stores the result of a handler, in the transaction that deletes the rows that asked for it."""
 
 
-class OutboxHandlers:
-    """Takes due rows of one kind from the outbox and handles them."""
+def nothing_to_store(_connection: Connection) -> None:
+    """End a handler that has stored its result itself."""
+
+
+class OutboxTaker:
+    """Takes due rows from the outbox, all of one ablation at a time, and records how they ended."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._takes: Counter[OutboxKind] = Counter()
+
+    def take_due(self, kinds: Sequence[OutboxKind], handle: Callable[[str, int], Ending]) -> bool:
+        """Call `handle` with the key that is due first and its tries; return whether there was one.
+
+        A handler that fails is tried again later. Passes LeaseLost on, and leaves the rows to the next leader.
+        """
+        self._takes[kinds[0]] += 1
+        with self.store.read() as connection:
+            last_first = self._takes[kinds[0]] % LAST_FIRST_EVERY == 0
+            key = outbox.first_due(connection, kinds, last_first=last_first)
+        if key is None:
+            return False
+        with self.store.write() as connection:
+            rows = outbox.take(connection, kinds, key, hold_s=HOLD_S)
+        ids, tries = [row.id for row in rows], max((row.tries for row in rows), default=0)
+        try:
+            ending = handle(key, tries)
+        except LeaseLost:
+            raise
+        except ProjectionUnfinished as unfinished:
+            log.info("%s of %s goes on later: %s", kinds[0], key, unfinished)
+            with self.store.write() as connection:
+                outbox.put_back(connection, ids)
+        except Exception as error:  # the boundary of a handler: stored in the row, tried again later
+            delay_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**tries)
+            log.warning("%s of %s failed, trying again in %.0f s: %s", kinds[0], key, delay_s, error)
+            with self.store.write() as connection:
+                outbox.retry(connection, ids, delay_s=delay_s, error=f"{type(error).__name__}: {error}")
+        else:
+            with self.store.write() as connection:
+                ending(connection)
+                outbox.done(connection, ids)
+            log.info("%s of %s done", kinds[0], key)
+        return True
+
+
+class OutboxHandlers(OutboxTaker):
+    """Handles looks, verdicts, reports and webhooks."""
 
     def __init__(self, store: Store, webhook: Webhook | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self._webhook = webhook
-        self._takes: Counter[OutboxKind] = Counter()
-        self._in_hand: set[int] = set()
         self._handlers: dict[OutboxKind, Callable[[str], None]] = {
             OutboxKind.LOOK: self._look,
             OutboxKind.JUDGE: self._judge,
@@ -59,44 +103,17 @@ class OutboxHandlers:
         }
 
     def run_due(self, kind: OutboxKind) -> bool:
-        """Handle one due row of `kind`; return whether there was one."""
-        self._takes[kind] += 1
-        last_first = self._takes[kind] % LAST_FIRST_EVERY == 0
-        with self._store.write() as connection:
-            taken = outbox.take(connection, kind, hold_s=HOLD_S, last_first=last_first)
-        for row in taken:
-            self._run(row)
-        return bool(taken)
+        """Handle the ablation that is due first for `kind`; return whether there was one."""
 
-    def renew_holds(self) -> None:
-        """Go on hiding the rows that are being handled; called from another thread while they are."""
-        if held := list(self._in_hand):
-            with self._store.write() as connection:
-                outbox.hold(connection, held, hold_s=HOLD_S)
+        def handle(ablation_id: str, _tries: int) -> Ending:
+            self._handlers[kind](ablation_id)
+            return nothing_to_store
 
-    def _run(self, row: outbox.OutboxRow) -> None:
-        try:
-            self._handle(row)
-        except Exception as error:  # the boundary of a handler: recorded in the row, tried again later
-            delay_s = retry_delay_s(row.tries)
-            log.warning("%s of %s failed, trying again in %.0f s: %s", row.kind, row.key, delay_s, error)
-            with self._store.write() as connection:
-                outbox.retry(connection, [row.id], delay_s=delay_s, error=f"{type(error).__name__}: {error}")
-            return
-        with self._store.write() as connection:
-            outbox.done(connection, [row.id])
-        log.info("%s of %s done", row.kind, row.key)
-
-    def _handle(self, row: outbox.OutboxRow) -> None:
-        self._in_hand.add(row.id)
-        try:
-            self._handlers[row.kind](row.key)
-        finally:
-            self._in_hand.discard(row.id)
+        return self.take_due([kind], handle)
 
     def _look(self, ablation_id: str) -> None:
-        """Decide whether the blocks beyond a look run, and let it happen."""
-        with self._store.read() as connection:
+        """Decide whether the blocks beyond a look run, and store the decision."""
+        with self.store.read() as connection:
             after = looks.look_due(connection, ablation_id)
             if after is None:
                 return
@@ -106,39 +123,39 @@ class OutboxHandlers:
         schedule = spec.design.blocks.schedule
         number = schedule.index(after)
         decision = at_look(view.plan, spec, view.receipts, circumstances, number)
-        with self._store.write() as connection:
+        with self.store.write() as connection:
             if decision.go_on:
                 looks.go_on(connection, ablation_id, schedule[number + 1], after=after, reason=decision.reason)
             else:
                 looks.stop(connection, ablation_id, after=after, reason=decision.reason)
 
     def _judge(self, ablation_id: str) -> None:
-        with self._store.read() as connection:
+        with self.store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
             spec = _spec_of(connection, ablation_id)
         receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
-        with self._store.write() as connection:
+        with self.store.write() as connection:
             calibrations.store_aa_blocks(connection, ablation_id, aa_blocks_of(view.plan, spec, receipts))
-        with self._store.read() as connection:
+        with self.store.read() as connection:
             circumstances = _circumstances(connection, ablation_id, spec, receipts)
         verdict = judge(view.plan, spec, receipts, circumstances)
-        with self._store.write() as connection:
+        with self.store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict)
 
     def _report(self, ablation_id: str) -> None:
-        with self._store.read() as connection:
+        with self.store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
         html = render(view)
-        with self._store.write() as connection:
+        with self.store.write() as connection:
             results.store_report(connection, ablation_id, html)
             if self._webhook is not None:
                 outbox.add(connection, OutboxKind.HOOK, ablation_id)
 
     def _hook(self, ablation_id: str) -> None:
-        """Send a webhook; a row that was asked for by other settings is forgotten."""
+        """Send a webhook; without one in the settings do nothing."""
         if self._webhook is None:
             return
-        with self._store.read() as connection:
+        with self.store.read() as connection:
             row = get_whole(connection, ablation_id)
         verdict = None if row.verdict is None else Verdict.model_validate_json(row.verdict)
         self._webhook.send(f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict))
@@ -152,6 +169,6 @@ def _spec_of(connection: Connection, ablation_id: str) -> AblationSpec:
 def _circumstances(
     connection: Connection, ablation_id: str, spec: AblationSpec, receipts: Sequence[Receipt]
 ) -> Circumstances:
-    """Return under which circumstances these receipts are judged, the noise of their nodes among them."""
+    """Return the circumstances that a verdict depends on, the noise of the receipts' nodes among them."""
     admission = calibrations.read_admission(connection, ablation_id, spec, receipts)
     return circumstances_of(connection, ablation_id).model_copy(update={"admission": admission})

@@ -1,6 +1,6 @@
-"""What heals by itself: expired leases, cancellations that nobody finishes, keys nobody needs.
+"""Repairs: expired leases, unfinished cancellations, old keys, nodes to quarantine, sentinels to submit.
 
-It talks to the database alone: whatever broker and MLflow do, a lease that ran out is seen at the next tick.
+It uses the database alone, so neither the broker nor MLflow can delay the end of a lease.
 """
 
 import logging
@@ -8,7 +8,7 @@ import time
 
 from service.background import sentinels
 from service.lifecycle import OutboxKind
-from service.store import leaders, outbox
+from service.store import outbox
 from service.store.ablations import submissions
 from service.store.blocks import attempts, completion
 from service.store.nodes import node_states
@@ -21,11 +21,11 @@ CLEAN_EVERY_S = 600.0
 KEY_AGE_S = 48 * 3600.0
 
 HOOK_AGE_S = 86_400.0
-"""A webhook that nobody took for so long is given up."""
+"""A webhook that its receiver did not accept for so long is given up."""
 
 
 class Reconciler:
-    """Compares what is with what should be, a little at every tick."""
+    """Does what is due at every tick."""
 
     def __init__(
         self, store: Store, *, sentinel_days: float = 0.0, silent_s: float = 30.0, node_breaks: int = 0
@@ -37,8 +37,8 @@ class Reconciler:
         self._silent_s = silent_s
         self._node_breaks = node_breaks
 
-    def tick(self) -> None:
-        """Do what is due."""
+    def tick(self) -> bool:
+        """Do what is due; return False, for the pause until the next tick."""
         self.expire_leases()
         with self._store.write() as connection:
             completion.complete_cancelling(connection)
@@ -50,17 +50,17 @@ class Reconciler:
         if self._sentinel_s and now - self._watched_at >= min(CLEAN_EVERY_S, self._sentinel_s / 10):
             self._watched_at = now
             sentinels.submit_due(self._store, every_s=self._sentinel_s, silent_s=self._silent_s)
+        return False
 
     def _clean(self) -> None:
         with self._store.write() as connection:
             submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
-            leaders.forget_lapsed(connection)
             given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
         if given_up:
-            log.warning("%d webhooks were given up: nobody took them for a day", given_up)
+            log.warning("%d webhooks were given up: their receiver accepted none for a day", given_up)
 
     def expire_leases(self) -> int:
-        """Requeue every block whose lease ran out, each in its own transaction; return how many."""
+        """Requeue each block whose lease ran out, in a transaction of its own; return how many."""
         count = 0
         while True:
             with self._store.write() as connection:

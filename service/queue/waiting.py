@@ -90,19 +90,19 @@ def _block_s(row: Row[Any], paces: Mapping[str, Pace]) -> float | None:
     if row.blocks_done:
         return float(row.settled_s / row.blocks_done)
     pace = paces.get(row.node_class)
-    return None if pace is None else pace.trial_s * row.trials_planned / row.blocks_planned
+    return None if pace is None else pace.trial_s * float(row.trials_planned / row.blocks_planned)
 
 
 def _rest_s(block: Row[Any], paces: Mapping[str, Pace]) -> float:
     """Return how long a running block still takes, in seconds; 0 without a mean block time."""
-    return max(0.0, (_block_s(block, paces) or 0.0) - block.elapsed_s)
+    return max(0.0, (_block_s(block, paces) or 0.0) - float(block.elapsed_s))
 
 
 def _waiting(row: Row[Any], snapshot: _Snapshot) -> Waiting:
     own = snapshot.own.get(row.id, ())
     if row.state == AblationState.CANCELLING:
-        nodes = ", ".join(f"node '{block.name}'" for block in own)
-        return Waiting(waiting_for=f"{nodes} to stop its trial" if own else "its cancellation to be recorded")
+        names = ", ".join(f"node '{block.name}'" for block in own)
+        return Waiting(waiting_for=f"{names} to stop its trial" if own else "its cancellation to be recorded")
     if own and all(block.silent_s > snapshot.silent_s or block.lease_s < 0 for block in own):
         return Waiting(waiting_for=_lost(own[0]))
     place = snapshot.places.get(row.id)

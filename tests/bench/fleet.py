@@ -40,8 +40,6 @@ class Fleet:
     poll_s: float = 5.0
     """Of a node that has nothing to do."""
     api_processes: int = 1
-    background_processes: int = 1
-    """All of them write into MLflow, each another ablation; one of them judges."""
     idle_share: float = 0.0
     """Nodes that find nothing to do."""
 
@@ -50,12 +48,6 @@ FLEETS = (
     Fleet(name="as it comes: one API process, a heartbeat every second"),
     Fleet(name="heartbeat every 10 s", heartbeat_s=10.0),
     Fleet(name="heartbeat every 10 s, 4 API processes", heartbeat_s=10.0, api_processes=4),
-    Fleet(
-        name="heartbeat every 10 s, 4 API and 4 background processes",
-        heartbeat_s=10.0,
-        api_processes=4,
-        background_processes=4,
-    ),
     Fleet(
         name="blocks of 10 s, heartbeat every 10 s, 4 API processes", heartbeat_s=10.0, api_processes=4, block_s=10.0
     ),
@@ -84,7 +76,7 @@ def demands(fleet: Fleet, costs: Costs) -> dict[str, float]:
         f"API ({fleet.api_processes} processes)": api_s / fleet.api_processes,
         "database": sum(rate[call] * costs.database_ms[call] for call in CALLS) / 1000,
         "background: verdict and report": rate["settle"] * costs.settle_s,
-        "background: MLflow": rate["settle"] * costs.project_s / fleet.background_processes,
+        "background: MLflow": rate["settle"] * costs.project_s,
     }
 
 
@@ -150,8 +142,8 @@ _MOVED_BY = """## What moves it
 |---|---|
 | API | `ABLATE_HEARTBEAT_S` and `ABLATE_CLAIM_POLL_S` (fewer calls); on PostgreSQL more API processes |
 | database | the same two settings |
-| background: MLflow | `ABLATE_BACKGROUND_PROCESSES`; MLflow's server, not counted, is busier; nothing waits for it |
-| background: verdict and report | no setting: one process at a time judges |
+| background: MLflow | no setting: the leader projects alone; nothing waits for it |
+| background: verdict and report | no setting: the leader judges alone |
 """
 
 

@@ -31,7 +31,7 @@ _START_S = 240
 _STOP_S = 15
 _NODES = ("node-a", "node-b")
 BACKGROUNDS = ("background", "background-2")
-"""Both project; of every other duty one does it."""
+"""One leads and does all duties; the other stands by."""
 
 
 class System:

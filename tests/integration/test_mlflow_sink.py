@@ -12,7 +12,7 @@ import pytest
 
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.outcomes import AblationState, TrialState
-from experiments.reporting.mlflow import names as mlflow_names
+from experiments.reporting.mlflow import content as mlflow_content
 from experiments.reporting.mlflow import runs as mlflow_runs
 from experiments.reporting.mlflow import sink as mlflow_sink
 from experiments.reporting.mlflow import views as mlflow_views
@@ -126,6 +126,19 @@ def test_projecting_twice_changes_and_doubles_nothing(server: str, client: Any) 
     before = snapshot(client, view.ablation_id)
     second = Sink(server).project(view, html)
     assert first == second
+    assert snapshot(client, view.ablation_id) == before
+
+
+def test_a_late_call_of_an_earlier_leader_is_written_over(server: str, client: Any) -> None:
+    view = one_block("abl_late")
+    html = report.render(view)
+    done = Sink(server).project(view, html)
+    before = snapshot(client, view.ablation_id)
+    client.update_run(done.parent_run_id, status="RUNNING", name="it still runs")
+    client.set_tag(done.parent_run_id, "ablation.state", "running")
+    tags = {ID_TAG: view.ablation_id, RUN_TAG: "parent"}
+    client.create_run(done.experiment_id, tags=tags)
+    Sink(server).project(view, html, was_tried=True)
     assert snapshot(client, view.ablation_id) == before
 
 
@@ -313,7 +326,7 @@ def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None
     view = dataclasses.replace(
         one_block("abl_seen"), name="psiv-cache-with-a-name-as-long-as-a-spec-allows-it-to-be-63-sig"
     )
-    name = mlflow_names.of_ablation(view)
+    name = mlflow_content.ablation_name(view)
     done = Sink(server, experiment="seen").project(view, report.render(view))
     with browsers.chromium() as browser:
         page = browser.new_page(viewport={"width": 1900, "height": 900})

@@ -24,7 +24,7 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OVER, OutboxKind
 from service.queue.wake_ups import WakeResender
-from service.store import leaders, outbox
+from service.store import outbox
 from service.store.ablations.results import ask_for_projections, store_projection
 from service.store.columns import db_now
 from service.store.tables import ablations, blocks, idempotency
@@ -136,9 +136,9 @@ def test_judging_twice_gives_one_verdict_event(api: Api) -> None:
     made = api.submit()
     api.finish(api.register())
     handlers = OutboxHandlers(api.store)
+    assert handlers.run_due(OutboxKind.JUDGE)
     with api.store.write() as connection:
         outbox.add(connection, OutboxKind.JUDGE, made["id"])
-    assert handlers.run_due(OutboxKind.JUDGE)
     assert handlers.run_due(OutboxKind.JUDGE)
     assert [name for name, _ in api.events(made["id"])].count("verdict") == 1
 
@@ -228,28 +228,18 @@ def test_projection_survives_mlflow_being_away(api: Api, monkeypatch: pytest.Mon
     assert api.get(made["links"]["self"]).json()["mlflow_url"] is not None
 
 
-def test_row_whose_taker_died_is_due_again_later(api: Api) -> None:
+def test_row_whose_process_died_is_due_again_later(api: Api) -> None:
+    kinds = [OutboxKind.PROJECT, OutboxKind.ANNOUNCE]
     with api.store.write() as connection:
+        outbox.add(connection, OutboxKind.ANNOUNCE, "abl_x")
         outbox.add(connection, OutboxKind.PROJECT, "abl_x")
-    with api.store.write() as connection:
-        (taken,) = outbox.take(connection, OutboxKind.PROJECT, hold_s=60)
-        assert outbox.take(connection, OutboxKind.PROJECT, hold_s=60) == []
-    with api.store.write() as connection:
+        assert outbox.first_due(connection, kinds) == "abl_x"
+        taken = outbox.take(connection, kinds, "abl_x", hold_s=60)
+        assert [row.tries for row in taken] == [0, 0], "one projection answers both"
+        assert outbox.first_due(connection, kinds) is None
         connection.execute(update(outbox_table).values(due_at=outbox_table.c.due_at - 61))
-        (again,) = outbox.take(connection, OutboxKind.PROJECT, hold_s=60)
-    assert (again.id, again.tries) == (taken.id, 1)
-
-
-def test_one_leader_per_duty_until_its_lease_ends(api: Api) -> None:
-    assert leaders.hold_duty(api.store, "judge", "a", lease_s=60)
-    assert not leaders.hold_duty(api.store, "judge", "b", lease_s=60)
-    assert leaders.hold_duty(api.store, "project", "b", lease_s=60)
-    assert leaders.hold_duty(api.store, "judge", "a", lease_s=0.1)
-    time.sleep(0.2)
-    assert leaders.hold_duty(api.store, "judge", "b", lease_s=60)
-    with api.store.write() as connection:
-        leaders.drop_duty(connection, "judge", "b")
-    assert leaders.hold_duty(api.store, "judge", "a", lease_s=60)
+        assert outbox.first_due(connection, kinds) == "abl_x"
+        assert [row.tries for row in outbox.take(connection, kinds, "abl_x", hold_s=60)] == [1, 1]
 
 
 def test_old_idempotency_keys_are_forgotten(api: Api) -> None:

@@ -1,0 +1,169 @@
+"""Several background processes: one leads, another takes over, and MLflow then equals the database."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from experiments.reporting.mlflow.sink import Projection
+from experiments.reporting.view import AblationView
+from service.background.leader import Leader, LeaderStore
+from service.background.projector import Projector
+from service.errors import LeaseLost
+from service.lifecycle import OutboxKind
+from service.store import leaders, outbox
+from service.store.columns import db_now
+from service.store.tables import leaders as leaders_table
+from service.store.tables import outbox as outbox_table
+from tests import mlflow_server
+from tests.api_stack import Api, database_url, running_api
+from tests.chaos.books import read_runs
+from tests.chaos.ledger import Ledger, books_of
+from tests.chaos.projection import mlflow_equals_the_database
+from tests.integration.test_outbox import RecordingSink
+from tests.projectors import projector
+from tests.waiting import until
+
+LEASE_S = 2
+ABLATIONS = 2
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def api(kind: str, tmp_path: Path) -> Iterator[Api]:
+    with running_api(kind, tmp_path) as running:
+        yield running
+
+
+def end_lease(api: Api) -> None:
+    """Let the leader's lease run out, as if it had been frozen."""
+    with api.store.write() as connection:
+        connection.execute(update(leaders_table).values(until=db_now() - 1))
+
+
+def test_one_process_leads_until_it_resigns_or_another_takes_over(api: Api) -> None:
+    one, two, three = (Leader(api.store, lease_s=60) for _ in range(3))
+    for leader in (one, two, one):
+        leader.renew()
+    assert (one.leads, two.leads) == (True, False)
+    one.resign()
+    two.renew()
+    assert two.leads
+    end_lease(api)
+    two.renew()
+    three.renew()
+    assert (two.leads, two.is_lost, three.leads) == (True, False, False), "nobody took over"
+    end_lease(api)
+    three.renew()
+    with pytest.raises(LeaseLost), closing(LeaderStore(api.store.url, two)) as store, store.write() as connection:
+        outbox.add(connection, OutboxKind.HOOK, "of a deposed leader")
+    two.renew()
+    assert (two.leads, two.is_lost, three.leads) == (False, True, True)
+    with api.store.read() as connection:
+        assert connection.execute(select(outbox_table)).all() == []
+
+
+class Meanwhile(RecordingSink):
+    """Notes which ablations it writes and whether they were tried before; something happens meanwhile."""
+
+    def __init__(self, happens: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.happens = happens
+        self.tried: list[tuple[str, bool]] = []
+
+    def project(self, view: AblationView, report_html: str | None, *, was_tried: bool, **options: Any) -> Projection:
+        self.tried.append((view.ablation_id, was_tried))
+        self.happens()
+        return super().project(view, report_html, was_tried=was_tried, **options)
+
+
+@pytest.mark.parametrize("notices", ["before a call to MLflow", "at the end"])
+def test_a_projection_of_a_deposed_leader_is_repaired_after_its_last_call(api: Api, notices: str) -> None:
+    leader, successor, sink = Leader(api.store, lease_s=60), Leader(api.store, lease_s=60), Meanwhile()
+    other = projector(api.store, sink)
+    leader.renew()
+
+    def take_over() -> None:
+        end_lease(api)
+        successor.renew()
+        with api.store.write() as connection:
+            connection.execute(update(outbox_table).values(due_at=db_now()))
+        assert other.run_due()
+        if notices == "before a call to MLflow":
+            leader.renew()
+
+    name = api.submit()["id"]
+    with closing(LeaderStore(api.store.url, leader)) as led, pytest.raises(LeaseLost):
+        Projector(led, Meanwhile(take_over), check=leader.check, anyone=api.store).run_due()
+    assert sink.tried == [(name, True)], "the successor wrote it meanwhile"
+    assert other.run_due()
+    assert sink.tried == [(name, True)] * 2
+    assert not other.run_due()
+
+
+@contextmanager
+def background(home: Path, url: str, mlflow: str) -> Iterator["subprocess.Popen[bytes]"]:
+    settings = {"ABLATE_HOME": str(home), "ABLATE_DATABASE_URL": url, "ABLATE_MLFLOW_URL": mlflow}
+    settings |= {"ABLATE_PROJECTOR_LEASE_S": str(LEASE_S), "ABLATE_BROKER_URL": "memory://"}
+    home.mkdir()
+    with (home / "log").open("wb") as log:
+        command = [sys.executable, "-m", "service.background.main"]
+        process = subprocess.Popen(command, env={**os.environ, **settings}, stderr=log)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+def is_done(api: Api) -> bool:
+    with api.store.read() as connection:
+        kinds = connection.execute(select(outbox_table.c.kind).where(outbox_table.c.kind != OutboxKind.WAKE)).all()
+    return not kinds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_another_process_takes_over_and_mlflow_equals_the_database(
+    kind: str, tmp_path: Path, fault: signal.Signals
+) -> None:
+    url = database_url(kind, tmp_path)
+    (tmp_path / "mlflow").mkdir()
+    with (
+        mlflow_server.running(tmp_path / "mlflow") as mlflow,
+        running_api(kind, tmp_path, database_url=url) as api,
+        background(tmp_path / "one", url, mlflow) as one,
+        background(tmp_path / "two", url, mlflow) as two,
+    ):
+        logs = {one: tmp_path / "one" / "log", two: tmp_path / "two" / "log"}
+        first = until(lambda: next((process for process, log in logs.items() if "leads as" in log.read_text()), None))
+        second = two if first is one else one
+        made = [api.submit()["id"] for _ in range(ABLATIONS)]
+        api.finish(api.register())
+        until(lambda: any("project of" in line for line in logs[first].read_text().splitlines()))
+        first.send_signal(fault)
+        until(lambda: "leads as" in logs[second].read_text(), 10 * LEASE_S)
+        if fault == signal.SIGSTOP:
+            until(lambda: "project of" in logs[second].read_text())
+            first.send_signal(signal.SIGCONT)
+            assert first.wait(90) == 1, "a deposed leader ends"
+        until(lambda: is_done(api), what="the outbox")
+        books = books_of(api.store, Ledger())
+        books.runs = read_runs(tmp_path / "mlflow")
+        with api.store.read() as connection:
+            assert leaders.has_leader(connection)
+    assert sorted(row["id"] for row in books.tables["ablations"] if row["mlflow_run_id"]) == sorted(made)
+    assert list(mlflow_equals_the_database(books)) == []
