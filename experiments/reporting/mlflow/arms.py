@@ -12,7 +12,7 @@ from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number
 from experiments.design.arms import Arm
 from experiments.reporting import wording
-from experiments.reporting.mlflow import content, names, views
+from experiments.reporting.mlflow import content, views
 from experiments.reporting.sentences import WITHOUT_STATISTICS
 from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
 from experiments.reporting.view import AblationView
@@ -46,7 +46,7 @@ def _variant(
         content.NOTE_TAG: _note(layout),
     }
     points = (*_numbers(view, layout.numbers | _improvement(variant)), *_differences(view, variant.arm))
-    name = names.of_variant(layout)
+    name = content.variant_name(layout)
     return _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
 
 
@@ -70,7 +70,7 @@ def _baseline(view: AblationView, verdict: Verdict, *, place: int) -> content.Ru
         else "The devices that ran have no A/A blocks, so there is no noise to show."
     )
     tags = {content.NOTE_TAG: f"The variants are compared with this arm. {noise}"}
-    return _run(view, arm, names.ending_in(arm.name), tags, tuple(_noise(view, verdict)), place=place)
+    return _run(view, arm, content.run_name(arm.name), tags, tuple(_noise(view, verdict)), place=place)
 
 
 def _run(

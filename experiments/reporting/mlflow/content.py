@@ -1,11 +1,11 @@
-"""The content of a run in MLflow as plain data, and the tags that all runs of an ablation share.
+"""The content of a run in MLflow as plain data: shared tags, parameters, and short names for lists and headings.
 
 All values, including times, are derived from the view, so projecting twice writes the same bytes.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES
 from experiments.digest import canonical_json, digest, digest_bytes
+from experiments.outcomes import Decision
 from experiments.records.receipts import Receipt
+from experiments.reporting import wording
+from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
 
 KIND_TAG = "ablation.kind"
@@ -35,6 +38,8 @@ LAYOUT = 5
 """Increase it when the same view is written differently; the next projection then rewrites every run."""
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
+LONGEST_NAME = 60
+"""Longest name of a run, in characters. MLflow rejects more than 250."""
 LONGEST_TAG = 7900
 """MLflow silently cuts tags beyond 8000 characters."""
 
@@ -167,3 +172,37 @@ def milliseconds(rfc3339: str) -> int:
 def allowed_key(wanted: str) -> str:
     """Replace characters that MLflow does not allow in keys."""
     return re.sub(r"[^\w\-./: ]", "_", wanted, flags=re.ASCII)
+
+
+def ablation_name(view: AblationView) -> str:
+    """Return an ablation's name with its answer or state, for example "psiv-cache: adopt psiv-on +2.49 %; reject 2"."""
+    if view.answer is None:
+        return run_name(view.name, f": {view.state}")
+    *fuller, shortest = _answers(view.answer.variants)
+    room = LONGEST_NAME - len(f"{view.name}: ")
+    return run_name(view.name, f": {next((one for one in fuller if len(one) <= room), shortest)}")
+
+
+def variant_name(variant: VariantLayout) -> str:
+    """Return a variant's name with verdict and effect, for example "psiv-on: better +2.49 %"."""
+    return run_name(variant.arm, f": {_with_effect(variant.word.text, variant)}")
+
+
+def run_name(name: str, end: str = "") -> str:
+    """Return `name` and `end`; `name` is cut if both are too long together."""
+    return f"{wording.shorten(name, LONGEST_NAME - len(end))}{end}"
+
+
+def _answers(variants: Sequence[VariantLayout]) -> tuple[str, str, str]:
+    """Return the answer in three lengths: all decisions; the first with its best variant; without its name."""
+    groups = [own for word in Decision if (own := [v for v in variants if v.decision.text == word])]
+    first, *others = groups
+    best = first[0]
+    more = f" {'or' if best.decision.text == Decision.ADOPT else 'and'} {len(first) - 1} more" if len(first) > 1 else ""
+    named = f"{_with_effect(f'{best.decision.text} {best.arm}', best)}{more}"
+    counts = [f"{other[0].decision.text} {len(other)}" for other in others]
+    return "; ".join([named, *counts]), named, f"{_with_effect(best.decision.text, best)}{more}"
+
+
+def _with_effect(text: str, variant: VariantLayout) -> str:
+    return text if variant.effect.text == wording.NOTHING else f"{text} {variant.effect.text}"

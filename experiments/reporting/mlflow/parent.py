@@ -8,7 +8,7 @@ from experiments.digest import canonical_json
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
-from experiments.reporting.mlflow import content, names
+from experiments.reporting.mlflow import content
 from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import VariantLayout
@@ -36,7 +36,7 @@ def parent(view: AblationView, report_html: str | None) -> content.RunContent:
     return content.finite(
         content.RunContent(
             identity=PARENT,
-            name=names.of_ablation(view),
+            name=content.ablation_name(view),
             status=status,
             started_ms=content.milliseconds(view.created_at),
             ended_ms=None if status in OPEN else content.ended_ms(view),

@@ -9,7 +9,7 @@ from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome, TrialState
 from experiments.records.receipts import Receipt, read_metric
 from experiments.reporting import wording
-from experiments.reporting.mlflow import content, names
+from experiments.reporting.mlflow import content
 from experiments.reporting.pictures import drawing
 from experiments.reporting.view import AblationView, TrialView
 from model.measurements import Step
@@ -50,7 +50,7 @@ def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) 
     return content.finite(
         content.RunContent(
             identity=_identity(trial),
-            name=names.ending_in(trial.arm, place if measured else f"{place}: {receipt.outcome}"),
+            name=content.run_name(trial.arm, place if measured else f"{place}: {receipt.outcome}"),
             status="FINISHED" if measured else "FAILED",
             started_ms=started,
             ended_ms=content.receipt_ended_ms(receipt),
@@ -68,7 +68,7 @@ def _lost(view: AblationView, trial: TrialView, arm: Arm) -> content.RunContent:
     return content.finite(
         content.RunContent(
             identity=_identity(trial),
-            name=names.ending_in(trial.arm, f" b{block_number(trial.block_index):02}: {trial.state}"),
+            name=content.run_name(trial.arm, f" b{block_number(trial.block_index):02}: {trial.state}"),
             status=WITHOUT_RECEIPT[trial.state],
             started_ms=created,
             ended_ms=created,

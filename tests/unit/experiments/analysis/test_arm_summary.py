@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.analysis.arm_summary import measured_trials, summarise_arm
+from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import ArmSummary
 from experiments.outcomes import Outcome
@@ -66,11 +66,6 @@ def test_of_an_arm_without_a_measured_trial_only_running_out_of_memory_has_a_pea
     peak = GIB if outcome is Outcome.OOM else None
     assert (summary.peak_allocated_bytes is None, summary.peak_reserved_bytes) == (peak is None, peak)
     assert summarise_arm([]).outcomes == {}
-
-
-def test_measured_trials_go_by_the_outcome() -> None:
-    receipts = [make_receipt(PLAN, i, "baseline", outcome=o, message="m") for i, o in enumerate(Outcome)]
-    assert [r.outcome for r in measured_trials(receipts)] == [Outcome.MEASURED]
 
 
 def lacking(field: str) -> Callable[[Receipt], Receipt]:

@@ -16,7 +16,6 @@ from experiments.analysis.noise.calibrate import (
     calibrations_of,
     join_calibrations,
     key_of,
-    upper_factor,
 )
 from experiments.design.plan import make_plan
 from experiments.documents import seal
@@ -51,17 +50,6 @@ def test_every_number_is_that_of_an_independent_computation(seed):
 def _lag_one(d):
     mean = sum(d) / len(d)
     return sum((a - mean) * (b - mean) for a, b in pairwise(d)) / sum((a - mean) ** 2 for a in d)
-
-
-@pytest.mark.parametrize(("blocks", "factor"), [(20, 1.37), (60, 1.18)])
-def test_the_upper_bounds_are_those_of_the_protocol(blocks, factor):
-    assert upper_factor(blocks) == pytest.approx(factor, abs=0.005)
-
-
-def test_the_upper_bound_covers_the_true_noise_in_95_of_100_calibrations():
-    d = np.random.default_rng(1).normal(0, 1, (4000, 20))
-    covered = np.mean(d.std(axis=1, ddof=1) * upper_factor(20) >= 1)
-    assert covered == pytest.approx(0.95, abs=0.012)
 
 
 def test_drift_is_taken_within_ablations_not_between_days():

@@ -8,7 +8,6 @@ from experiments.analysis.guards import (
     _SAME_IN_BLOCK,
     between_blocks_problem,
     block_problems,
-    clock_problem,
     order_problems,
     receipt_problems,
 )
@@ -239,22 +238,3 @@ def test_an_arm_that_ran_two_days_later_makes_its_block_invalid() -> None:
     verdict = judge(CPU, make_spec(), late, CALIBRATED)
     assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
     assert "block 3" in verdict.variants[0].reason
-
-
-def test_clocks_of_two_arms_apart_make_them_incomparable_unless_it_is_in_the_cycles() -> None:
-    def at(mhz: float, tokens_per_s: float, arm: str) -> Receipt:
-        receipt = make_receipt(H200, 0, arm, tokens_per_s=tokens_per_s)
-        steps = tuple(step.model_copy(update={"clock_mhz": mhz}) for step in receipt.steps)
-        return receipt.model_copy(update={"steps": steps})
-
-    slower = at(1960.0 / 1.02, 1000.0 / 1.02, "on")
-    found = clock_problem([slower], [at(1960.0, 1000.0, "baseline")])
-    assert found is not None
-    assert "explains the difference" in found
-    assert clock_problem([at(1960.0 / 1.02, 900.0, "on")], [at(1960.0, 1000.0, "baseline")]) is None
-    assert clock_problem([at(1950.0, 995.0, "on")], [at(1960.0, 1000.0, "baseline")]) is None
-
-
-def test_load_that_nobody_told_matters_only_where_times_decide() -> None:
-    exact = CPU.model_copy(update={"mde_pct_per_sd_pct": None})
-    assert receipt_problems(make_receipt(exact, 0, "baseline", environment={"foreign_load": None}), exact) == []

@@ -119,13 +119,6 @@ def test_judge_caps_an_uncalibrated_node_class_and_keeps_what_was_measured() -> 
     assert found.primary is not None
 
 
-def test_judge_corrects_for_the_number_of_variants() -> None:
-    found = verdict()
-    raw = [variant.primary for variant in found.variants]
-    assert all(comparison is not None for comparison in raw)
-    assert psiv(found).primary.p_holm < 0.001  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(
     ("outcome", "word", "decision"),
     [
@@ -193,21 +186,14 @@ def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
     [
         ({"loss_step1": 8.31 + 1e-9}, "step-1 loss"),
         ({"environment": {"versions": {"torch": "2.12"}}}, "software versions differs inside the block"),
-        ({"environment": {"git_dirty_digest": "sha256:x"}}, "uncommitted patch differs"),
         ({"environment": {"node_class": "h200"}}, "environment/node_class is 'h200'; expected 'cpu'"),
         ({"environment": {"throttle": {"ecc_uncorrected": 1}}}, "uncorrected ECC error"),
-        ({"environment": {"throttle": {"hw_thermal_slowdown": 0.25}}}, "hardware thermal slow-down"),
-        ({"environment": {"throttle": {"foreign_processes": [4711]}}}, "foreign process"),
-        ({"ids": {"device": "node-a/1"}}, "device differs inside the block"),
-        ({"ids": {"attempt": "att_other"}}, "attempt differs inside the block"),
         ({"ids": {"position": 9}}, "ids/position is 9; expected"),
         ({"seed": 99}, "seed is 99; expected"),
         ({"summary": None}, "samples are missing"),
         ({"facts": {ScanFact.PSIV_RECOMPUTES: 1, ModelFact.ROWS: 2}}, "gate 'psiv_cache' was requested and not live"),
         ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": "sha256:x", "code": "sha256:code",
                       "data": "sha256:data"}}, "digests/arm is 'sha256:x'; expected"),
-        ({"digests": {"spec": PLAN.spec_digest, "rule": PLAN.rule_digest, "arm": PLAN.arms[1].digest,
-                      "code": "sha256:other", "data": "sha256:data"}}, "code differs inside the block"),
     ],
 )  # fmt: skip
 def test_judge_invalidates_a_variant_by_its_guard(swap: dict[str, Any], words: str) -> None:
@@ -218,18 +204,18 @@ def test_judge_invalidates_a_variant_by_its_guard(swap: dict[str, Any], words: s
     assert found.variants[1].verdict is VerdictWord.SAME
 
 
-def test_judge_accepts_a_software_power_cap() -> None:
-    found = verdict(swap={"environment": {"throttle": {"sw_power_cap": 2.5}}, "tokens_per_s": 5150.0})
-    assert psiv(found).verdict is VerdictWord.BETTER
-
-
 def with_clock(receipt: Receipt, clock_mhz: float) -> list[Any]:
     return [step.model_copy(update={"clock_mhz": clock_mhz}) for step in receipt.steps]
 
 
 @pytest.mark.parametrize(
     ("speed", "clock", "word"),
-    [(1.03, 1700.0, VerdictWord.BETTER), (1.03, 1760.0, VerdictWord.INVALID), (1.06, 1750.0, VerdictWord.BETTER)],
+    [
+        (1.03, 1700.0, VerdictWord.BETTER),
+        (1.009, 1712.0, VerdictWord.BETTER),
+        (1.03, 1760.0, VerdictWord.INVALID),
+        (1.06, 1750.0, VerdictWord.BETTER),
+    ],
 )
 def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
     speed: float, clock: float, word: VerdictWord
@@ -343,23 +329,10 @@ def test_judge_holds_a_loss_to_what_the_gates_claim(gates: dict[str, Any], gap: 
     assert judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0].passed is passed
 
 
-def test_verdict_digest_covers_the_verdict() -> None:
+def test_a_verdict_is_sealed_and_survives_json() -> None:
     found = verdict()
     assert found.digest == digest(found.model_dump(mode="json", exclude={"digest"}))
-    assert verdict().digest == found.digest
-    assert verdict(calibrated=False).digest != found.digest
-
-
-def test_verdict_round_trips_through_json() -> None:
-    found = verdict()
     assert Verdict.model_validate_json(found.model_dump_json()) == found
-
-
-def test_verdict_arms_hold_means_and_peaks() -> None:
-    arms = verdict(sd=1e-9).arms
-    assert arms["psiv-on"].tokens_per_s == pytest.approx(5150, rel=1e-4)
-    assert arms["baseline"].peak_reserved_bytes == GIB
-    assert arms["baseline"].outcomes == {"measured": 6}
 
 
 def test_verdict_rule_is_what_was_hashed() -> None:

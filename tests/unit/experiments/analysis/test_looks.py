@@ -24,13 +24,6 @@ def receipts(blocks: int, **changes: Any) -> list[Receipt]:
     return [receipt for receipt in make_receipts(PLAN, **changes) if receipt.ids.block_index < blocks]
 
 
-def test_all_blocks_of_the_last_look_are_planned() -> None:
-    assert len(PLAN.blocks) == 20
-    assert judge(PLAN, SPEC, [], CALIBRATED).rule["looks"] == dict(
-        zip(map(str, LOOKS), level_shares(LOOKS), strict=True)
-    )
-
-
 def test_an_ablation_stops_where_every_variant_has_an_answer() -> None:
     found = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED, 0)
     assert not found.go_on
@@ -64,11 +57,6 @@ def test_spreads_that_differ_may_look_alike_after_more_blocks() -> None:
     ]
     assert judge(PLAN, SPEC, rows, CALIBRATED).variants[0].cause is Cause.SPREADS
     assert at_look(PLAN, SPEC, rows, CALIBRATED, 0).go_on
-
-
-def test_the_last_look_is_the_end() -> None:
-    found = at_look(PLAN, SPEC, receipts(20, sd=0.006), CALIBRATED, 3)
-    assert (found.go_on, found.reason) == (False, "20 blocks are the last look")
 
 
 def test_a_look_ignores_blocks_beyond_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.outcomes import AblationState, Decision, VerdictWord
 from experiments.reporting import wording
-from experiments.reporting.mlflow import names
+from experiments.reporting.mlflow import content
 from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.mlflow.runs import children
 from experiments.reporting.table import Cell
@@ -36,7 +36,7 @@ def named(view: AblationView, name: str, *variants: tuple[str, Decision, str]) -
     )
     changed = dataclasses.replace(view, name=name)
     vars(changed)["answer"] = dataclasses.replace(view.answer, variants=made)  # where the cached property lives
-    return names.of_ablation(changed)
+    return content.ablation_name(changed)
 
 
 def test_one_variant_and_several(view: AblationView) -> None:
@@ -65,7 +65,7 @@ def test_every_name_is_short_and_says_word_and_effect_of_the_best(view: Ablation
         variants = [drawn(chance) for _ in range(chance.randint(1, 12))]
         name = named(view, drawn_name(chance), *variants)
         first = min(variants, key=lambda variant: list(Decision).index(variant[1]))
-        assert len(name) <= names.LONGEST_NAME
+        assert len(name) <= content.LONGEST_NAME
         said = name.partition(": ")[2]
         assert said.split()[0] == first[1]
         assert first[2] == wording.NOTHING or first[2] in said
@@ -83,16 +83,16 @@ def drawn(chance: random.Random) -> tuple[str, Decision, str]:
 @pytest.mark.parametrize("state", [AblationState.CANCELLING, AblationState.FAILED])
 def test_without_an_answer_the_state_is_said(state: AblationState) -> None:
     whole = views.unfinished(state)
-    assert names.of_ablation(whole) == f"psiv-cache: {state}"
-    cut = names.of_ablation(dataclasses.replace(whole, name=LONGEST))
+    assert content.ablation_name(whole) == f"psiv-cache: {state}"
+    cut = content.ablation_name(dataclasses.replace(whole, name=LONGEST))
     assert (len(cut), cut.endswith(f"\N{HORIZONTAL ELLIPSIS}: {state}")) == (60, True)
 
 
 def test_a_variant_says_its_word_and_effect(view: AblationView) -> None:
-    found = {layout.arm: names.of_variant(layout) for layout in layouts(view)}
+    found = {layout.arm: content.variant_name(layout) for layout in layouts(view)}
     assert found["psiv-on"] == f"psiv-on: better +2.49{SPACE}%"
     assert found["tma"] == f"tma: {VerdictWord.REFUSED}"
-    long = names.of_variant(dataclasses.replace(layouts(view)[0], arm=LONGEST))
+    long = content.variant_name(dataclasses.replace(layouts(view)[0], arm=LONGEST))
     assert (len(long), long.endswith(f"\N{HORIZONTAL ELLIPSIS}: better +2.49{SPACE}%")) == (60, True)
 
 
@@ -105,5 +105,5 @@ def test_every_run_of_an_ablation_with_the_longest_names_is_short() -> None:
     arms = {name if name == "baseline" else name.ljust(63, "x"): own for name, own in views.EFFECTS.items()}
     whole = dataclasses.replace(views.view(arms=arms, num_blocks=6, timed=4), name=LONGEST)
     shown = [run.name for run in (parent(whole, ""), *children(whole))]
-    assert max(map(len, shown)) == names.LONGEST_NAME
+    assert max(map(len, shown)) == content.LONGEST_NAME
     assert len(set(shown)) == len(shown)

@@ -20,52 +20,24 @@ from experiments.reporting.view import AblationView
 from tests import views
 from tests.calibrations import KEY, noisy_blocks
 
-OF_EVERY_RUN = {
-    "ablation.id",
-    "ablation.name",
-    "ablation.run",
-    "ablation.kind",
-    "ablation.spec_digest",
-    "ablation.node_class",
-    "mlflow.source.name",
-    "mlflow.source.type",
-    "mlflow.user",
-}
-OF_WHAT_RAN = {"mlflow.source.git.commit", "mlflow.source.git.dirty"}
-OF_THE_PARENT = {
-    "ablation.state",
-    "ablation.rule_digest",
-    "ablation.gates",
-    "ablation.verdict",
-    "ablation.metric",
-    "ablation.effect",
-    "ablation.interval",
-    "ablation.verdict_digest",
-    "ablation.admission",
-    "ablation.broken_attempts",
-    "ablation.asking",
-    "ablation.nodes",
-    "mlflow.note.content",
-}
-OF_AN_ARM = {"ablation.arm", "ablation.role", "ablation.arm_digest", "ablation.nodes", "mlflow.note.content"}
-OF_A_VARIANT = {"ablation.verdict", "ablation.decision", "ablation.gates", "ablation.metric"}
-OF_A_TRIAL = {
-    "ablation.trial",
-    "ablation.attempt",
-    "ablation.arm",
-    "ablation.role",
-    "ablation.block",
-    "ablation.order",
-    "ablation.arm_digest",
-    "ablation.seed",
-    "ablation.outcome",
-    "ablation.receipt_digest",
-    "ablation.code_digest",
-    "ablation.data_digest",
-    "ablation.node",
-    "ablation.device",
-}
-OF_A_FAILED_TRIAL = {"ablation.failure_class", "mlflow.note.content"}
+
+def tags(names: str) -> set[str]:
+    """Return names of tags; those without a dot belong to "ablation."."""
+    return {name if "." in name else f"ablation.{name}" for name in names.split()}
+
+
+OF_EVERY_RUN = tags("id name run kind spec_digest node_class mlflow.source.name mlflow.source.type mlflow.user")
+OF_WHAT_RAN = tags("mlflow.source.git.commit mlflow.source.git.dirty")
+OF_THE_PARENT = tags(
+    "state rule_digest gates verdict metric effect interval verdict_digest admission broken_attempts asking nodes"
+    " mlflow.note.content"
+)
+OF_AN_ARM = tags("arm role arm_digest nodes mlflow.note.content")
+OF_A_VARIANT = tags("verdict decision gates metric")
+OF_A_TRIAL = tags(
+    "trial attempt arm role block order arm_digest seed outcome receipt_digest code_digest data_digest node device"
+)
+OF_A_FAILED_TRIAL = tags("failure_class mlflow.note.content")
 OF_STATISTICS = {"effect_pct", "ci_low_pct", "ci_high_pct", "mde_pct", "sd_pct", "blocks", DIFFERENCE}
 
 
@@ -92,19 +64,13 @@ def judged(view: AblationView) -> Verdict:
     return view.verdict
 
 
-def test_parent_has_these_tags(view: AblationView) -> None:
-    assert set(parent(view, "").tags) == OF_EVERY_RUN | OF_WHAT_RAN | OF_THE_PARENT
-
-
-def test_trials_have_these_tags(runs: list[RunContent]) -> None:
-    measured = OF_EVERY_RUN | OF_WHAT_RAN | OF_A_TRIAL
-    found = {frozenset(run.tags) for run in of_kind(runs, "trial").values()}
-    assert found == {frozenset(measured), frozenset(measured | OF_A_FAILED_TRIAL)}
-
-
-def test_arms_have_these_tags(runs: list[RunContent]) -> None:
+def test_runs_have_these_tags(view: AblationView, runs: list[RunContent]) -> None:
+    every = OF_EVERY_RUN | OF_WHAT_RAN
+    assert set(parent(view, "").tags) == every | OF_THE_PARENT
+    trial = frozenset(every | OF_A_TRIAL)
+    assert {frozenset(run.tags) for run in of_kind(runs, "trial").values()} == {trial, trial | OF_A_FAILED_TRIAL}
     arms = of_kind(runs, "arm")
-    own = OF_EVERY_RUN | OF_WHAT_RAN | OF_AN_ARM
+    own = every | OF_AN_ARM
     assert set(arms.pop("arm/baseline").tags) == own
     assert {frozenset(run.tags) for run in arms.values()} == {frozenset(own | OF_A_VARIANT)}
 

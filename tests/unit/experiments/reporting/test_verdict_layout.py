@@ -21,7 +21,7 @@ from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.pages import report
 from experiments.reporting.pages.first_screen import first_screen, headline
 from experiments.reporting.sentences import lead
-from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
+from experiments.reporting.table import Table, Tone
 from experiments.reporting.terminal.markdown import pull_request_markdown, verdict_markdown
 from experiments.reporting.verdict_cells import WORDS
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out, short_answer
@@ -297,14 +297,6 @@ def test_markdown_is_a_table_that_a_message_cannot_break() -> None:
     assert "<script>" not in text
     assert r"a \| b" in text
     assert "| `psiv-on` |" in text
-
-
-def test_cells_say_sign_text_and_note_in_one_line() -> None:
-    assert str(Cell(text="better", sign="^", note="samples say same")) == "^ better (samples say same)"
-    assert str(Cell(text="better")) == "better"
-    table = Table(title="t", columns=(*texts("a"), *numbers("b")), rows=(row("x", Cell(text="1")),))
-    assert [column.kind for column in table.columns] == ["text", "number"]
-    assert lines_of(table) == [["a", "b"], ["x", "1"]]
 
 
 def _laid_out(view: AblationView) -> VerdictLayout:
