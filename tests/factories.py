@@ -24,7 +24,7 @@ from model.measurements import Step
 
 GIB = 2**30
 PAUSE_S = 1e-4
-"""Between two steps."""
+"""Pause between two steps."""
 FIRST_TRIAL = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 SPEC: dict[str, Any] = {
@@ -37,11 +37,11 @@ SPEC: dict[str, Any] = {
     "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
     "verdict": {"primary": {"metric": "tokens_per_s", "margin": "0.5%", "adopt_if": "1.5%"}},
 }
-"""A small legal spec as plain values."""
+"""A small valid spec as plain values."""
 
 
 def spec_values(**changes: Any) -> dict[str, Any]:
-    """Return SPEC with values replaced; a key such as design__seeds reaches into nested mappings."""
+    """Return SPEC with changed values; a key such as design__seeds names a nested value."""
     values = copy.deepcopy(SPEC)
     for path, value in changes.items():
         *parents, last = path.split("__")
@@ -58,7 +58,7 @@ def make_spec(**changes: Any) -> AblationSpec:
 
 
 SUPERCHUNK_OF_SIZES, HEADS_IN_TURN_OF_SIZES = 1024, 4
-"""What lane cuda chooses for its reference shape where these are left to it."""
+"""Automatic choices of lane cuda for its reference shape."""
 
 
 def make_plan(spec: AblationSpec | None = None) -> Plan:
@@ -67,7 +67,7 @@ def make_plan(spec: AblationSpec | None = None) -> Plan:
 
 
 def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that a trial of an arm with `gates` records when every gate is live."""
+    """Return the recorded facts of an arm with `gates` when every gate is live."""
     facts: dict[str, Any] = {
         ScanFact.LANE: gates["lane"],
         ScanFact.SCHEDULE: gates["schedule"],
@@ -95,7 +95,7 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: float, seed: int) -> tuple[Step, ...]:
-    """Return step 0, warm-up and timed steps whose timed mean gives `tokens_per_s` exactly enough."""
+    """Return the steps of a trial whose timed steps have a mean throughput of `tokens_per_s`."""
     steps = config["steps"]
     phases = ["compile"] + ["warmup"] * steps["warmup"] + ["timed"] * steps["timed"]
     tokens = config["micro_batch"] * config["data"]["seq_len"]
@@ -135,14 +135,14 @@ def make_receipt(
     tokens_per_s: float = 5000.0,
     **changes: Any,
 ) -> Receipt:
-    """Return a sealed receipt of `arm` in `block` (objects, or index and name).
+    """Return a sealed receipt of `arm` in `block` (objects, or name and index).
 
-    `changes`: loss_step1, loss_val, peak_bytes, wall_s, facts, outcome, failure_class, message, ids (a
-    mapping that overrides single ids), environment (likewise), steps; anything else replaces a field of the receipt. An
-    outcome other than measured has no summary.
+    `changes`: loss_step1, loss_val, peak_bytes, wall_s, facts, outcome, failure_class, message, steps, ids and
+    environment (mappings of single values); others replace a field of the receipt. Only the outcome `measured` has a
+    summary.
     """
     block = plan.blocks[block] if isinstance(block, int) else block
-    arm = next(known for known in plan.arms if known.name == arm) if isinstance(arm, str) else arm
+    arm = plan.arm_by_name[arm] if isinstance(arm, str) else arm
     loss_val = changes.pop("loss_val", 7.5)
     loss_step1 = changes.pop("loss_step1", 8.3 + block.seed / 100)
     peak = changes.pop("peak_bytes", GIB)
@@ -206,7 +206,7 @@ NOTHING_HAPPENED: dict[str, Any] = {
     "ecc_uncorrected": 0,
     "foreign_processes": (),
 }
-"""What a driver tells of a trial during which nothing happened."""
+"""Report of a driver on a trial without events."""
 
 
 def _environment(node_class: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _ids(plan: Plan, block: BlockPlan, arm: Arm) -> Ids:
 def make_receipts(
     plan: Plan, speeds: Mapping[str, float] | None = None, *, sd: float = 0.003, seed: int = 0, **changes: Any
 ) -> list[Receipt]:
-    """Return receipts of every trial of `plan`.
+    """Return receipts of all trials of `plan`.
 
     `speeds` is each arm's relative speed (default 1.0); `sd` is the noise of ln(tokens/s) of one trial.
     """
@@ -291,13 +291,13 @@ def make_compiled(plan: Plan, block: BlockPlan | int, arm: Arm | str, *, peak_by
     ).model_copy(update=changes.pop("report", {}))
     outcome = Outcome.MEASURED if needed is None else Outcome.OOM
     environment = {"node_class": plan.node_class, **changes.pop("environment", {})}
-    made = make_receipt(plan, block, arm, outcome=outcome, environment=environment, steps=(), **changes)
+    receipt = make_receipt(plan, block, arm, outcome=outcome, environment=environment, steps=(), **changes)
     fields = {
-        **dict(made),
+        **dict(receipt),
         "summary": None,
         "warmup_passes": (),
         "compilation": report,
-        "digests": {**dict(made.digests), "data": ""},
+        "digests": {**dict(receipt.digests), "data": ""},
     }
     return seal(fields)
 
