@@ -1,21 +1,18 @@
-"""Reading, listing and cancelling ablations, their blocks and trials. Pages go by key, never by number of rows."""
+"""Read, list and cancel ablations, their blocks and trials. Pages continue after a key, never after a row number."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    CompoundSelect,
     Connection,
     Row,
     Select,
     Table,
     and_,
-    bindparam,
     case,
     func,
-    literal_column,
+    literal,
     select,
     tuple_,
     union_all,
@@ -31,8 +28,8 @@ from service.store.tables import ablations, attempts, blocks, labels, nodes, rec
 
 _BULKY = {"spec_text", "plan", "verdict", "report_html"}
 _PUBLIC = [column for column in ablations.c if column.name not in _BULKY]
-_WALLS_SEEN = 50
-"""Trials of an arm that tell how long one takes; a submission does not wait for the mean of 100,000."""
+_WALLS_READ = 50
+"""Trials of an arm whose mean time is taken, so that a submission does not read 100,000 of them."""
 
 
 def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
@@ -41,7 +38,7 @@ def get_ablation(connection: Connection, ablation_id: str) -> Row[Any]:
 
 
 def get_document(connection: Connection, ablation_id: str, column: str) -> Row[Any]:
-    """Return (state, document) with one bulky column of an ablation. Raises NotFound."""
+    """Return one bulky column of an ablation as `document`, with its `state`. Raises NotFound."""
     return _get(connection, ablation_id, ablations.c.state, ablations.c[column].label("document"))
 
 
@@ -51,7 +48,7 @@ def get_whole(connection: Connection, ablation_id: str) -> Row[Any]:
 
 
 def check_exists(connection: Connection, ablation_id: str) -> None:
-    """Raise NotFound unless there is this ablation."""
+    """Raise NotFound unless the ablation exists."""
     _get(connection, ablation_id, ablations.c.id)
 
 
@@ -88,10 +85,10 @@ def list_ablations(
 
 def labels_of(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the labels of several ablations."""
-    found: dict[str, dict[str, str]] = {ablation_id: {} for ablation_id in ids}
+    by_id: dict[str, dict[str, str]] = {ablation_id: {} for ablation_id in ids}
     for row in connection.execute(select(labels).where(labels.c.ablation_id.in_(ids)).order_by(labels.c.key)):
-        found[row.ablation_id][row.key] = row.value
-    return found
+        by_id[row.ablation_id][row.key] = row.value
+    return by_id
 
 
 def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
@@ -115,9 +112,9 @@ _BROKE = case((_RUNS_AGAIN, _NEWEST_BREAK)).label("broke")
 
 
 def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, ablation_id: str) -> list[Row[Any]]:
-    """Return up to `limit` trials after (block index, position), in running order, with why they did not measure.
+    """Return up to `limit` trials after (block index, position), in running order, with reasons for missing results.
 
-    Only the blocks that hold them are looked at, even by a database that knows nothing of its tables yet. Raises
+    The range of block indices keeps the query small, even if the database has no statistics of its tables. Raises
     NotFound.
     """
     planned = _get(connection, ablation_id, ablations.c.trials_planned, ablations.c.blocks_planned)
@@ -136,7 +133,7 @@ def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, a
 
 
 def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:
-    """Return (trial state, payload, digest); payload is None before the trial is done. Raises NotFound."""
+    """Return the trial's state, and payload and digest of its receipt, None before it is done. Raises NotFound."""
     query: Select[Any] = select(trials.c.state, receipts.c.payload, receipts.c.digest).outerjoin(
         receipts, receipts.c.trial_id == trials.c.id
     )
@@ -153,32 +150,24 @@ def count_by_state(connection: Connection, table: Table) -> dict[str, int]:
 
 
 def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class: str) -> dict[str, float]:
-    """Return the mean wall seconds of earlier trials on `node_class` by arm digest, as far as there are any.
+    """Return the mean wall seconds of earlier trials on `node_class` by arm digest; no entry for an arm that never ran.
 
-    Of so many that have run more often only some are looked at, whichever the database finds first.
+    Reads at most _WALLS_READ trials of an arm, in no particular order.
     """
-    digests = dict(enumerate(dict.fromkeys(arm_digests)))
-    given = {"node_class": node_class, **{f"arm_{place}": digest for place, digest in digests.items()}}
-    rows = connection.execute(_mean_walls(len(digests)), given)
-    return {digests[place]: float(mean) for place, mean in rows if mean is not None}
 
+    def mean(digest: str) -> Select[Any]:
+        ran = (receipts.c.arm_digest == digest, ablations.c.node_class == node_class)
+        walls = select(receipts.c.wall_s).join(ablations, ablations.c.id == receipts.c.ablation_id).where(*ran)
+        return select(literal(digest), func.avg(walls.limit(_WALLS_READ).subquery().c.wall_s))
 
-@cache
-def _mean_walls(arms: int) -> CompoundSelect[Any]:
-    """Return the query for the means of so many arms; every submission asks, so it is built once."""
-
-    def mean(place: int) -> Select[Any]:
-        ran = (receipts.c.arm_digest == bindparam(f"arm_{place}"), ablations.c.node_class == bindparam("node_class"))
-        found = select(receipts.c.wall_s).join(ablations, ablations.c.id == receipts.c.ablation_id).where(*ran)
-        return select(literal_column(str(place)), func.avg(found.limit(_WALLS_SEEN).subquery().c.wall_s))
-
-    return union_all(*map(mean, range(arms)))
+    rows = connection.execute(union_all(*map(mean, dict.fromkeys(arm_digests))))
+    return {digest: float(seconds) for digest, seconds in rows if seconds is not None}
 
 
 def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
-    """Cancel an ablation: waiting blocks at once, running ones through their workers. Again changes nothing.
+    """Cancel an ablation: waiting blocks at once, running ones through their workers. A second call changes nothing.
 
-    Raises NotFound, and AblationOver with the final state when there is nothing left to cancel.
+    Raises NotFound, and AblationOver if the ablation is over.
     """
     waiting = lock_waiting(connection, ablation_id, wait=True)
     row = get_ablation(connection, ablation_id)

@@ -1,4 +1,4 @@
-"""What a verdict takes into account besides plan, spec and receipts, as far as the tables know it."""
+"""Inputs of a verdict beside plan, spec and receipts: broken attempts, earlier ablations, signers, cancelled blocks."""
 
 import json
 from typing import Any
@@ -19,9 +19,9 @@ _SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.creat
 
 
 def family_of(connection: Connection, ablation_id: str) -> Family:
-    """Return the ablations that asked a question of this one before it was submitted, oldest first.
+    """Return the earlier ablations that asked a question of this one, oldest first.
 
-    One that ended before any of its blocks was claimed has shown nobody anything, and is left out.
+    Leaves out ablations that ended before any block was claimed, because nobody saw a result of theirs.
     """
     own = connection.execute(select(asked.c.digest, asked.c.arm).where(asked.c.ablation_id == ablation_id))
     arms: dict[str, list[str]] = {}
@@ -59,7 +59,7 @@ def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
 
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
-    """Return the broken attempts of an ablation, the earlier ones that asked the same, and who signed its blocks."""
+    """Return the inputs of a verdict that are neither in the spec nor in the receipts."""
     return Circumstances(
         attempts=broken_attempts(connection, ablation_id),
         family=family_of(connection, ablation_id),
@@ -69,7 +69,7 @@ def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
 
 
 def _not_run(connection: Connection, ablation_id: str) -> str | None:
-    """Return why blocks were cancelled; None where none was."""
+    """Return why blocks were cancelled; None if none was."""
     cancelled = select(blocks.c.message).where(
         blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.CANCELLED
     )

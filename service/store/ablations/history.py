@@ -1,4 +1,4 @@
-"""What the baselines of a recipe measured, ablation by ablation."""
+"""Earlier measurements of a recipe's baselines, and earlier verdicts about a gate."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +14,11 @@ from service.lifecycle import OVER
 from service.store.tables import ablations, receipts, trials
 
 MAX_ABLATIONS = 500
-"""The newest that are looked at."""
+"""Newest ablations that are read."""
 
 
 def baseline_runs(connection: Connection, recipe: str, *, node_class: str | None = None) -> list[BaselineRun]:
-    """Return the baselines of ended ablations of `recipe`, as far as they left receipts, newest first."""
+    """Return the baselines of the newest ended ablations of `recipe`, newest first."""
     query = select(ablations).where(
         ablations.c.state.in_([state.value for state in OVER]), ablations.c.spec_text.contains(recipe, autoescape=True)
     )
@@ -31,7 +31,7 @@ def baseline_runs(connection: Connection, recipe: str, *, node_class: str | None
 def _recipe_of(row: Row[tuple[object, ...]]) -> str | None:
     try:
         return parse_spec(row.spec_text.encode(), row.content_type).workload.recipe
-    except SpecError:  # stored by a version that knew other words
+    except SpecError:  # a version with another vocabulary stored it
         return None
 
 
@@ -47,7 +47,7 @@ def _receipts(connection: Connection, ablation_id: str) -> Iterator[Receipt]:
 
 
 def judged_with(connection: Connection, recipe: str, gate: str, *, limit: int) -> list[Row[Any]]:
-    """Return the newest ablations of `recipe` that have a verdict and whose specs name `gate`, whole."""
+    """Return the newest ablations of `recipe` with a verdict whose specs contain the text `gate`, with all columns."""
     named = (ablations.c.spec_text.contains(text, autoescape=True) for text in (recipe, gate))
     query = select(ablations).where(ablations.c.verdict.is_not(None), *named)
     rows = connection.execute(query.order_by(ablations.c.id.desc()).limit(limit)).all()

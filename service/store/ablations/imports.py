@@ -1,6 +1,6 @@
-"""An ablation that ran where no service was: all that its bundles hold, in one transaction, through the same moves.
+"""Import an ablation that ran without a service: store its bundles in one transaction, through the same moves.
 
-Nothing is left queued: a block is done, used up its attempts, or is missing data and cancelled with that reason.
+Afterwards no block is queued. It is done, it failed, or it is cancelled because no bundle contains it.
 """
 
 import json
@@ -36,24 +36,24 @@ class Import:
     receipts: dict[int, list[VerifiedReceipt]]
     """By block index."""
     trusted: tuple[str, ...] = ()
-    """Keys that the importer trusts from now on."""
+    """Node keys that the importer decided to trust."""
 
     @property
     def bundles(self) -> str:
-        """What the ablation remembers of its bundles."""
+        """The digests of the bundles, as the ablation stores them."""
         return json.dumps(self.bundle.digests)
 
 
 def known_bundles(connection: Connection, ablation_id: str) -> tuple[bool, str | None]:
-    """Return whether the ablation is here, and the bundles that it was imported from."""
+    """Return whether the ablation is stored, and the digests of the bundles that it was imported from."""
     row = connection.execute(select(ablations.c.bundles).where(ablations.c.id == ablation_id)).first()
     return row is not None, None if row is None else row.bundles
 
 
 def store_import(connection: Connection, imported: Import) -> None:
-    """Insert everything; the ablation is over afterwards, and its verdict is asked for.
+    """Insert everything, end the ablation and ask for its verdict.
 
-    Raises IntegrityError when an ablation of this id is here.
+    Raises IntegrityError if an ablation of this id is stored.
     """
     bundle, ablation_id = imported.bundle, imported.submission.ablation_id
     file = bundle.plan_file
@@ -65,13 +65,15 @@ def store_import(connection: Connection, imported: Import) -> None:
     transitions.flush()
     _add_nodes(connection, bundle)
     _trust(connection, imported)
+    for attempt in (*bundle.broken, *(block.attempt for block in bundle.blocks)):
+        _insert_attempt(connection, ablation_id, attempt, file.blocks[attempt.index].block_id)
     for record in bundle.broken:
-        _break(connection, transitions, record, file.blocks[record.index].block_id)
+        _break(transitions, record)
     running = AblationState.RUNNING
     transitions.move([ablation_id], AblationState.QUEUED, running, reason="imported", started_at=db_now())
     _end_missing(connection, transitions, bundle)
     for block in bundle.blocks:
-        _begin(connection, transitions, block.attempt, file.blocks[block.attempt.index].block_id)
+        _begin(transitions, block.attempt, file.blocks[block.attempt.index].block_id)
     transitions.flush()
     for block in bundle.blocks:
         _finish(connection, imported, block)
@@ -79,11 +81,11 @@ def store_import(connection: Connection, imported: Import) -> None:
 
 
 def _add_nodes(connection: Connection, bundle: Bundle) -> None:
-    made: Sequence[Attempt] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
+    all_attempts: Sequence[Attempt] = [*(block.attempt for block in bundle.blocks), *bundle.broken]
     for node in bundle.nodes.values():
-        known = connection.execute(select(nodes.c.id).where(nodes.c.id == node.node_id)).first()
-        seen = max((one.ended_at.timestamp() for one in made if one.node_id == node.node_id), default=0.0)
-        if known is None:
+        if connection.scalar(select(nodes.c.id).where(nodes.c.id == node.node_id)) is None:
+            ends = (one.ended_at.timestamp() for one in all_attempts if one.node_id == node.node_id)
+            seen = max(ends, default=0.0)
             connection.execute(insert(nodes).values(**_node_row(node), registered_at=seen, seen_at=seen))
 
 
@@ -102,12 +104,12 @@ def _node_row(node: NodeRecord) -> dict[str, str]:
     }
 
 
-def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> None:
+def _insert_attempt(connection: Connection, ablation_id: str, attempt: Attempt, block_id: str) -> None:
     connection.execute(
         insert(attempts).values(
             id=attempt.attempt_id,
             block_id=block_id,
-            ablation_id=select(blocks.c.ablation_id).where(blocks.c.id == block_id).scalar_subquery(),
+            ablation_id=ablation_id,
             number=attempt.attempt_no,
             node_id=attempt.node_id,
             state=AttemptState.RUNNING,
@@ -118,9 +120,8 @@ def _insert_attempt(connection: Connection, attempt: Attempt, block_id: str) -> 
     )
 
 
-def _break(connection: Connection, transitions: Transitions, record: BrokenAttempt, block_id: str) -> None:
-    """Store an attempt that broke; its block is still queued."""
-    _insert_attempt(connection, record, block_id)
+def _break(transitions: Transitions, record: BrokenAttempt) -> None:
+    """End a stored attempt as broken; its block stays queued."""
     message = storable(record.message)
     transitions.move(
         [record.attempt_id],
@@ -133,9 +134,8 @@ def _break(connection: Connection, transitions: Transitions, record: BrokenAttem
     )
 
 
-def _begin(connection: Connection, transitions: Transitions, attempt: Attempt, block_id: str) -> None:
-    """Store the attempt that finished a block, as if it were running."""
-    _insert_attempt(connection, attempt, block_id)
+def _begin(transitions: Transitions, attempt: Attempt, block_id: str) -> None:
+    """Let the stored attempt that finished a block run it."""
     transitions.move(
         [block_id],
         BlockState.QUEUED,
@@ -171,7 +171,7 @@ def _fail(transitions: Transitions, block_id: str, trial_ids: Sequence[str], las
 
 
 def _finish(connection: Connection, imported: Import, block: BundledBlock) -> None:
-    """Store a block's logs and receipts the way a worker's report is stored, then the times that were measured."""
+    """Store a block's logs and receipts like a worker's report, then the time at which it really ended."""
     attempt = block.attempt
     locked = lock_block(connection, attempt.attempt_id)
     logs.append(

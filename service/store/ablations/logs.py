@@ -1,4 +1,7 @@
-"""Trial logs: bytes at absolute offsets, kept per attempt; readers see the newest attempt's."""
+"""Logs of trials: bytes at absolute offsets, stored by attempt, and dropped after ABLATE_LOG_DAYS.
+
+Readers see the log of the newest attempt. Receipts, verdicts and events are kept.
+"""
 
 import time
 from collections.abc import Sequence
@@ -15,52 +18,8 @@ from service.store.columns import db_now, rfc3339
 from service.store.session import Store
 from service.store.tables import ablations, attempts, log_chunks, trials
 
-TRIALS_AT_ONCE = 200
-"""A transaction drops the logs of so many trials, so that nobody waits for it."""
-REST_S = 600.0
-"""Between two looks for ablations that are old enough."""
-
-
-class Retention:
-    """Drops the logs of one old ablation after another."""
-
-    def __init__(self, store: Store, *, age_s: float) -> None:
-        self._store = store
-        self._age_s = age_s
-        self._rests_until = 0.0
-
-    def round(self) -> bool:
-        """Drop a little; return whether there may be more. An age of 0 keeps everything."""
-        if self._age_s <= 0 or time.monotonic() < self._rests_until:
-            return False
-        with self._store.write() as connection:
-            ablation_id = _oldest_due(connection, age_s=self._age_s)
-            if ablation_id is not None and not _drop_logs(connection, ablation_id):
-                done = update(ablations).where(ablations.c.id == ablation_id)
-                connection.execute(done.values(logs_dropped_at=db_now()))
-        if ablation_id is None:
-            self._rests_until = time.monotonic() + REST_S
-        return ablation_id is not None
-
-
-def _oldest_due(connection: Connection, *, age_s: float) -> str | None:
-    logged, old = ablations.c.logs_dropped_at.is_(None), ablations.c.finished_at < db_now() - age_s
-    due = select(ablations.c.id).where(logged, old)
-    found: str | None = connection.execute(due.order_by(ablations.c.finished_at).limit(1)).scalar_one_or_none()
-    return found
-
-
-def _drop_logs(connection: Connection, ablation_id: str) -> int:
-    """Drop the logs of some trials; return of how many."""
-    logged = select(log_chunks.c.trial_id).where(log_chunks.c.trial_id == trials.c.id)
-    some = select(trials.c.id).where(trials.c.ablation_id == ablation_id, logged.exists()).limit(TRIALS_AT_ONCE)
-    ids = list(connection.execute(some).scalars())
-    connection.execute(delete(log_chunks).where(log_chunks.c.trial_id.in_(ids)))
-    return len(ids)
-
-
 PAGE_BYTES = 4 * 2**20
-"""Most bytes in one answer."""
+"""Most bytes in one response."""
 
 NEWEST_ATTEMPT = (
     select(attempts.c.id)
@@ -70,22 +29,22 @@ NEWEST_ATTEMPT = (
     .correlate(trials)
     .scalar_subquery()
 )
-"""The newest attempt at the block of a trial, whether it goes on, is done or broke."""
+"""The newest attempt at the block of a trial, in whatever state."""
 _NUMBER = (
     select(func.coalesce(func.max(attempts.c.number), 0))
     .where(attempts.c.block_id == trials.c.block_id)
     .correlate(trials)
     .scalar_subquery()
 )
-"""Of the newest attempt; 0 before the first."""
+"""The number of the newest attempt; 0 before the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogPage:
-    """A piece of a log."""
+    """A part of a log."""
 
     attempt: int
-    """Number of the attempt whose log it is; 0 before the first."""
+    """Number of the attempt that wrote the log; 0 before the first."""
     data: bytes
     end_offset: int
     """Absolute offset just after `data`."""
@@ -94,12 +53,12 @@ class LogPage:
 
 
 def append(connection: Connection, locked: LockedAttempt, chunks: Sequence[LogChunk]) -> None:
-    """Store chunks; what is already stored is ignored. Raises Invalid when bytes between would be missing."""
+    """Store the bytes that are not stored yet. Raises Invalid if the log would have a gap."""
     if not chunks:
         return
-    known = {row.id for row in locked.trials}
+    trial_ids = {row.id for row in locked.trials}
     for number, chunk in enumerate(chunks):
-        if chunk.trial_id not in known:
+        if chunk.trial_id not in trial_ids:
             raise Invalid(f"trial {chunk.trial_id!r} is not part of block {locked.block.id}")
         _append_one(connection, locked.attempt.id, chunk, number)
 
@@ -130,17 +89,16 @@ def read_log(
 ) -> LogPage:
     """Return at most `most` bytes of the log of the trial's newest attempt, from `offset`. Raises NotFound.
 
-    An offset in the log of an `attempt` that is not the newest any more says nothing: then the log is read from its
-    beginning.
+    Reads from the beginning if `attempt`, which `offset` belongs to, is no longer the newest.
     """
     newest = NEWEST_ATTEMPT.label("attempt_id")
-    known = select(trials.c.state, newest, _NUMBER.label("number"), ablations.c.logs_dropped_at)
-    trial = connection.execute(known.join_from(trials, ablations).where(trials.c.id == trial_id)).first()
+    of_trial = select(trials.c.state, newest, _NUMBER.label("number"), ablations.c.logs_dropped_at)
+    trial = connection.execute(of_trial.join_from(trials, ablations).where(trials.c.id == trial_id)).first()
     if trial is None:
         raise NotFound(f"there is no trial {trial_id!r}")
     if trial.logs_dropped_at is not None:
         dropped = rfc3339(trial.logs_dropped_at)
-        raise NotFound(f"the log was dropped {dropped}: the ablation was over for ABLATE_LOG_DAYS; its receipt stays")
+        raise NotFound(f"the log was dropped {dropped}, ABLATE_LOG_DAYS after its ablation ended; its receipt is kept")
     if attempt not in (None, trial.number):
         offset = 0
     key = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == trial.attempt_id)
@@ -155,7 +113,51 @@ def read_log(
 
 
 def _whole_characters(data: bytes, length: int) -> int:
-    """Return the longest length up to `length` that cuts no character of the UTF-8 text `data` in two."""
+    """Return the longest prefix length up to `length` that splits no character of the UTF-8 text `data`."""
     while length > 1 and data[length] & 0xC0 == 0x80:
         length -= 1
     return length
+
+
+TRIALS_AT_ONCE = 200
+"""Trials whose logs one transaction drops, so that others do not wait for it."""
+REST_S = 600.0
+"""Pause after a round that found nothing to drop."""
+
+
+class Retention:
+    """Drops the logs of ablations that ended more than `age_s` ago; an age of 0 keeps all."""
+
+    def __init__(self, store: Store, *, age_s: float) -> None:
+        self._store = store
+        self._age_s = age_s
+        self._rests_until = 0.0
+
+    def round(self) -> bool:
+        """Drop the logs of some trials; return whether there may be more to drop."""
+        if self._age_s <= 0 or time.monotonic() < self._rests_until:
+            return False
+        with self._store.write() as connection:
+            ablation_id = _oldest_due(connection, age_s=self._age_s)
+            if ablation_id is not None and not _drop_logs(connection, ablation_id):
+                done = update(ablations).where(ablations.c.id == ablation_id)
+                connection.execute(done.values(logs_dropped_at=db_now()))
+        if ablation_id is None:
+            self._rests_until = time.monotonic() + REST_S
+        return ablation_id is not None
+
+
+def _oldest_due(connection: Connection, *, age_s: float) -> str | None:
+    logged, old = ablations.c.logs_dropped_at.is_(None), ablations.c.finished_at < db_now() - age_s
+    due = select(ablations.c.id).where(logged, old)
+    oldest: str | None = connection.scalar(due.order_by(ablations.c.finished_at).limit(1))
+    return oldest
+
+
+def _drop_logs(connection: Connection, ablation_id: str) -> int:
+    """Drop the logs of some trials; return the number of trials."""
+    logged = select(log_chunks.c.trial_id).where(log_chunks.c.trial_id == trials.c.id)
+    some = select(trials.c.id).where(trials.c.ablation_id == ablation_id, logged.exists()).limit(TRIALS_AT_ONCE)
+    ids = list(connection.execute(some).scalars())
+    connection.execute(delete(log_chunks).where(log_chunks.c.trial_id.in_(ids)))
+    return len(ids)

@@ -1,6 +1,6 @@
-"""What people call an ablation: its id, its name, the beginning of either, or `latest` of what people submitted.
+"""Find an ablation by id, name, a unique prefix of either, or `latest` (the newest that a person submitted).
 
-A name may be used again; then it means the newest ablation of that name. A beginning has to be that of one name only.
+If several ablations have the name, it means the newest.
 """
 
 from sqlalchemy import ColumnElement, Connection, func, select
@@ -13,13 +13,13 @@ from service.store.tables import ablations
 LATEST = "latest"
 _SHOWN = 6
 _LOOKED_AT = 500
-"""Newest ablations among whose names the one that was meant is looked for."""
-ID_CHARS = 30
-"""Of a whole id; no sign of one sorts behind Z."""
+"""Newest ablations whose names are compared to suggest a similar one."""
+_ID_CHARS = 30
+"""Length of an id. No character of an id sorts after Z."""
 
 
 def find_ablation(connection: Connection, called: str) -> str:
-    """Return the id of the ablation that somebody calls `called`. Raises NotFound, Ambiguous."""
+    """Return the id of the ablation with this id, name or prefix. Raises NotFound, Ambiguous."""
     if called == LATEST:
         return _newest(connection)
     if connection.scalar(select(ablations.c.id).where(ablations.c.id == called)):
@@ -29,14 +29,14 @@ def find_ablation(connection: Connection, called: str) -> str:
 
 def _newest(connection: Connection) -> str:
     by_somebody = ablations.c.submitted_by != SERVICE
-    found: str | None = connection.scalar(select(func.max(ablations.c.id)).where(by_somebody))
-    if found is None:
+    newest: str | None = connection.scalar(select(func.max(ablations.c.id)).where(by_somebody))
+    if newest is None:
         raise NotFound("there is no ablation yet; `ablate run demo` submits one")
-    return found
+    return newest
 
 
 def _by_id(connection: Connection, called: str) -> str:
-    among = ablations.c.id.between(called, called.ljust(ID_CHARS, "Z"))
+    among = ablations.c.id.between(called, called.ljust(_ID_CHARS, "Z"))
     query = select(ablations.c.id).where(among, ablations.c.id.startswith(called, autoescape=True))
     return _only(called, list(connection.execute(query.order_by(ablations.c.id).limit(_SHOWN)).scalars()))
 
@@ -64,16 +64,16 @@ def _begins_none(called: str, hint: str | None = None) -> str:
 
 
 def _name_begins(connection: Connection, called: str) -> ColumnElement[bool]:
-    """Return the condition that an index serves: in SQLite that is GLOB, whose signs no name has. LIKE ignores case."""
+    """Return a case-sensitive condition that the index serves: GLOB in SQLite, whose LIKE ignores case."""
     if connection.dialect.name == "sqlite":
         return ablations.c.name.op("GLOB", is_comparison=True)(f"{called}*")
     return ablations.c.name.startswith(called, autoescape=True)
 
 
-def _only(called: str, found: list[str]) -> str:
-    if not found:
+def _only(called: str, matches: list[str]) -> str:
+    if not matches:
         raise NotFound(_begins_none(called))
-    if len(found) > 1:
-        more = " and more" if len(found) == _SHOWN else ""
-        raise Ambiguous(f"{called!r} is the beginning of several: {', '.join(found)}{more}; write more of it")
-    return found[0]
+    if len(matches) > 1:
+        more = " and more" if len(matches) == _SHOWN else ""
+        raise Ambiguous(f"{called!r} is the beginning of several: {', '.join(matches)}{more}; write more of it")
+    return matches[0]

@@ -1,4 +1,4 @@
-"""Device minutes of a token: what its ablations have used, and what those that are not over may still use."""
+"""Device minutes of a token: used by its ablations, and reserved for those that are not over."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ class Minutes:
     """Device minutes of one token."""
 
     used: float = 0.0
-    """Of finished, broken and running attempts."""
+    """By finished, broken and running attempts."""
     reserved: float = 0.0
-    """What ablations that are not over may still use, each up to its own limit."""
+    """The rest of the limits of ablations that are not over."""
 
 
 def minutes_of(connection: Connection, token_ids: Sequence[str]) -> Mapping[str, Minutes]:
-    """Return the device minutes of tokens, by token id; nothing for one that never submitted."""
+    """Return the device minutes of tokens, by token id; a token that never submitted has no entry."""
     own = _by_ablation(token_ids).subquery()
     left = case((and_(own.c.state.not_in(OVER), own.c.allowed > own.c.used), own.c.allowed - own.c.used), else_=0.0)
     query = select(own.c.token_id, func.sum(own.c.used), func.sum(left)).group_by(own.c.token_id)
@@ -49,18 +49,18 @@ def _by_ablation(token_ids: Sequence[str]) -> Select[tuple[str, str, float, floa
 
 
 def check_quota(connection: Connection, principal: Principal) -> None:
-    """Raise QuotaUsedUp when the token's ablations, the one just stored among them, may use more than it has.
+    """Raise QuotaUsedUp if the token's ablations, including the one just stored, may use more than its quota.
 
-    Submissions of one token wait for each other here: two that fit alone do not both pass if they do not fit together.
+    Locks the token, so two concurrent submissions that fit only alone do not both pass.
     """
     if principal.device_minutes is None:
         return
     connection.execute(select(tokens.c.id).where(tokens.c.id == principal.token_id).with_for_update())
-    found = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
-    if found.used + found.reserved > principal.device_minutes:
+    minutes = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
+    if minutes.used + minutes.reserved > principal.device_minutes:
         raise QuotaUsedUp(
-            f"the ablations of token '{principal.name}' have used {found.used:.1f} device minutes, and those that are "
-            f"not over, this one among them, may use {found.reserved:.1f} more; it has {principal.device_minutes:g}. "
-            "Ask for fewer limits.device_minutes, or an administrator may change the quota: "
-            f"ablate tokens quota {principal.name} --device-minutes {math.ceil(found.used + found.reserved)}"
+            f"the ablations of token '{principal.name}' have used {minutes.used:.1f} device minutes, and those "
+            f"that are not over, this one among them, may use {minutes.reserved:.1f} more; it has "
+            f"{principal.device_minutes:g}. Ask for fewer limits.device_minutes, or an administrator may change the "
+            f"quota: ablate tokens quota {principal.name} --device-minutes {math.ceil(minutes.used + minutes.reserved)}"
         )

@@ -1,4 +1,4 @@
-"""What the background process reads of an ended ablation, and what it makes of it: verdict, report, place in MLflow."""
+"""Results of an ablation: its verdict, report and place in MLflow, and the view that they are computed from."""
 
 from typing import Any
 
@@ -30,14 +30,13 @@ def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
 
 
 def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
-    """Store the verdict once, tell it to watchers, and ask for the report."""
+    """Store the verdict with its event, unless there is one, and ask for the report."""
     words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
     state = lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
     has_failed = state == AblationState.FAILED
     answer = failed_reason(connection, ablation_id) if has_failed else short_answer(verdict)
-    made = {"verdict": verdict.model_dump_json(), "answer": answer}
-    if connection.execute(first.values(**made)).rowcount:
+    if connection.execute(first.values(verdict=verdict.model_dump_json(), answer=answer)).rowcount:
         transitions = Transitions(connection, ablation_id, actor="judge", locked=state)
         transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})
         transitions.flush()
@@ -45,17 +44,17 @@ def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) ->
 
 
 def store_report(connection: Connection, ablation_id: str, html: str) -> None:
-    """Store the report and ask for the projection; one without a verdict lets the others go first."""
+    """Store the report and ask for the projection, which goes last if there is no verdict."""
     own = ablations.c.id == ablation_id
     connection.execute(update(ablations).where(own).values(report_html=html))
-    # Not by RETURNING: SQLite 3.40 takes IS NOT NULL there as true where another column must not be null.
+    # RETURNING is no alternative: SQLite 3.40 evaluates IS NOT NULL there as if the column had a NOT NULL constraint.
     judged = connection.scalar(select(ablations.c.verdict.is_not(None)).where(own))
     rank = outbox.Rank.FIRST if judged else outbox.Rank.LATER
     outbox.add(connection, OutboxKind.PROJECT, ablation_id, rank=rank)
 
 
 def ask_for_projections(connection: Connection) -> int:
-    """Forget where ablations are in MLflow and ask for every projection again; return how many will be made."""
+    """Forget the places of all ablations in MLflow and ask for every projection; return their number."""
     rows = connection.execute(select(ablations.c.id, ablations.c.state, _REPORTED).order_by(ablations.c.id)).all()
     kinds = {row.id: OutboxKind.PROJECT if row.reported else OutboxKind.ANNOUNCE for row in rows if _is_shown(row)}
     connection.execute(update(ablations).values(**NOT_SHOWN))
@@ -65,7 +64,7 @@ def ask_for_projections(connection: Connection) -> int:
 
 
 def _is_shown(row: Row[Any]) -> bool:
-    """Tell whether MLflow has to hold an ablation: it is over and has its report, or is not over yet."""
+    """Return whether MLflow should show an ablation: it has its report, or it is not over."""
     return row.reported or row.state not in OVER
 
 
@@ -77,21 +76,21 @@ def read_report(connection: Connection, ablation_id: str) -> str | None:
 
 
 def store_projection(connection: Connection, ablation_id: str, *, experiment_id: str, run_id: str, whole: bool) -> None:
-    """Remember where the ablation is in MLflow; unless the `whole` of it is there, only if it still goes on."""
+    """Store the place of the ablation in MLflow; if it is not there as a `whole`, only while it is not over."""
     values = {"mlflow_experiment_id": experiment_id, "mlflow_run_id": run_id}
     row = update(ablations).where(ablations.c.id == ablation_id)
     connection.execute((row if whole else row.where(ablations.c.state.not_in(OVER))).values(**values))
 
 
 def latest_experiment(connection: Connection) -> str | None:
-    """Return MLflow's experiment of the newest ablation that it shows; None while it shows none."""
+    """Return the MLflow experiment of the newest ablation that is shown there, or None."""
     shown = select(ablations.c.mlflow_experiment_id).where(ablations.c.mlflow_experiment_id.is_not(None))
-    found: str | None = connection.execute(shown.order_by(ablations.c.id.desc()).limit(1)).scalar()
-    return found
+    experiment: str | None = connection.scalar(shown.order_by(ablations.c.id.desc()).limit(1))
+    return experiment
 
 
 def ablation_view(connection: Connection, ablation_id: str) -> AblationView:
-    """Load an ablation whole. Raises NotFound."""
+    """Return an ablation with its plan, verdict, trials and receipts. Raises NotFound."""
     row = get_whole(connection, ablation_id)
     return AblationView(
         ablation_id=row.id,

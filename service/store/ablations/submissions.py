@@ -117,10 +117,13 @@ def insert_rows(
     connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), bundles=bundles))
     connection.execute(insert(blocks), _block_rows(submission, ids, held_from=held_from))
     connection.execute(insert(trials), _trial_rows(submission, ids))
-    connection.execute(insert(questions), [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in asked])
-    if submission.spec.labels:
-        rows = [{"ablation_id": own, "key": key, "value": str(value)} for key, value in submission.spec.labels.items()]
-        connection.execute(insert(labels), rows)
+    asked_rows = [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in asked]
+    label_rows = [
+        {"ablation_id": own, "key": key, "value": str(value)} for key, value in submission.spec.labels.items()
+    ]
+    for table, rows in ((questions, asked_rows), (labels, label_rows)):
+        if rows:
+            connection.execute(insert(table), rows)
 
 
 def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
