@@ -209,11 +209,3 @@ def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Rig
     assert (report["failure_class"], report["receipts"]) == ("invalid_measurement", [])
     assert "arm 'arm-0': others took" in report["message"]
     assert "python" in report["message"].partition("busiest: ")[2]
-
-
-def test_a_killed_worker_leaves_no_trainer(rig: Rig) -> None:
-    """The last one here: its worker is gone."""
-    rig.service.blocks.append(rig.claimed("killed", LONG))
-    rig.until_slices_run("killed")
-    os.kill(rig.pid, signal.SIGKILL)
-    until(lambda: not processes_of(rig.home))

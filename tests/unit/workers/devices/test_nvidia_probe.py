@@ -12,7 +12,7 @@ from workers.blocks.surroundings import changes
 from workers.devices.inventory import find_devices
 from workers.devices.node_health import ReleaseProof
 from workers.devices.nvidia_probe import NvidiaProbe, parse_state
-from workers.devices.probe_types import DeviceState
+from workers.devices.probe_types import DeviceState, ProbeResult
 from workers.errors import DeviceMissing
 
 MIB = 2**20
@@ -22,18 +22,20 @@ A, B = UUIDS
 def test_nvidia_find_reads_columns_and_missing_serials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_gpus(tmp_path, monkeypatch)
     probe = NvidiaProbe()
-    found = probe.find()
-    first, second = found.devices
-    assert (first.index, first.name, first.serial, found.driver) == (0, "NVIDIA H200", "1652823001234", "570.124.06")
+    result = probe.find()
+    first, second = result.devices
+    assert (first.index, first.name, first.serial, result.driver) == (0, "NVIDIA H200", "1652823001234", "570.124.06")
     assert first.memory_bytes == 143771 * 2**20
     assert second.serial is None
     assert probe.memory_used() == {0: 4 * 2**20, 1: 520 * 2**20}
 
 
-def test_nvidia_driver_without_gpus_is_no_surprise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_without_gpus_is_no_surprise_but_a_failure_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_smi(tmp_path, monkeypatch, "true")
-    found = NvidiaProbe().find()
-    assert (found.devices, found.driver, found.lacks) == ((), None, ())
+    assert NvidiaProbe().find() == ProbeResult()
+    put_smi(tmp_path, monkeypatch, "exit 9")
+    (sentence,) = NvidiaProbe().find().lacks
+    assert "nvidia-smi failed" in sentence
 
 
 def test_parse_state_of_an_h200() -> None:
@@ -47,27 +49,21 @@ def test_parse_state_of_an_h200() -> None:
     )
 
 
-def test_parse_state_what_the_driver_does_not_tell_is_not_0() -> None:
+def test_parse_state_a_missing_value_is_not_0() -> None:
     state = parse_state("[N/A], 5, [N/A], 0, [N/A]", ())
     assert state == DeviceState(sw_thermal_slowdown_us=5, hw_power_brake_us=0, processes=())
-    assert parse_state(None, (4711,)) == DeviceState(processes=(4711,))
 
 
-def test_a_process_without_a_number_is_not_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden = 'case "$*" in *compute-apps*) printf "[N/A], GPU-1\\n4711, GPU-1\\n";; *) echo "0, 0, 0, 0, 0";; esac'
-    put_smi(tmp_path, monkeypatch, hidden)
-    state = NvidiaProbe().state(0)
-    assert state is not None
-    assert state.processes is None
-    assert state == parse_state("0, 0, 0, 0, 0", None)
-
-
-def test_nvidia_state_asks_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_has_the_known_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hidden process number makes the processes unknown, not empty."""
     counters = 'case "$*" in *compute-apps*) echo 4711;; *--id=1*) echo "9, 8, 7, 6, 5";; *) exit 1;; esac'
     put_smi(tmp_path, monkeypatch, counters)
     probe = NvidiaProbe()
     assert probe.state(1) == parse_state("9, 8, 7, 6, 5", (4711,))
     assert probe.state(0) == DeviceState(processes=(4711,))
+    hidden = 'case "$*" in *compute-apps*) printf "[N/A], GPU-1\\n4711, GPU-1\\n";; *) echo "0, 0, 0, 0, 0";; esac'
+    put_smi(tmp_path, monkeypatch, hidden)
+    assert probe.state(0) == parse_state("0, 0, 0, 0, 0", None)
     put_smi(tmp_path, monkeypatch, "exit 6")
     assert probe.state(1) is None
 

@@ -102,12 +102,6 @@ def test_the_containers_node_is_nobodys_chip(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_the_compilers_class_is_only_found_when_it_is_asked_for() -> None:
-    names = list(PROBES)
-    assert names.index("libtpu") > names.index("host")
-    assert find_devices().node_class.compiles_only is False
-
-
 def test_open_files_of_processes_that_end_meanwhile_are_no_error(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     (proc / "17").mkdir(parents=True)
