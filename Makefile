@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale bench-fleet screens bench-paint chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale screens chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,9 +91,6 @@ simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge
 bench-scale: $(STAMP)  ## pages and submissions of one API process with 100,000 trials, 50 users, 50 workers, 50 streams
 	$(BIN)/python -m tests.bench.scale $(SCALE)
 
-bench-fleet: $(STAMP)  ## 1,000 nodes and 10,000 queued ablations, simulated from measured costs, into docs/fleet.md
-	$(BIN)/python -m tests.bench.fleet
-
 # Real processes are killed, frozen, cut off and starved; then an independent checker reads what is left.
 COUNT ?= 40
 SEED ?= 1
@@ -106,9 +103,6 @@ faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product
 
 screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
 	$(BIN)/python -m tests.bench.screens
-
-bench-paint: $(STAMP) browser  ## when a browser first paints each page, on a machine that does nothing else
-	$(BIN)/python -m tests.bench.paint
 
 bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
 	$(BIN)/python -m tests.kernels.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)
