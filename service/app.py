@@ -33,7 +33,7 @@ from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.threads import OTHERS_AT_ONCE
-from service.web import actions, docs_page, html, pages, sign_in, static_files
+from service.web import actions, html, interface_page, pages, sign_in
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     problems.install(app)
     html.install(app)
     openapi.install(app)
-    app.state.write_docs = docs_page.writer(app)
+    app.state.write_docs = interface_page.writer(app)
     return app
 
 
@@ -85,7 +85,7 @@ def _routes() -> list[BaseRoute]:
     modules = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
     return [
         route
-        for module in (*modules, pages, actions, sign_in, docs_page, static_files)
+        for module in (*modules, pages, actions, sign_in, interface_page, html)
         for route in module.router.routes
     ]
 

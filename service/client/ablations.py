@@ -44,7 +44,7 @@ class Ablations:
         self._connection = connection
 
     def plan(self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "PlanPublic":
-        """Return the plan of a spec, given as a mapping or as the path of a file, without running it."""
+        """Return the plan of a spec, a mapping or the path of a file, without running it."""
         from service.schemas.submissions import PlanPublic, SpecBody
 
         body = SpecBody.of(spec)

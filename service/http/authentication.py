@@ -59,7 +59,7 @@ class Authenticator:
 def _why_not(row: Row[Any] | None) -> str:
     """Say why a formerly valid secret is no longer accepted, and nothing else: it may be stolen."""
     if row is None:
-        return "this bearer token is not known"
+        return "unknown bearer token"
     what = "this bearer token" if row.node is None else f"this key of node '{row.node}'"
     remedy = (
         "an administrator issues another"
@@ -68,7 +68,7 @@ def _why_not(row: Row[Any] | None) -> str:
     )
     if row.revoked_at is not None:
         return f"{what} was revoked; {remedy.format('add')}"
-    return f"{what} was replaced, and the time for which it still counted is over; {remedy.format('rotate-key')}"
+    return f"{what} was replaced, and its grace period is over; {remedy.format('rotate-key')}"
 
 
 def _principal(row: Row[Any]) -> Principal:

@@ -1,7 +1,7 @@
 """Turn errors into RFC 9457 problem documents: our own, the framework's, and unexpected ones."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
+from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecError, SpecProblem
 from experiments.runtime.logs import requested_by
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
@@ -86,10 +87,10 @@ def _spec_error(request: Request, error: Any) -> Response:
 
 
 def _validation_error(request: Request, error: Any) -> Response:
-    found = error.errors()
-    if any(item["loc"] == ("header", "Idempotency-Key") and item["type"] == "missing" for item in found):
+    errors = error.errors()
+    if any(item["loc"] == ("header", "Idempotency-Key") and item["type"] == "missing" for item in errors):
         return _from_service_error(request, MissingIdempotencyKey())
-    return _from_service_error(request, Invalid(problems=[_translate(item) for item in found]))
+    return _from_service_error(request, Invalid(problems=[_translate(item) for item in errors]))
 
 
 def _translate(item: dict[str, Any]) -> SpecProblem:
@@ -164,3 +165,10 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Any], Response]] = {
 }
 ANSWERED: tuple[type[Exception], ...] = tuple(_HANDLERS)
 """Errors with a planned answer; any other is our own mistake."""
+
+
+def check_known(what: str, name: str, names: Sequence[str], labels: Mapping[str, str] | None = None) -> None:
+    """Raise Invalid, with the known `names`, unless `name` is one of them."""
+    if name not in names:
+        detail = f"unknown {what.replace('_', ' ')} {shown(name)}; known: {listed(names)}"
+        raise Invalid(problems=[SpecProblem(pointer=f"#/{what}", detail=detail, hint=nearest(name, names, labels))])

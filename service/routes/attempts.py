@@ -1,4 +1,4 @@
-"""Routes for workers: claim a block, keep it, hand it in or give it back."""
+"""Routes for workers: claim a block, renew its lease, report it or release it."""
 
 from http import HTTPStatus
 
@@ -26,12 +26,12 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     summary="Claim the next block",
     response_model=ClaimedBlock,
     responses={
-        204: {"description": "Nothing waits that this node can run, or it is stopped."},
+        204: {"description": "No waiting block that this node can run, or the node is stopped."},
         **secured(404, 409, 413, 415, 422),
     },
 )
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
-    """Give the node the block whose turn it is among those that it can run; nothing while it is stopped."""
+    """Assign the node the next block in turn that it can run; none while the node is stopped."""
     settings = services.settings
     with services.store.write() as connection:
         node = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
@@ -46,11 +46,11 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
 @router.post(
     "/attempts/{attempt_id}:heartbeat",
     operation_id="heartbeat",
-    summary="Renew a lease, and tell progress and log text",
+    summary="Renew a lease, and send progress and log text",
     responses=secured(404, 409, 413, 415, 422),
 )
 def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
-    """Extend the lease of an attempt that still holds its block."""
+    """Extend the lease of an attempt that still owns its block."""
     with services.store.write() as connection:
         node_id = nodes.mark_attempt_seen(connection, attempt_id, owner=principal.node)
         node_states.note_device(connection, node_id, beat.device_state, beat.device_reason)
@@ -64,11 +64,11 @@ def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, pri
 @router.post(
     "/attempts/{attempt_id}:report",
     operation_id="reportBlock",
-    summary="Hand in a block",
+    summary="Report a block",
     responses=secured(404, 409, 413, 415, 422),
 )
 def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesDep, principal: Worker) -> AttemptClosed:
-    """Store the receipts of a whole block, or why it broke. Repeating the same report changes nothing."""
+    """Store the receipts of a whole block, or why it broke. Repeating a report changes nothing."""
     digest = report_digest(report)
     with services.store.read() as connection:
         nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
@@ -95,11 +95,11 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
 @router.post(
     "/attempts/{attempt_id}:release",
     operation_id="releaseBlock",
-    summary="Give a block back without a result",
+    summary="Release a block without a result",
     responses=secured(404, 409, 413, 415, 422),
 )
 def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
-    """End the attempt; the block waits for another worker, or is over when its attempts are used up."""
+    """End the attempt; the block waits for another worker, or ends if its attempts are used up."""
     why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
     with services.store.write() as connection:
         node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
@@ -111,7 +111,7 @@ def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep
 
 
 def _judge_node(services: Services, node_id: str, failure: FailureClass) -> None:
-    """See whether the node broke too often, in a transaction of its own: nodes are locked before blocks."""
+    """Quarantine a node that broke too often, in a new transaction because nodes are locked before blocks."""
     if failure not in SPEAKS_AGAINST_NODE:
         return
     with services.store.write() as connection:

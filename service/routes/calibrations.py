@@ -1,4 +1,4 @@
-"""Route about noise: what A/A blocks say about the nodes."""
+"""The route about the noise of the nodes, as measured by A/A blocks."""
 
 import time
 
@@ -16,17 +16,17 @@ from service.store.nodes import calibrations
 router = APIRouter(prefix="/v1", tags=["calibrations"])
 
 
-@router.get("/calibrations", operation_id="listCalibrations", summary="What is known about noise", responses=secured())
+@router.get("/calibrations", operation_id="listCalibrations", summary="List calibrations", responses=secured())
 def list_calibrations(services: ServicesDep, principal: Reader) -> CalibrationList:
-    """Return every calibration, whether it admits its key to words now, and the service's rate of false words."""
+    """Return every calibration, whether it is valid now, and the service's rate of false verdicts."""
     with services.store.read() as connection:
-        found = read_noise(connection)
+        items = read_noise(connection)
         ledger = calibrations.read_ledger(connection)
-    return CalibrationList(items=found, ledger=ledger, statement=false_verdicts(ledger))
+    return CalibrationList(items=items, ledger=ledger, statement=false_verdicts(ledger))
 
 
 def read_noise(connection: Connection) -> list[CalibrationPublic]:
-    """Return every calibration, and whether it admits its key to words now."""
+    """Return every calibration, and whether it is valid now."""
     return [_public(one) for one in calibrations.read_calibrations(connection)]
 
 

@@ -1,4 +1,4 @@
-"""Routes that tell what can be asked for."""
+"""Routes about the gates and the schema of a spec."""
 
 import json
 from functools import lru_cache
@@ -28,11 +28,11 @@ def list_gates(principal: Reader) -> list[GatePublic]:
     responses=problems(),
 )
 async def get_spec_schema() -> Response:
-    """Return the schema that editors and other tools check a spec file with."""
+    """Return the schema with which editors and other tools check a spec file."""
     return Response(_spec_schema(), media_type="application/json")
 
 
 @lru_cache(maxsize=1)
 def _spec_schema() -> bytes:
-    """Made once: anybody may ask for it."""
+    """Return the schema as JSON, from a cache, because anybody may ask for it."""
     return json.dumps(ablation_json_schema()).encode()

@@ -1,6 +1,5 @@
-"""Route about the baselines of a recipe over time."""
+"""The route about the baselines of a recipe over time."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -8,11 +7,9 @@ from fastapi import APIRouter, Path, Query
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import HistorySeries
 from experiments.design.metrics import METRIC_LABELS, METRICS
-from experiments.design.problems import listed, nearest, shown
 from experiments.design.recipes import RECIPES
-from experiments.errors import SpecProblem
-from service.errors import Invalid
 from service.http.deps import Reader, ServicesDep
+from service.http.problems import check_known
 from service.http.responses import secured
 from service.store.ablations.history import baseline_runs
 
@@ -38,10 +35,3 @@ def get_history(
     with services.store.read() as connection:
         runs = baseline_runs(connection, recipe, node_class=node_class)
     return history_of(metric, runs)
-
-
-def check_known(what: str, name: str, known: list[str], labels: Mapping[str, str] | None = None) -> None:
-    """Raise Invalid, with the names that there are, for one that there is not."""
-    if name not in known:
-        detail = f"unknown {what} {shown(name)}; known: {listed(known)}"
-        raise Invalid(problems=[SpecProblem(pointer=f"#/{what}", detail=detail, hint=nearest(name, known, labels))])

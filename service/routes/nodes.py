@@ -6,13 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Depends, Path
 from sqlalchemy import Connection
 
-from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecProblem
 from experiments.records.messages import NodeRegistered, NodeRegistration
 from experiments.records.signing import KEY_PATTERN, PublicKey
 from kernels.backends import NODE_CLASSES
 from service.errors import Invalid
 from service.http.deps import Operator, Reader, Services, ServicesDep, Worker, json_only
+from service.http.problems import check_known
 from service.http.responses import secured
 from service.http.serializers import key_public, node_public, silent_limit_s
 from service.schemas.nodes import KeyList, NodeList, NodePublic
@@ -59,7 +59,7 @@ def register_node(
     name: NodeName, registration: NodeRegistration, services: ServicesDep, principal: Worker
 ) -> NodeRegistered:
     """Store a worker's description of its machine; the same name is the same node."""
-    _check_class(registration.node_class)
+    check_known("node_class", registration.node_class, list(NODE_CLASSES))
     nodes.check_key(principal, name, registration.node_class)
     if registration.public_key is None:
         detail = "a node that reports to a service signs its blocks; this one offers no key"
@@ -70,13 +70,6 @@ def register_node(
         node_id = nodes.register(connection, name, registration, silent_s=silent_s)
         node_states.note_device(connection, node_id, registration.device_state, registration.device_reason)
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)
-
-
-def _check_class(node_class: str) -> None:
-    known = list(NODE_CLASSES)
-    if node_class not in known:
-        detail = f"unknown node class {shown(node_class)}; known: {listed(known)}"
-        raise Invalid(problems=[SpecProblem(pointer="#/node_class", detail=detail, hint=nearest(node_class, known))])
 
 
 @router.post(
@@ -90,7 +83,7 @@ def _check_class(node_class: str) -> None:
 def add_node(wanted: NodeKeyRequest, services: ServicesDep, principal: Operator) -> TokenSecret:
     """Return a key that allows one worker to register as this node and to claim and report for it."""
     if wanted.node_class is not None:
-        _check_class(wanted.node_class)
+        check_known("node_class", wanted.node_class, list(NODE_CLASSES))
     token = tokens.node_token(wanted.name, wanted.node_class)
     with services.store.write() as connection:
         secret = tokens.create(connection, token, by=principal.name)

@@ -1,4 +1,4 @@
-"""Routes that read what a trial left: its receipt and its log."""
+"""Routes that read the receipt and the log of a trial."""
 
 from typing import Annotated
 
@@ -29,7 +29,7 @@ _PLACE = "^((0|[1-9][0-9]{0,8})-)?(0|[1-9][0-9]{0,14})$"
     responses=secured(404, 409, 422),
 )
 def read_receipt(trial_id: TrialId, services: ServicesDep, principal: Reader) -> Response:
-    """Return the receipt exactly as it was stored, and beside it the signature of its block."""
+    """Return the receipt exactly as stored, with the signature of its block."""
     with services.store.read() as connection:
         row = get_receipt(connection, trial_id)
         signature = block_signature(connection, trial_id)
@@ -49,7 +49,7 @@ def read_receipt(trial_id: TrialId, services: ServicesDep, principal: Reader) ->
         200: {
             "description": "The log from `offset`, or a stream of it for `Accept: text/event-stream`.",
             "content": {"text/plain": {}, "text/event-stream": {}},
-            "headers": {END_HEADER: {"description": "Ask from here next.", "schema": {"type": "integer"}}},
+            "headers": {END_HEADER: {"description": "Offset of the next request.", "schema": {"type": "integer"}}},
         },
         **secured(404, 422),
     },
@@ -63,10 +63,10 @@ def read_trial_log(
     last_event_id: Annotated[
         str | None,
         text_like(_PLACE),
-        Header(pattern=_PLACE, description="Go on after this event; with another attempt the log begins again."),
+        Header(pattern=_PLACE, description="Continue after this event; with another attempt the log begins again."),
     ] = None,
 ) -> Response:
-    """Return the log of the newest attempt; at most 4 MiB, go on from X-Log-End-Offset.
+    """Return the log of the newest attempt, at most 4 MiB; continue at X-Log-End-Offset.
 
     A stream begins again with each further attempt.
     """

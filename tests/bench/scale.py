@@ -38,7 +38,7 @@ from tests.web_pages import Person
 MEDIAN_MS, MEMORY_MIB, SUBMISSIONS_PER_S = 300.0, 1024, 100.0
 ARMS_IN_LARGE, LARGE_BLOCKS = 50, 2000
 FINISHED = 20
-THINK_S = 2.5
+THINK_S = 5.0
 """Mean seconds from an answer to a user's next request."""
 BLOCK_S = 20.0
 """Mean seconds for which a worker has a block."""

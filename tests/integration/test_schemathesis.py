@@ -14,6 +14,7 @@ from schemathesis.core.parameters import ParameterLocation
 
 from tests.api_stack import SIGNER, Api, served_api
 
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 SPARE = "spare"
 """A node with a key, and a token, that are changed and revoked like everything else."""
 CASES = {"sqlite": 25, "postgresql": 10}

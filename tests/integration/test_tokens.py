@@ -91,7 +91,7 @@ def test_a_cached_secret_does_not_outlive_its_grace(api: Api) -> None:
     assert fresh.lookup(old).name == "short"
     assert fresh.cached(old) is not None
     until(lambda: fresh.cached(old) is None)
-    with pytest.raises(Unauthorized, match="was replaced, and the time for which it still counted is over"):
+    with pytest.raises(Unauthorized, match="was replaced, and its grace period is over"):
         fresh.lookup(old)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.web.html import render
-from service.web.interface import describe
+from service.web.interface_page import describe
 from tests.golden.freeze_openapi import document
 
 DOCUMENT = document()
