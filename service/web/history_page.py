@@ -1,4 +1,4 @@
-"""What the history page shows: every answer about a gate with a recipe, and the baseline under them over time."""
+"""The history page: all answers about a gate with a recipe, and the baseline over time."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,18 +7,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.analysis.noise.history import history_of
+from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.analysis.verdicts import Verdict
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.recipes import RECIPES
 from experiments.digest import canonical_json
 from experiments.reporting import wording
-from experiments.reporting.pages.first_screen import headline, word_of
+from experiments.reporting.pages.first_screen import headline, word_cell
 from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
 from experiments.reporting.verdict_layout import lay_out
-from service.routes.history import check_known
+from service.http.problems import check_known
 from service.store.ablations.history import baseline_runs, judged_with
 from service.store.columns import rfc3339
 from service.web.ablation_page import changed_gates
@@ -30,20 +30,20 @@ MOST_POINTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPage:
-    """Everything that is known of a gate with a recipe."""
+    """The whole page."""
 
     recipe: str
     gate: str
     question: str
-    """What the gate is about."""
+    """The gate's question."""
     answers: Table
     baselines: tuple[Table, ...]
     others: tuple[str, ...]
-    """Other gates of which there may be a history."""
+    """Other gates."""
 
 
 def history_page(connection: Connection, recipe: str, gate: str) -> HistoryPage:
-    """Read the history of a gate. Raises Invalid for a recipe or a gate that there is not."""
+    """Read the history of a gate. Raises Invalid for an unknown recipe or gate."""
     check_known("recipe", recipe, list(RECIPES))
     check_known("gate", gate, list(GATES))
     judged = judged_with(connection, recipe, gate, limit=MOST_ANSWERS)
@@ -62,13 +62,13 @@ def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
     return Table(
         title="Answers",
         columns=texts("value", "answer", "decision", "workload", "ablation", "variant", "node class", "when"),
-        rows=tuple(found for one in judged for found in _rows(gate, one)),
-        note="The newest first. What else a variant changes stands beside its value: then the answer is about both.",
+        rows=tuple(line for one in judged for line in _rows(gate, one)),
+        note="The newest first. If a variant changes more gates, they stand beside the value.",
     )
 
 
 def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
-    """Yield a row for every variant of an ablation that changes the gate."""
+    """Yield a row for each variant that changes the gate."""
     arms = json.loads(judged.plan)["arms"]
     changed, workload = changed_gates(arms), _workload(arms[0]["config"])
     verdict = Verdict.model_validate_json(judged.verdict)
@@ -77,16 +77,16 @@ def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
         gates = changed.get(variant.arm, {})
         if gate in gates:
             layout = words[variant.arm]
-            word = word_of(variant, layout.word)
-            said = Cell(text=f"{word.text}: {headline(verdict, variant)}", sign=word.sign, tone=word.tone)
+            word = word_cell(variant, layout.word)
+            answer = Cell(text=f"{word.text}: {headline(verdict, variant)}", sign=word.sign, tone=word.tone)
             name = Cell(text=judged.name, link=f"/a/{judged.id}")
             when = wording.moment(rfc3339(judged.created_at))
             value = _value(gate, gates)
-            yield row(value, said, layout.decision, workload, name, variant.arm, judged.node_class, when)
+            yield row(value, answer, layout.decision, workload, name, variant.arm, judged.node_class, when)
 
 
 def _workload(config: dict[str, Any]) -> str:
-    """Say what a step is made of: answers about rows of another length are about something else."""
+    """Say what a step consists of: an answer holds only for rows of the same length."""
     rows, tokens = config["micro_batch"], config["data"]["seq_len"]
     return f"{wording.counted(rows, 'row')} of {tokens:,} tokens"
 
@@ -102,7 +102,7 @@ def _shown(value: Any) -> str:
 
 
 def _baseline(series: HistorySeries) -> Table:
-    """Return a baseline over time, the newest first."""
+    """Return the table of a baseline over time, newest first."""
     changes = {change.ablation: change for change in series.changes}
     anchor, unit = series.points[0].value, METRICS[series.metric].unit
     points = series.points[-MOST_POINTS:][::-1]
