@@ -1,4 +1,4 @@
-"""Sentinels: A/A blocks that the service asks for itself, so that what is known about noise stays true."""
+"""Sentinels: A/A ablations that the service submits to keep the calibrations of noise current."""
 
 import json
 import logging
@@ -30,14 +30,13 @@ from service.store.tables import ablations, labels
 log = logging.getLogger(__name__)
 
 AGAIN_S = 86_400.0
-"""A sentinel that brought nothing is followed by another one after this long, or the time between sentinels if that
-is less."""
+"""A sentinel without a result is followed by another after this long, or after the sentinels' interval if shorter."""
 
 
 def submit_due(store: Store, *, every_s: float, silent_s: float) -> int:
-    """Submit a small A/A ablation for every calibration in force whose last block is older than `every_s`.
+    """Submit a small A/A ablation for each valid calibration whose last block is older than `every_s`; return how many.
 
-    Only where a node that was heard within `silent_s` would run it with the same device and software. Returns how many.
+    Only if a node that was seen within `silent_s` has the same device and software.
     """
     with store.write() as connection:
         live = [row for row in nodes.list_nodes(connection) if row.silent_s <= silent_s]
@@ -56,15 +55,15 @@ def _is_due(connection: Connection, calibration: Calibration, live: list[Row[Any
 
 
 def _fits(row: Row[Any], key: CalibrationKey) -> bool:
-    """Tell whether a trial on this node would have the device and the software of `key`."""
-    found = NodeRegistration.model_validate_json(row.registration)
-    serials = {device_serial(device.serial, row.name, device.name) for device in found.devices}
-    software = software_digest(found.code_digest, found.versions)
+    """Tell whether trials on this node have the device and software of `key`."""
+    node = NodeRegistration.model_validate_json(row.registration)
+    serials = {device_serial(device.serial, row.name, device.name) for device in node.devices}
+    software = software_digest(node.code_digest, node.versions)
     return row.node_class == key.node_class and key.device_serial in serials and software == key.software_digest
 
 
 def _was_asked(connection: Connection, key: CalibrationKey, every_s: float) -> bool:
-    """Tell whether a sentinel of this key runs, or was submitted lately."""
+    """Tell whether a sentinel of this key is unfinished or recent."""
     query = select(ablations.c.id).join(labels, labels.c.ablation_id == ablations.c.id)
     query = query.where(labels.c.key == SENTINEL, labels.c.value == _name(key))
     recent = or_(ablations.c.created_at > db_now() - min(AGAIN_S, every_s), ablations.c.state.not_in(OVER))

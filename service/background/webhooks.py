@@ -1,7 +1,6 @@
-"""Tell another service when an ablation is over: one POST, signed as the specification Standard Webhooks asks.
+"""Webhooks: one signed POST to another service when an ablation ends, by https://www.standardwebhooks.com.
 
-The receiver knows by the signature who speaks, by the time that it is no old message, and by the id, which every repeat
-carries again, that it has had it. https://www.standardwebhooks.com
+The signature proves the sender, the time excludes old messages, and the id is the same in every repeat.
 """
 
 import base64
@@ -27,7 +26,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Webhook:
-    """Where to send, and the key to sign with."""
+    """A receiver's address and the key to sign with."""
 
     url: str
     key: bytes
@@ -45,7 +44,7 @@ class Webhook:
 
 
 def webhook_of(settings: ServiceSettings) -> Webhook | None:
-    """Return the webhook that the settings name, None when they name none. Raises ConfigurationError."""
+    """Return the webhook of the settings, None without one. Raises ConfigurationError."""
     secret = settings.webhook_secret
     if not settings.webhook_url:
         return None
@@ -78,7 +77,7 @@ def signed_headers(key: bytes, message_id: str, at: int, body: bytes) -> dict[st
 
 
 def content_of(ablation_id: str, name: str, state: str, verdict: Verdict | None) -> dict[str, Any]:
-    """Return what a receiver is told: how the ablation ended, and word and decision of every variant."""
+    """Return the message: how the ablation ended, and the word and decision of every variant."""
     variants = () if verdict is None else verdict.variants
     return {
         "type": "ablation.over",

@@ -1,6 +1,6 @@
-"""Sending wake-ups after the commit, in threads that nothing waits for: a broker that is away or hangs slows nobody.
+"""Wake-ups for workers, sent after the commit by threads that no request waits for.
 
-A lost wake-up costs latency and no work: workers poll, and the background process sends again what still waits.
+A lost wake-up only costs time: workers poll, and the background process sends wake-ups again for waiting blocks.
 """
 
 import logging
@@ -22,14 +22,14 @@ IDLE_S = 5.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 5.0
 PAUSE_S = 0.25
-"""Between two rounds, each some milliseconds of processor time: a lone submission is told at once, a burst together."""
+"""Between two rounds, so that a burst of submissions sends one wake-up."""
 ANSWER_S = 2.0
-"""A broker that does not answer for so long is away."""
+"""A broker that does not answer for so long counts as away."""
 RESEND_EVERY_S = 3.0
 
 
 class WakePublisher:
-    """Publishes due wake-ups from the outbox as soon as `notify` tells that there are some."""
+    """Publishes wake-ups from the outbox after every `notify`."""
 
     def __init__(self, store: Store, broker_url: str) -> None:
         self._store = store
@@ -43,13 +43,13 @@ class WakePublisher:
         self._thread.start()
 
     def stop(self, *, timeout_s: float = 1.0) -> None:
-        """Stop the thread after what it is doing; one that waits for a broker ends with the process."""
+        """Stop the thread after its current round; one that waits for a broker ends with the process."""
         self._stopped.set()
         self._notified.set()
         self._thread.join(timeout_s)
 
     def notify(self) -> None:
-        """Tell that a transaction with a wake-up was committed. Never blocks."""
+        """Send soon, because a transaction with a wake-up was committed. Never blocks."""
         self._notified.set()
 
     def _run(self) -> None:
@@ -61,14 +61,14 @@ class WakePublisher:
                 self.send_due()
                 backoff_s = 0.0
                 self._stopped.wait(PAUSE_S)
-            except Exception as error:  # the thread's boundary: nothing that a library raises ends it
+            except Exception as error:  # the thread's boundary: no library error ends it
                 backoff_s = min(MAX_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * backoff_s))
                 log.warning("wake-ups not sent, trying again in %.1f s: %s", backoff_s, error)
                 self._stopped.wait(backoff_s)
         self._celery.close()
 
     def send_due(self) -> None:
-        """Publish one wake-up per node class that has any due, then forget them."""
+        """Publish one wake-up for each node class with due rows, then delete the rows."""
         with self._store.read() as connection:
             rows = outbox.due(connection, OutboxKind.WAKE, limit=BATCH)
         for node_class in sorted({row.key for row in rows}):
@@ -79,7 +79,7 @@ class WakePublisher:
 
 
 class WakeResender:
-    """Wakes the workers of every node class for which a block waits, again and again: a wake-up may get lost."""
+    """Wakes the workers of node classes with waiting blocks repeatedly, because a wake-up may get lost."""
 
     def __init__(self, store: Store, broker_url: str) -> None:
         self._store = store
@@ -88,7 +88,7 @@ class WakeResender:
         self._was_away = False
 
     def run_due(self) -> bool:
-        """Send what is due; say once when the broker goes and when it is back. Return that nothing more is to do."""
+        """Send what is due; return False, for a pause. Log once when the broker goes or returns."""
         if time.monotonic() - self._sent_at < RESEND_EVERY_S:
             return False
         self._sent_at = time.monotonic()
@@ -103,6 +103,6 @@ class WakeResender:
             self._was_away = True
             return False
         if self._was_away and node_classes:
-            log.info("the broker takes wake-ups again")
+            log.info("the broker accepts wake-ups again")
             self._was_away = False
         return False

@@ -1,6 +1,7 @@
-"""What the page of an ablation shows: where it stands, its grid, what runs, what failed, and its report."""
+"""The page of an ablation: its state, grid, running trials with curves, failures, answer and report."""
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,24 +20,64 @@ from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
 from service.settings import ServiceSettings
 from service.store.ablations import ablations, failures, results
-from service.store.ablations.changes import last_event
+from service.store.ablations.events import last_event
 from service.store.nodes import nodes
-from service.web import curve
 from service.web.answers import ShortAnswer, read_answer
-from service.web.curve import Curve
 from service.web.grid import Grid, read_grid
+
+WIDTH, HEIGHT = 320, 90
+_MARGIN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One quantity over the steps of a trial."""
+
+    label: str
+    points: str
+    """In SVG's form for `polyline`, in a box of `WIDTH` by `HEIGHT`."""
+    low: str
+    high: str
+    newest: str
+    steps: tuple[int, int]
+    """The first and the last."""
+
+    @property
+    def described(self) -> str:
+        """Describe the picture for screen readers."""
+        first, last = self.steps
+        return f"{self.label} over steps {first} to {last}: from {self.low} to {self.high}, now {self.newest}"
+
+
+def draw_curve(label: str, steps: Sequence[int], values: Sequence[float | None]) -> Curve | None:
+    """Return the curve through the finite values; None with fewer than two of them."""
+    finite = [(x, y) for x, y in zip(steps, values, strict=True) if y is not None and math.isfinite(y)]
+    if len(finite) < 2:
+        return None
+    xs, ys = zip(*finite, strict=True)
+    points = " ".join(f"{_at(x, xs, WIDTH):.1f},{HEIGHT - _at(y, ys, HEIGHT):.1f}" for x, y in finite)
+    low, high, newest = (wording.number(y) for y in (min(ys), max(ys), ys[-1]))
+    return Curve(label=label, points=points, low=low, high=high, newest=newest, steps=(xs[0], xs[-1]))
+
+
+def _at(value: float, among: Sequence[float], size: int) -> float:
+    """Return a value's place between the least and the largest; the middle if all are equal."""
+    low, high = min(among), max(among)
+    share = (value - low) / (high - low) if high > low else 0.5
+    return _MARGIN + share * (size - 2 * _MARGIN)
+
 
 MOST_LIVE = 6
 MOST_FAILURES = 10
 MOST_UNMEASURED = 60
-"""Trials without a measurement that are looked at; those of one arm with one reason are told together."""
+"""Trials without a measurement that are read; those of one arm with one reason become one failure."""
 _MAIN = re.compile("<main>(.*)</main>", re.DOTALL)
-"""The report's own template writes it once, and nothing that it escapes can."""
+"""The report's template writes this tag once and escapes it everywhere else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveTrial:
-    """A trial that runs."""
+    """A running trial."""
 
     arm: str
     block: str
@@ -47,7 +88,7 @@ class LiveTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Something that did not measure."""
+    """A broken attempt, or trials without a measurement."""
 
     what: str
     """Arm and block."""
@@ -60,17 +101,17 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class LivePart:
-    """What changes while it runs."""
+    """The part of the page that changes while the ablation runs."""
 
     row: AblationPublic
     over: bool
     seq: int
-    """Of the last event that it holds."""
+    """Of the last event that it shows."""
     grid: Grid
     trials: tuple[LiveTrial, ...]
     failures: tuple[Failure, ...]
     failed: int
-    """Attempts that broke and trials that did not measure, shown or not."""
+    """Number of broken attempts and trials without a measurement, shown or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +120,18 @@ class GateAsked:
 
     gate: str
     history: str
-    """Address of what is known of it."""
+    """Address of its history page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationPage:
-    """All of an ablation's page."""
+    """The whole page."""
 
     live: LivePart
     gates: tuple[GateAsked, ...]
     answer: ShortAnswer | None
     report: Markup | None
-    """The main part of its report; None before there is one."""
+    """The main part of the report; None before it is written."""
 
 
 def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id: str) -> AblationPage:
@@ -104,13 +145,12 @@ def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id
 
 
 def live_part(connection: Connection, settings: ServiceSettings, ablation_id: str) -> LivePart:
-    """Read what changes while an ablation runs. Raises NotFound."""
-    seq = last_event(connection, ablation_id)  # before the rest: what comes later is told by the stream
+    """Read the part that changes while an ablation runs. Raises NotFound."""
+    seq = last_event(connection, ablation_id)  # read first: the stream sends later events
     row = public(connection, [ablations.get_ablation(connection, ablation_id)], settings)[0]
     arms = [str(arm["name"]) for arm in _plan(connection, ablation_id)["arms"]]
     broken = failures.broken_attempts(connection, ablation_id, limit=MOST_FAILURES)
     unmeasured = failures.unmeasured_trials(connection, ablation_id, limit=MOST_UNMEASURED)
-    found = (*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured))
     runs = nodes.running_trials(connection, ablation_id, limit=MOST_LIVE)
     return LivePart(
         row=row,
@@ -118,7 +158,7 @@ def live_part(connection: Connection, settings: ServiceSettings, ablation_id: st
         seq=seq,
         grid=read_grid(connection, row, arms),
         trials=tuple(_live(connection, one) for one in runs),
-        failures=found,
+        failures=(*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured)),
         failed=failures.count(connection, ablation_id),
     )
 
@@ -128,18 +168,18 @@ def _plan(connection: Connection, ablation_id: str) -> dict[str, Any]:
 
 
 def _live(connection: Connection, row: Row[Any]) -> LiveTrial:
-    told = nodes.heartbeats(connection, row.id)
-    steps = [int(one["steps_done"]) for one in told]
-    drawn = (
-        curve.draw("loss", steps, [one["loss"] for one in told]),
-        curve.draw("tokens/s", steps, [one["tokens_per_s"] for one in told]),
+    beats = nodes.heartbeats(connection, row.id)
+    steps = [int(one["steps_done"]) for one in beats]
+    curves = (
+        draw_curve("loss", steps, [one["loss"] for one in beats]),
+        draw_curve("tokens/s", steps, [one["tokens_per_s"] for one in beats]),
     )
     return LiveTrial(
         arm=row.arm,
         block=block_name(row.block_index),
         node=row.node or "",
         steps=_steps(row),
-        curves=tuple(one for one in drawn if one is not None),
+        curves=tuple(curve for curve in curves if curve is not None),
     )
 
 
@@ -165,7 +205,7 @@ def _broken(connection: Connection, row: Row[Any]) -> Failure:
 
 
 def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Failure]:
-    """Yield what did not measure, each reason of an arm once, with the log of the newest trial."""
+    """Yield one failure for each arm and reason, with the log of the newest trial."""
     groups: dict[tuple[str, str, str], list[Row[Any]]] = {}
     for row in rows:
         reason = json.loads(row.payload).get("message") or "its receipt gives no reason"
@@ -178,12 +218,12 @@ def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Fa
 
 
 def _attempt(number: int) -> str:
-    """Say which attempt it was, of a block that was not run once."""
+    """Name the attempt, unless it was the first."""
     return f", attempt {number}" if number > 1 else ""
 
 
 def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:
-    """Return every gate that a variant changes, with where its history is; none for specs of other versions."""
+    """Return every gate that a variant changes; none if this version cannot read the spec."""
     body = results.read_spec(connection, ablation_id)
     try:
         recipe = parse_spec(body.content, body.content_type).workload.recipe
@@ -195,7 +235,7 @@ def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, .
 
 
 def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Return by variant the gates that it changes, with the baseline's value and its own."""
+    """Return by variant its changed gates, each with the baseline's value and its own."""
     base = next(arm["gates"] for arm in arms if arm["role"] == BASELINE)
     return {
         arm["name"]: {gate: (base[gate], value) for gate, value in arm["gates"].items() if value != base[gate]}
@@ -205,13 +245,13 @@ def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, 
 
 
 def _answer_of(connection: Connection, ablation_id: str) -> ShortAnswer | None:
-    """Return the answer of an ablation; None before there is one."""
+    """Return the answer of an ablation; None before its verdict."""
     document = ablations.get_document(connection, ablation_id, "verdict").document
     return None if document is None else read_answer(document)
 
 
 def _report_of(connection: Connection, ablation_id: str) -> Markup | None:
-    """Return the main part of the stored report; None before there is one."""
+    """Return the main part of the stored report; None before it is written."""
     document = ablations.get_document(connection, ablation_id, "report_html").document
-    found = None if document is None else _MAIN.search(document)
-    return None if found is None else Markup(found[1])  # noqa: S704  # rendered and escaped by our own template
+    match = None if document is None else _MAIN.search(document)
+    return None if match is None else Markup(match[1])  # noqa: S704  # rendered and escaped by our own template

@@ -1,12 +1,12 @@
-"""What operators do from a page: each action is asked for on a page of its own, and done by that page's form."""
+"""Operators' actions: each has a page that asks for confirmation, and that page's form does it."""
 
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import ValidationError
 
 from experiments.reporting import wording
 from service.errors import Invalid
@@ -22,21 +22,21 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What an operator is asked before something happens."""
+    """The question on a confirmation page."""
 
     title: str
     text: str
-    """What will happen, and what will not."""
+    """The consequences."""
     button: str
     back: str
-    """Address to which "no" leads."""
+    """Address behind "No, go back"."""
     priority: int | None = None
-    """What the form's field begins with; None for a form without it."""
+    """First value of the priority field; None for a form without one."""
 
 
 NODE_QUESTIONS = {
     "drain": "It finishes the block that it runs and gets no other until it is resumed.",
-    "resume": "It gets blocks again. What broke on it until now does not count against it any more.",
+    "resume": "It gets blocks again. Earlier breaks no longer count against it.",
 }
 NodeVerb = Annotated[str, Path(pattern=f"^({'|'.join(NODE_QUESTIONS)})$")]
 
@@ -51,9 +51,9 @@ def _done(address: str) -> Response:
 
 @router.get("/nodes/{name}/{verb}")
 def ask_node(request: Request, name: NodeName, verb: NodeVerb, visitor: LookingOperator) -> Response:
-    """Ask whether a node is to be drained or resumed."""
-    wanted = f"{verb.capitalize()} {name}"
-    question = Question(title=f"{wanted}?", text=NODE_QUESTIONS[verb], button=wanted, back="/")
+    """Ask whether to drain or resume a node."""
+    action = f"{verb.capitalize()} {name}"
+    question = Question(title=f"{action}?", text=NODE_QUESTIONS[verb], button=action, back="/")
     return _ask(request, question, visitor)
 
 
@@ -67,11 +67,11 @@ def change_node(name: NodeName, verb: NodeVerb, services: ServicesDep, visitor: 
 
 @router.get("/a/{ablation_id}/cancel")
 def ask_cancel(request: Request, ablation_id: AblationId, services: ServicesDep, visitor: LookingOperator) -> Response:
-    """Ask whether an ablation is to be cancelled."""
+    """Ask whether to cancel an ablation."""
     row = load(services, ablation_id)
     text = (
-        f"{wording.share(row.blocks.done, row.blocks.planned)} blocks are done and are kept. What waits will not "
-        "run, what runs is stopped, and there will be no verdict."
+        f"{wording.share(row.blocks.done, row.blocks.planned)} blocks are done and stay stored. Waiting "
+        "blocks will not run, running ones are stopped, and there will be no verdict."
     )
     question = Question(title=f"Cancel {row.name}?", text=text, button=f"Cancel {row.name}", back=f"/a/{ablation_id}")
     return _ask(request, question, visitor)
@@ -90,7 +90,7 @@ def ask_priority(
 ) -> Response:
     """Ask for another priority."""
     row = load(services, ablation_id)
-    text = "0 to 100; higher runs first, and equal ones take turns, a block each. Blocks that run go on."
+    text = "0 to 100; higher runs first, and equal ones take turns, a block each. Running blocks go on."
     question = Question(
         title=f"Priority of {row.name}",
         text=text,
@@ -104,12 +104,9 @@ def ask_priority(
 @router.post("/a/{ablation_id}/priority")
 def change_priority(ablation_id: AblationId, services: ServicesDep, visitor: ActingOperator, form: FormDep) -> Response:
     """Change the priority of an ablation."""
-    given = form.get("priority", "")
-    if not given.isascii() or not given.isdigit():
-        raise Invalid(f"priority {given!r} is not a whole number; allowed: 0 to 100")
-    try:
-        change = PriorityChange(priority=int(given[:9]))
-    except ValidationError as error:
-        raise Invalid(f"priority {given} is not allowed; allowed: 0 to 100") from error
+    text = form.get("priority", "")
+    if not re.fullmatch("[0-9]{1,3}", text) or int(text) > 100:
+        raise Invalid(f"priority {text!r} is not allowed; allowed: 0 to 100")
+    change = PriorityChange(priority=int(text))
     set_priority(ablation_id, change, services, visitor.principal)
     return _done(f"/a/{ablation_id}")

@@ -1,4 +1,4 @@
-"""A stored verdict as pages show it in a few lines."""
+"""A stored verdict in a few lines, for pages."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,9 +23,9 @@ class ShortAnswer:
     """The answer of an ablation in a few lines."""
 
     lead: str
-    """In one sentence."""
+    """One sentence."""
     variants: tuple[VariantLine, ...]
-    """The best first."""
+    """Best first."""
 
 
 @lru_cache(maxsize=256)

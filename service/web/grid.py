@@ -1,4 +1,4 @@
-"""The grid of an ablation: an arm a row, a block a column, and in each cell how that trial stands."""
+"""The grid of an ablation: a row for each arm, a column for each block, a trial's state in each cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
 from service.store.ablations import ablations
 
 MOST_CELLS = 900
-"""Larger grids show the blocks around the first that is not over."""
+"""Larger grids show the blocks around the first unfinished one."""
 FEWEST_BLOCKS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridCell:
-    """How one trial stands."""
+    """The state of one trial."""
 
     sign: str
     word: str
@@ -39,29 +39,29 @@ STATES: dict[str, GridCell] = {
     Outcome.REFUSED: GridCell(sign="\N{CIRCLED DIVISION SLASH}", word="refused", tone=Tone.BROKEN),
     Outcome.INVALID: GridCell(sign="!", word="invalid", tone=Tone.BROKEN),
 }
-"""By the outcome of a trial that is done, else by its state, or its block's while that is held."""
+"""By a done trial's outcome, else by its state; `held` while its block is held."""
 _HAS_RUN = GridCell(sign="\N{BLACK CIRCLE}", word="ran, its block goes on", tone=Tone.NEUTRAL)
 _NOTHING = GridCell(sign="", word="not planned", tone=Tone.OPEN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The part of the grid that is shown."""
+    """The visible part of the grid."""
 
     numbers: tuple[int, ...]
     """Of the blocks, from 1."""
     rows: tuple[tuple[str, tuple[GridCell, ...]], ...]
-    """(arm, its cells)."""
+    """Pairs of an arm and its cells."""
     planned: int
 
     @property
     def legend(self) -> tuple[GridCell, ...]:
-        """Every kind of cell that occurs."""
+        """One cell of every kind that occurs."""
         return tuple({cell.word: cell for _, cells in self.rows for cell in cells}.values())
 
 
 def read_grid(connection: Connection, row: AblationPublic, arms: Sequence[str]) -> Grid:
-    """Read the blocks that are shown of an ablation, with their trials."""
+    """Read the visible blocks of an ablation, with their trials."""
     width = max(FEWEST_BLOCKS, MOST_CELLS // len(arms))
     first = _first_shown(row, width)
     blocks = ablations.list_blocks(connection, (first - 1,), width, ablation_id=row.id)

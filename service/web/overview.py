@@ -1,7 +1,8 @@
-"""What the first page shows: what waits and runs and why, the nodes, and the latest answers."""
+"""The first page: the queue with reasons for waiting, the nodes, and the latest answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -21,15 +22,20 @@ from service.settings import ServiceSettings
 from service.store import tables as stored
 from service.store.ablations import ablations
 from service.web.answers import VariantLine, read_answer
-from service.web.durations import age_s
+
+
+def age_s(rfc3339: str) -> float:
+    """Return the seconds since an RFC 3339 time."""
+    return (datetime.now(UTC) - datetime.fromisoformat(rfc3339)).total_seconds()
+
 
 MOST_RUNNING = 50
 MOST_QUEUED = 100
 MOST_ANSWERS = 12
 ANSWERS_AMONG = 5 * MOST_ANSWERS
-"""The newest submissions that are over; of these the last to end are shown."""
+"""Finished ablations that are read, newest submission first; the page shows the last to end."""
 MOST_VARIANTS = 4
-"""Variants of an answer that are named; the others are counted."""
+"""Variants that an answer names; the others are counted."""
 _BUSY = (AblationState.RUNNING, AblationState.CANCELLING)
 
 
@@ -39,38 +45,38 @@ class NodeLine:
 
     node: NodePublic
     runs: tuple[tuple[str, str], ...]
-    """Each block that it runs as (ablation, block and arm in words, address)."""
+    """(ablation, block and arms in words; address) of each running block."""
     calibrated: str
-    """How old what is known of its noise is, and whether it still holds."""
+    """The age of its noise calibration, and whether it still holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndedAblation:
-    """One ablation that is over."""
+    """One finished ablation."""
 
     row: AblationPublic
     lead: str
-    """The answer in one sentence; empty where there is none."""
+    """The answer in one sentence; empty without one."""
     variants: tuple[VariantLine, ...] = ()
-    """The best first."""
+    """Best first."""
     more: int = 0
-    """Variants beyond these."""
+    """Number of other variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """All of the first page."""
+    """The whole page."""
 
     queue: tuple[AblationPublic, ...]
-    """Running ones first, then those that wait, by their place."""
+    """Running ablations, then waiting ones by their place."""
     waiting_more: int
-    """Waiting ones that are not shown."""
+    """Number of waiting ablations that are not shown."""
     nodes: tuple[NodeLine, ...]
     answers: tuple[EndedAblation, ...]
 
 
 def overview(connection: Connection, settings: ServiceSettings, noise: Sequence[CalibrationPublic]) -> Overview:
-    """Read the first page; `noise` is what is known of the noise of devices."""
+    """Read the first page; `noise` are the calibrations of all devices."""
     counts = ablations.count_by_state(connection, stored.ablations)
     running = _some(connection, settings, _BUSY, MOST_RUNNING)
     queued = _some(connection, settings, (AblationState.QUEUED,), MOST_QUEUED)
@@ -107,7 +113,7 @@ def _node(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
 
 
 def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
-    """Say how old what is known of a node's noise is, and what does not hold any more."""
+    """Describe the age of a node's newest calibration, and why it no longer holds."""
     serials = {device_serial(device.serial, node.name, device.name) for device in node.devices}
     own = [one for one in noise if one.calibration.key.device_serial in serials]
     if not own:
@@ -115,8 +121,8 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     newest = max(own, key=lambda one: one.calibration.measured_at)
     if newest.calibration.blocks < ADMITTING_BLOCKS:
         return f"not calibrated: {newest.calibration.blocks} of {ADMITTING_BLOCKS} A/A blocks"
-    told = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
-    return told if newest.problem is None else f"{told}, which holds no more: {newest.problem}"
+    words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
+    return words if newest.problem is None else f"{words}, no longer valid: {newest.problem}"
 
 
 def _answer(connection: Connection, row: AblationPublic) -> EndedAblation:

@@ -1,4 +1,4 @@
-"""The pages: what is going on, one ablation, the history of a gate; each live part also by itself, and its stream."""
+"""Routes of the pages: overview, ablation, history of a gate; their live parts and event streams."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -15,9 +15,8 @@ from service.store.ablations.events import last_event
 from service.store.ablations.results import latest_experiment
 from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page
-from service.web.html import PageRoute, page
+from service.web.html import PICTURE_POLICY, PageRoute, page
 from service.web.overview import overview
-from service.web.sending import PICTURE_POLICY
 from service.web.sessions import ReadingVisitor
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -29,13 +28,13 @@ LastEvent = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=10**18)
 
 @router.get("/")
 def show_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
-    """Show what waits and runs, the nodes, and the latest answers."""
+    """Show the queue, the nodes, and the latest answers."""
     return _overview(request, services, visitor, "overview.html")
 
 
 @router.get("/live")
 def show_live_overview(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
-    """Return the parts of that page which change."""
+    """Return the live parts of that page."""
     return _overview(request, services, visitor, "overview_live.html")
 
 
@@ -52,13 +51,13 @@ def _overview(request: Request, services: ServicesDep, visitor: ReadingVisitor, 
 async def stream_changes(
     request: Request, visitor: ReadingVisitor, after: After = 0, last_event_id: LastEvent = None
 ) -> Response:
-    """Tell that something has changed, anywhere."""
+    """Stream an event for every change of any ablation."""
     return streams_of(request).of_all(after if last_event_id is None else last_event_id)
 
 
 @router.get("/a/{called}")
 def show_ablation(request: Request, called: Called, services: ServicesDep, visitor: ReadingVisitor) -> Response:
-    """Show an ablation by its id; names, beginnings and `latest` lead there."""
+    """Show an ablation by its id; redirect from a name, the beginning of an id, and `latest`."""
     with services.store.read() as connection:
         ablation_id = names.find_ablation(connection, called)
         if ablation_id != called:
@@ -71,7 +70,7 @@ def show_ablation(request: Request, called: Called, services: ServicesDep, visit
 def show_live_ablation(
     request: Request, ablation_id: AblationId, services: ServicesDep, visitor: ReadingVisitor
 ) -> Response:
-    """Return the parts of that page which change."""
+    """Return the live parts of that page."""
     with services.store.read() as connection:
         live = live_part(connection, services.settings, ablation_id)
     return page(request, "ablation_live.html", live=live)
@@ -85,13 +84,13 @@ async def stream_ablation(
     after: After = 0,
     last_event_id: LastEvent = None,
 ) -> Response:
-    """Follow the ablation's events, as the same stream of the REST interface does."""
+    """Stream the ablation's events, like the REST interface."""
     return await streams_of(request).of_ablation(ablation_id, after if last_event_id is None else last_event_id)
 
 
 @router.get("/history/{recipe}/{gate}")
 def show_history(request: Request, recipe: str, gate: str, services: ServicesDep, visitor: ReadingVisitor) -> Response:
-    """Show every answer about a gate with a recipe, and the baseline under them."""
+    """Show all answers about a gate with a recipe, and the baseline over time."""
     with services.store.read() as connection:
-        found = history_page(connection, recipe, gate)
-    return page(request, "history.html", view=found, visitor=visitor)
+        view = history_page(connection, recipe, gate)
+    return page(request, "history.html", view=view, visitor=visitor)

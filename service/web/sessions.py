@@ -1,4 +1,4 @@
-"""Who looks at a page: the session behind the cookie, and what shows that a form comes from one of its pages."""
+"""The visitor of a page: the session behind the cookie, and the token that proves where a form comes from."""
 
 import hashlib
 import hmac
@@ -20,41 +20,43 @@ from service.store.session import Store
 
 COOKIE = "ablate_session"
 FORM_TYPE = "application/x-www-form-urlencoded"
-NOT_SIGNED_IN = "this page is for people who are signed in"
+NOT_SIGNED_IN = "sign in to see this page"
 _MOST_FIELDS = 10
 _lookups = CapacityLimiter(2)
-"""Strangers wait for each other, not the requests of others for them."""
+"""Callers without a session wait for each other, so they delay no other request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Visitor:
-    """Who looks at a page."""
+    """The person who looks at a page."""
 
     principal: Principal
-    """The token behind the session, with the session's scope: to read, or also to operate."""
+    """The token behind the session, with the session's scope: read or operate."""
     form_token: str
-    """What every form of the session's pages carries; no other site can read it."""
+    """Part of every form of the session's pages; other sites cannot read it."""
 
     @property
     def may_operate(self) -> bool:
-        """Whether pages offer what operators do."""
+        """Whether pages offer operators' actions."""
         return self.principal.scope.includes(Scope.OPERATE)
 
 
 def form_token(secret: str) -> str:
-    """Return what forms of the session with this secret carry."""
+    """Return the form token of the session with this secret."""
     return hmac.new(secret.encode(), b"forms", hashlib.sha256).hexdigest()
 
 
 def visits(scope: Scope) -> Callable[..., Awaitable[Visitor]]:
-    """Return the dependency that lets sessions with `scope` pass and counts them against their token's rate."""
+    """Return the dependency that requires a session with `scope` and counts the request against its token's rate."""
 
     async def check(request: Request, services: ServicesDep) -> Visitor:
         visitor = await visitor_of(request, services)
         if visitor is None:
             raise Unauthorized(NOT_SIGNED_IN)
         if not visitor.principal.scope.includes(scope):
-            raise Forbidden(f"this session only reads; `ablate open --{scope}` makes a link for one that may do this")
+            raise Forbidden(
+                f"this session may only read; `ablate open --{scope}` makes a link for a session that may {scope}"
+            )
         services.limiter.spend(visitor.principal.token_id)
         return visitor
 
@@ -62,14 +64,14 @@ def visits(scope: Scope) -> Callable[..., Awaitable[Visitor]]:
 
 
 async def visitor_of(request: Request, services: Services) -> Visitor | None:
-    """Return who looks at the page; None for somebody who is not signed in."""
+    """Return the visitor; None without a valid session."""
     secret = request.cookies.get(COOKIE, "")
-    row = await found(services.store, SecretKind.SESSION, secret)
+    row = await token_of(services.store, SecretKind.SESSION, secret)
     return None if row is None else Visitor(principal=principal_of(row), form_token=form_token(secret))
 
 
-async def found(store: Store, kind: SecretKind, secret: str) -> Row[Any] | None:
-    """Return the token behind a link or a session; None where none counts."""
+async def token_of(store: Store, kind: SecretKind, secret: str) -> Row[Any] | None:
+    """Return the token behind a link or a session; None if it is not valid."""
     if not secret:
         return None
     return await to_thread.run_sync(_find, store, kind, secret, limiter=_lookups)
@@ -81,18 +83,18 @@ def _find(store: Store, kind: SecretKind, secret: str) -> Row[Any] | None:
 
 
 def principal_of(row: Row[Any]) -> Principal:
-    """Return the principal of a session or a link: the token's, with the scope that was asked for."""
+    """Return the principal of a session or a link: its token, with the session's own scope."""
     return Principal(token_id=row.id, name=row.name, scope=Scope(row.session_scope))
 
 
 def set_cookie(request: Request, answer: Response, secret: str) -> None:
-    """Let the browser keep the session: no script can read it, no other site can use it."""
-    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))  # a gateway may speak TLS for us
+    """Store the session in the browser; no script can read it and no other site can use it."""
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))  # a gateway may terminate TLS
     answer.set_cookie(COOKIE, secret, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
 
 
 async def form_fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form that was sent. Raises UnsupportedMediaType, Invalid."""
+    """Return the fields of the submitted form. Raises UnsupportedMediaType, Invalid."""
     if media_type(request) != FORM_TYPE:
         raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: {FORM_TYPE}")
     try:
@@ -110,7 +112,7 @@ _Operator = Annotated[Visitor, Depends(visits(Scope.OPERATE))]
 def check_form(visitor: Visitor, form: dict[str, str]) -> None:
     """Raise Forbidden unless a form comes from a page of the visitor's own session."""
     if not hmac.compare_digest(form.get("form_token", "").encode(), visitor.form_token.encode()):
-        raise Forbidden("this form does not come from a page of your session; open the page again and repeat it")
+        raise Forbidden("this form does not come from a page of your session; reload the page and repeat the action")
 
 
 async def _operating(visitor: _Operator, form: FormDep) -> Visitor:

@@ -1,4 +1,4 @@
-"""Signing in by a link that counts once, and out again."""
+"""Signing in by a link that works once, and signing out."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -14,7 +14,7 @@ from service.store.access import web_sessions
 from service.store.access.web_sessions import SecretKind
 from service.store.session import Store
 from service.web.html import PageRoute, page
-from service.web.sessions import COOKIE, FormDep, ReadingVisitor, check_form, found, principal_of, set_cookie
+from service.web.sessions import COOKIE, FormDep, ReadingVisitor, check_form, principal_of, set_cookie, token_of
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -25,8 +25,8 @@ Target = Annotated[str, Query(pattern=_TARGET)]
 
 @router.get(SIGN_IN)
 async def show_sign_in(request: Request, services: ServicesDep, link: str = "", to: Target = "/") -> Response:
-    """Show whose link it is and a button: programs that only look at links do not use it up."""
-    row = await found(services.store, SecretKind.LINK, link)
+    """Show the link's owner and a button, so that programs which only follow links do not use it up."""
+    row = await token_of(services.store, SecretKind.LINK, link)
     if row is None:
         raise Unauthorized(USED_UP)
     return page(request, "sign_in.html", who=principal_of(row), link=link, to=to, visitor=None)
@@ -34,10 +34,10 @@ async def show_sign_in(request: Request, services: ServicesDep, link: str = "", 
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request, services: ServicesDep, form: FormDep, to: Target = "/") -> Response:
-    """Turn the link into a session; whoever comes second with it gets none."""
+    """Turn the link into a session; it works once."""
     link = form.get("link", "")
-    known = await found(services.store, SecretKind.LINK, link)
-    secret = None if known is None else await to_thread.run_sync(_use, services.store, link)
+    row = await token_of(services.store, SecretKind.LINK, link)
+    secret = None if row is None else await to_thread.run_sync(_use, services.store, link)
     if secret is None:
         raise Unauthorized(USED_UP)
     answer = RedirectResponse(to, HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
@@ -52,7 +52,7 @@ def _use(store: Store, link: str) -> str | None:
 
 @router.post("/sign-out")
 async def sign_out(request: Request, services: ServicesDep, visitor: ReadingVisitor, form: FormDep) -> Response:
-    """End the session here and in the database."""
+    """End the session in the browser and in the database."""
     check_form(visitor, form)
     await to_thread.run_sync(_end, services.store, request.cookies[COOKIE])
     answer = page(request, "signed_out.html", visitor=None)

@@ -109,4 +109,4 @@ def test_wake_ups_go_on_when_the_broker_does(home: Path, broker: tuple[str, int]
         api.submit()
         until(lambda: "wake-ups not sent, workers poll meanwhile" in log.read_text())
         os.kill(pid, signal.SIGCONT)
-        until(lambda: "the broker takes wake-ups again" in log.read_text())
+        until(lambda: "the broker accepts wake-ups again" in log.read_text())

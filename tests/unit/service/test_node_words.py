@@ -9,7 +9,7 @@ from rich.console import Console
 from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.messages import DeviceInfo
-from service.cli import show
+from service.cli import tables
 from service.schemas.calibrations import CalibrationPublic
 from service.schemas.nodes import NodePublic
 from service.web.overview import calibrated
@@ -40,7 +40,7 @@ def node(**changes: Any) -> NodePublic:
 
 def printed(row: NodePublic) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(show.nodes([row]))
+    console.print(tables.nodes([row]))
     assert isinstance(console.file, io.StringIO)
     return " ".join(console.file.getvalue().split())
 
@@ -59,5 +59,5 @@ def test_a_node_with_too_few_blocks_is_not_calibrated_yet(blocks: int) -> None:
         assert told == f"not calibrated: {blocks} of 20 A/A blocks"
     else:
         assert told.startswith("calibrated ")
-        assert told.endswith(f"which holds no more: {problem}")
+        assert told.endswith(f"no longer valid: {problem}")
     assert calibrated(node(devices=[]), []) == "not calibrated"
