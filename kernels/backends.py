@@ -1,8 +1,7 @@
-"""Node classes and lanes: one table of the kinds of machines, and which implementation family runs where. Torch-free.
+"""Node classes (kinds of machines) and lanes (implementation families of an operation). Torch-free.
 
-A *lane* is one implementation family of an operation. Asking for one that a node class does not have is refused with
-the reason below, never replaced silently. A new node class is one entry of the table, and a probe in
-`workers/devices/inventory.py` where none of those can find its devices.
+A lane that a node class does not have is refused with a reason and never replaced by another. A new node class is one
+entry of the table, and a probe in `workers/devices/inventory.py` unless an existing probe can find its devices.
 """
 
 import re
@@ -21,76 +20,75 @@ class Lane(StrEnum):
 
 
 GENERATED_LANES = (Lane.CUDA, Lane.PEER)
-"""Lanes whose kernels are compiled at their first launch."""
+"""Lanes that compile their kernels at the first launch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NodeClass:
-    """A kind of machine that a spec can ask for, with everything that differs between kinds."""
+    """A kind of machine that a spec can ask for."""
 
     name: str
     lanes: tuple[Lane, ...]
-    """Lanes that have an implementation there, best first."""
+    """Lanes with an implementation for this class, best first."""
     device_type: str
-    """Torch's name for the kind of device; model/training/measurement.py reads clock and peak memory by it."""
+    """Torch's device type. model/training/measurement.py reads clock and peak memory by it."""
     probe: str | None
-    """Which of the workers' probes finds the devices and reads their memory and state; None while there is none."""
+    """The worker probe that finds the devices and reads their memory and state, or None without one."""
     device_name: str = ""
-    """Regular expression that is found in the name of such a device."""
+    """Regular expression to search in the name of a device."""
     tpu_kernels: bool = False
-    """Whether kernels for TPUs (Pallas) can be run there, or compiled where nothing is run."""
+    """Whether Pallas kernels for TPUs can run here, or be compiled on a class that runs nothing."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that a trial on such a device needs before it makes a tensor."""
+    """Environment variables that a trial needs before it makes a tensor."""
     slices: bool = False
-    """Whether the trials of a block may be in memory together and run in slices. Not where one trainer takes the
-    device's memory for itself, or where any other process on the device makes a trial invalid."""
+    """Whether the trials of a block may share the memory and run in slices. False where one trainer reserves the
+    device's memory, or where another process on the device makes a trial invalid."""
     devices: tuple[int, ...] = (1,)
-    """Numbers of devices that one step can be spread over; on the processors of a machine they are virtual."""
+    """Numbers of devices that one step can be spread over. On host processors the devices are virtual."""
     topologies: Mapping[int, str] = field(default_factory=dict)
-    """Only on a class that compiles and executes nothing: the chips that it compiles for, by the compiler's name, for
-    each number of them."""
+    """Number of chips -> the compiler's name for them. Empty unless the class compiles and executes nothing."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
-    """Dense peak of one device in FLOP/s by dtype, for MFU; absent means that no MFU is stated."""
-    tells: frozenset[str] = frozenset()
-    """What its driver and system can tell of a trial: events by the field names of receipts, `clock_mhz`,
-    `foreign_load`. A receipt that lacks one of these is not believed."""
+    """Dtype -> dense peak of one device in FLOP/s, for MFU. Without an entry no MFU is stated."""
+    reports: frozenset[str] = frozenset()
+    """Receipt fields that its driver and system can fill: events, `clock_mhz`, `foreign_load`. A receipt without
+    one of these is invalid."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def on_host(self) -> bool:
-        """Whether trials train on the processors and in the memory of the machine itself."""
+        """Whether trials train on the host's processors and in its memory."""
         return self.probe in ("host", "xla_host")
 
     @property
     def compiles_only(self) -> bool:
-        """Whether a trial compiles the training step for chips that are not there, and executes nothing."""
+        """Whether a trial only compiles the training step, for absent chips."""
         return bool(self.topologies)
 
     def fits(self, device_name: str) -> bool:
-        """Tell whether a device that calls itself `device_name` belongs to this class."""
+        """Return whether a device with this name belongs to the class."""
         return re.search(self.device_name, device_name) is not None
 
     def spreads(self, devices: int) -> tuple[int, ...]:
-        """Return the numbers of devices that one step can be spread over on a machine with `devices` of them.
+        """Return how many devices one step may use on a machine with `devices` of them.
 
-        Every one of the class where devices are virtual or only compiled for; else one device, or all that are there.
+        On host processors and for absent chips, all numbers of the class. Otherwise one device or all devices.
         """
         virtual = self.on_host or self.compiles_only
         return self.devices if virtual else tuple(number for number in self.devices if number in (1, devices))
 
     def occupied(self, devices: int) -> int:
-        """Return how many devices a step over `devices` keeps busy: one machine where they are virtual or not there."""
+        """Return how many devices a step over `devices` occupies: 1 if they are virtual or absent."""
         return 1 if self.on_host or self.compiles_only else devices
 
     def peak(self, dtype: str, devices: int) -> float | None:
-        """Return the dense peak of `devices` devices in FLOP/s; None where none is stated."""
-        one = self.peak_flops.get(dtype)
-        return None if one is None else one * devices
+        """Return the dense peak of `devices` devices in FLOP/s, or None if the table has none."""
+        peak_of_one = self.peak_flops.get(dtype)
+        return None if peak_of_one is None else peak_of_one * devices
 
     def lane_refusal(self, lane: Lane) -> str | None:
-        """Return why `lane` cannot run here, or None when it can."""
+        """Return why `lane` cannot run here, or None if it can."""
         return _lane_refusal(lane, [self])
 
 
@@ -105,16 +103,16 @@ _NVIDIA_EVENTS = (
 
 
 def _hopper(name: str, *, device_name: str) -> NodeClass:
-    """Return the class of one kind of Hopper card."""
+    """Return the class of one Hopper card."""
     return NodeClass(
         name=name,
         lanes=(Lane.CUDA, Lane.PEER, Lane.REFERENCE),
         device_type="cuda",
         probe="nvidia",
         device_name=device_name,
-        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # an index then means the same to CUDA and to nvidia-smi
+        environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # CUDA and nvidia-smi then number devices alike
         peak_flops={"bfloat16": 989.5e12},
-        tells=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
+        reports=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
     )
 
 
@@ -125,10 +123,10 @@ _TABLE = (
         device_type="cpu",
         probe="host",
         slices=True,
-        tells=frozenset({"foreign_load"}),
+        reports=frozenset({"foreign_load"}),
     ),
     _hopper("h200", device_name=r"\bH200\b"),
-    _hopper("h100", device_name=r"\bH100 80GB HBM3\b"),  # SXM: the others do not reach that peak
+    _hopper("h100", device_name=r"\bH100 80GB HBM3\b"),  # SXM: other H100s do not reach this peak
     NodeClass(
         name="xla-cpu",
         lanes=(Lane.XLA,),
@@ -137,7 +135,7 @@ _TABLE = (
         slices=True,
         devices=(1, 2, 4, 8),
         environment={"PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
-        tells=frozenset({"foreign_load"}),
+        reports=frozenset({"foreign_load"}),
     ),
     NodeClass(
         name="tpu-v6e",
@@ -149,7 +147,7 @@ _TABLE = (
         environment={"PJRT_DEVICE": "TPU", "JAX_PLATFORMS": "cpu"},
         devices=(1, 4, 8),
         peak_flops={"bfloat16": 918e12},
-        tells=frozenset({"foreign_load", "foreign_processes"}),
+        reports=frozenset({"foreign_load", "foreign_processes"}),
     ),
     NodeClass(
         name="tpu-v6e-compile",
@@ -165,22 +163,21 @@ _TABLE = (
 )
 
 NODE_CLASSES: dict[str, NodeClass] = {entry.name: entry for entry in _TABLE}
-"""Every node class by name."""
+"""Node classes by name."""
 
 
 def device_refusal(lane: Lane, device_type: str) -> str | None:
-    """Return why `lane` cannot run on devices of torch's `device_type`, or None when it can on some node class."""
+    """Return why `lane` cannot run on torch's `device_type`, or None if some node class can run it."""
     classes = [entry for entry in NODE_CLASSES.values() if entry.device_type == device_type]
     if not classes:
-        known = dict.fromkeys(entry.device_type for entry in NODE_CLASSES.values())
-        return f"device type '{device_type}' is unknown; known: {', '.join(known)}"
+        types = dict.fromkeys(entry.device_type for entry in NODE_CLASSES.values())
+        return f"device type '{device_type}' is unknown; known: {', '.join(types)}"
     return _lane_refusal(lane, classes)
 
 
 def _lane_refusal(lane: Lane, classes: Iterable[NodeClass]) -> str | None:
-    there = dict.fromkeys(known for entry in classes for known in entry.lanes)
-    if lane in there:
+    implemented = dict.fromkeys(own for entry in classes for own in entry.lanes)
+    if lane in implemented:
         return None
     names = " or ".join(f"'{entry}'" for entry in classes)
-    known = ", ".join(there) or "none yet"
-    return f"lane '{lane}' has no implementation on node class {names}; implemented there: {known}"
+    return f"lane '{lane}' has no implementation on node class {names}; implemented there: {', '.join(implemented)}"

@@ -2,7 +2,7 @@
 
 
 class KernelError(Exception):
-    """A kernel could not do what was asked."""
+    """A kernel failed."""
 
 
 class KernelUnsupported(KernelError):

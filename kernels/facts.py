@@ -1,8 +1,8 @@
-"""Facts: what the code that really ran says about itself, for gate attestation. Torch-free.
+"""Facts that running code records about itself, for the attestation of gates. Torch-free.
 
-An operation records a fact at the place where the work happens (not where it was requested), so a gate that was
-asked for and not live can be told from one that was. Recording outside `collect()` does nothing. One collector
-serves the whole process, because a backward pass runs on threads that torch owns.
+An operation records a fact where it does the work, not where the work is requested. So the facts show whether a
+requested gate was live. Outside `collect()` recording does nothing. One collector serves the whole process, because
+torch runs backward passes on its own threads.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,16 @@ class Facts(dict[str, Fact]):
 
 
 _collectors: list[Facts] = []
-"""Open `collect()` blocks, the innermost last; that one receives the facts."""
+"""Open `collect()` blocks; the last, innermost one receives the facts."""
 
 
 def collecting() -> bool:
-    """Tell whether anybody listens, for facts that cost something to find out."""
+    """Return whether a `collect()` block is open. Expensive facts are computed only then."""
     return bool(_collectors)
 
 
 def record(name: str, value: Fact) -> None:
-    """Set fact `name`; a second, different value under one name becomes 'mixed'."""
+    """Set fact `name`. Two different values under one name become 'mixed'."""
     if _collectors:
         facts = _collectors[-1]
         facts[name] = value if facts.get(name, value) == value else "mixed"
@@ -45,14 +45,14 @@ def add(name: str, amount: int) -> None:
 
 
 def describe(kernel: str, row: Mapping[str, Fact]) -> None:
-    """Keep what is known about a generated kernel that ran."""
+    """Store the attested row of a generated kernel that ran."""
     if _collectors:
         _collectors[-1].kernels[kernel] = row
 
 
 @contextmanager
 def collect() -> Iterator[Facts]:
-    """Collect what is recorded inside the block into the yielded dict."""
+    """Yield a dict that collects the facts recorded inside the block."""
     facts = Facts()
     _collectors.append(facts)
     try:

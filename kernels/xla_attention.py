@@ -1,11 +1,11 @@
-"""Attention kernels for TPUs, put into the graph of torch_xla: causal, inside documents, no S x S array.
+"""Attention kernels for TPUs in a torch_xla graph: causal, inside documents, without an S x S array.
 
     flash           torch_xla's kernel; cannot cap scores
     splash          JAX's splash attention with its fused backward pass, called as JAX functions
     pallas_softcap  our own forward kernel (xla_softcap.py) as a native custom call, with splash's backward pass
 
-Each takes q, k, v [B,H,S,E] and document numbers [B,S] that only grow along a row, as run-time tensors. On a machine
-without a TPU they can be traced and compiled, not run; `interpret` runs splash and pallas_softcap on a CPU, for tests.
+Each takes q, k, v [B,H,S,E] and document numbers [B,S] that never fall along a row, all as run-time tensors. A machine
+without a TPU can trace and compile them. `interpret` runs splash and pallas_softcap on a CPU, for tests.
 """
 
 from collections import Counter
@@ -26,19 +26,19 @@ LENGTHS: dict[str, tuple[int, tuple[int, ...]]] = {
     "splash": (BLOCK, ()),
     "pallas_softcap": (BLOCK, ()),
 }
-"""Kernel -> rows have a multiple of so many tokens, or one of these numbers: flash cannot take a part of a block."""
+"""Kernel -> (multiple, other lengths) of the allowed tokens per row. flash cannot take a part of a block."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 def flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, softcap: float) -> Tensor:
-    """Return the attended values [B,H,S,E] by torch_xla's kernel."""
+    """Return the attended values [B,H,S,E] from torch_xla's kernel."""
     from torch_xla.experimental import custom_kernel
 
     _check("flash", q_BHSE)
     if softcap:
         raise KernelUnsupported(f"attention 'flash' on lane xla cannot cap scores; softcap is {softcap}, allowed: 0")
     xla_jax.lower_kernels_for_tpu()
-    documents_BS = run_BS.float()  # the kernel's backward pass wants floating point here
+    documents_BS = run_BS.float()  # the kernel's backward pass needs floating point
     scale = q_BHSE.shape[-1] ** -0.5
     out: Tensor = custom_kernel.flash_attention(q_BHSE, k_BHSE, v_BHSE, True, documents_BS, documents_BS, scale)
     return out
@@ -47,7 +47,7 @@ def flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, sof
 def splash(
     q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, softcap: float, interpret: bool = False
 ) -> Tensor:
-    """Return the attended values [B,H,S,E] by JAX's splash attention."""
+    """Return the attended values [B,H,S,E] from JAX's splash attention."""
     _check("splash", q_BHSE)
     kernel = _Splash.of(q_BHSE, softcap, interpret)
     out: Tensor = _SplashFunction.apply(kernel, _scaled(q_BHSE), k_BHSE, v_BHSE, run_BS.int())  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def splash(
 def pallas_softcap(
     q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, run_BS: Tensor, *, softcap: float, interpret: bool = False
 ) -> Tensor:
-    """Return the attended values [B,H,S,E] by our own kernel."""
+    """Return the attended values [B,H,S,E] from our own kernel."""
     _check("pallas_softcap", q_BHSE)
     kernel = _Splash.of(q_BHSE, softcap, interpret)
     out: Tensor = _SoftcapFunction.apply(kernel, _scaled(q_BHSE), k_BHSE, v_BHSE, run_BS.int())  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ class _Splash:
         return _splash(q_BHSE.shape[1], q_BHSE.shape[2], softcap, interpret)
 
     def forward(self, q: Any, k: Any, v: Any, documents: Any) -> Any:
-        """Return the attended values and what the backward pass needs."""
+        """Return the attended values and the residuals for the backward pass."""
         import jax
 
         out, pullback = jax.vjp(partial(self._attend, documents), q, k, v)
@@ -105,13 +105,13 @@ class _Splash:
         return out, *leaves
 
     def backward(self, grad: Any, *leaves: Any) -> Any:
-        """Return the gradients of q, k and v from that of the output and what `forward` left."""
+        """Return the gradients of q, k and v from the output's gradient and the residuals of `forward`."""
         import jax
 
         return jax.tree.unflatten(self._residuals, leaves)(grad)
 
     def gradients(self, q: Any, k: Any, v: Any, documents: Any, grad: Any) -> Any:
-        """Return the gradients of q, k and v, the forward pass computed again."""
+        """Return the gradients of q, k and v; recomputes the forward pass."""
         import jax
 
         return jax.vjp(partial(self._attend, documents), q, k, v)[1](grad)
@@ -178,35 +178,34 @@ class _SoftcapFunction(torch.autograd.Function):
 
 @lru_cache(maxsize=64)
 def _method(kernel: _Splash, name: str) -> Callable[..., Any]:
-    """Return the bound method as one object: lowered functions are known by identity."""
+    """Return the bound method, always the same object: lowered functions are cached by identity."""
     bound: Callable[..., Any] = getattr(kernel, name)
     return bound
 
 
 KERNELS: dict[str, Callable[..., Tensor]] = {"flash": flash, "splash": splash, "pallas_softcap": pallas_softcap}
-"""Every kernel by its name."""
+"""Kernels by name."""
 
 CALLED: dict[str, tuple[str, ...]] = {
     "flash": ("_flash_attention_kernel", "_flash_attention_dkv_kernel", "_flash_attention_dq_kernel"),
     "splash": ("splash_mha_fwd", "splash_mha_dkv"),
     "pallas_softcap": ("softcap_attention", "splash_mha_fwd", "splash_mha_dkv"),
 }
-"""The kernels that one layer's forward and backward pass call once each, by how their names begin: JAX writes the sizes
-of blocks behind."""
+"""Kernel -> prefixes of the names that one layer calls once each in both passes. JAX appends block sizes."""
 
 
 def calls_problem(attention: str, calls: Mapping[str, int], *, layers: int) -> str | None:
-    """Return how the `calls` of a training step's graph differ from those of `layers` layers of `attention`.
+    """Return how a training step's kernel `calls` differ from those of `layers` layers of `attention`.
 
-    None where they are the same; an attention that is no kernel calls none.
+    None if they are equal. An attention that is not a kernel of this module calls none.
     """
     expected = dict.fromkeys(CALLED.get(attention, ()), layers)
-    found: Counter[str] = Counter()
+    in_graph: Counter[str] = Counter()
     for name, count in calls.items():
-        found[next((begin for begin in expected if name.startswith(begin)), name)] += count
-    if found == expected:
+        in_graph[next((prefix for prefix in expected if name.startswith(prefix)), name)] += count
+    if in_graph == expected:
         return None
-    return f"not in the graph: {layers} layers of it call {_counted(expected)}, the graph {_counted(found)}"
+    return f"not in the graph: {layers} layers of it call {_counted(expected)}, the graph {_counted(in_graph)}"
 
 
 def _counted(calls: Mapping[str, int]) -> str:

@@ -1,13 +1,12 @@
-"""Compile a lowered XLA module for a TPU that this machine does not have: libtpu, through jax's private interfaces.
+"""Compile a lowered XLA module for an absent TPU, with libtpu through jax's private interfaces.
 
-Run as a program, one process for each compilation, because libtpu ends the process when something inside it fails:
+Each compilation is a process of its own, because libtpu ends the process when it fails:
 
     python -m kernels.xla_compiler ORDER.json ANSWER.json
 
-The answer is one JSON object, written again whenever more of it is known: `versions`, `device_kind`, `graph`, then
-`memory`, `collectives`, `compiled_calls` and `cost`, or `refusal` where the compiler raised an error, or `unusable`
-where it cannot work.
-jax is imported inside functions: the caller reads the answer without it.
+The answer is one JSON object, rewritten as its parts become available: `versions`, `device_kind`, `graph`, then
+`memory`, `collectives`, `compiled_calls` and `cost`. It holds `refusal` if the compiler raised an error, and `unusable`
+if the compiler cannot work here. jax is imported inside functions, so the caller can read the answer without jax.
 """
 
 import json
@@ -25,9 +24,9 @@ from typing import Any
 from kernels import xla_graph
 
 LIBRARY_PATH = "TPU_LIBRARY_PATH"
-"""Environment variable, read by jax, that names the libtpu.so to load in place of the installed package's."""
+"""Environment variable with the libtpu.so that jax loads instead of the installed package's."""
 BESIDE = Path("compiler", "libtpu", "libtpu.so")
-"""Where `make tpu` puts a newer libtpu for compiling alone, below the environment's folder."""
+"""Where `make tpu` puts a newer libtpu, only for compiling, below the environment's folder."""
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -35,30 +34,30 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v6e-1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is opened, so compilations need not wait for each other
-    # what torch_xla asks of libtpu where it finds chips, so that both compile alike
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no device is opened, so compilations may run side by side
+    # torch_xla's own arguments on a machine with chips, so that both compile alike
     "LIBTPU_INIT_ARGS": "--xla_tpu_use_enhanced_launch_barrier=false --xla_latency_hiding_scheduler_rerun=1 "
     "--xla_tpu_prefer_async_allgather_to_allreduce=true --xla_tpu_enable_flash_attention=false",
 }
-"""What the program is started with: no device is looked for, and no metadata server is asked."""
+"""Environment of the program. It searches for no device and contacts no metadata server."""
 
 HBM_BYTES = {"TPU v6 lite": 32 * 2**30}
-"""Main memory of one chip by libtpu's name of it; a program gets a little less."""
+"""libtpu's name of a chip -> its main memory. A program gets a little less."""
 
 OLDEST_LIBTPU = (0, 0, 22)
-"""Older ones cannot read the kernels that jax 0.7.1 writes (Mosaic version 8)."""
+"""Older releases cannot read the kernels that jax 0.7.1 writes (Mosaic version 8)."""
 OLDEST_WITH_COSTS = (0, 0, 42)
-"""libtpu 0.0.21 to 0.0.24 abort the process when they are asked for costs."""
+"""libtpu 0.0.21 to 0.0.24 abort the process on a request for costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What to compile."""
+    """One compilation."""
 
     topology: str
     """Chips by libtpu's name, for example "v6e:2x2"."""
     module: str | None = None
-    """File with a serialized HloModuleProto; None only looks whether the topology can be compiled for."""
+    """File with a serialized HloModuleProto. None only checks the topology."""
     partitions: int = 1
     """Chips that one step is spread over."""
     donate: bool = True
@@ -66,7 +65,7 @@ class Order:
 
 
 def library() -> Path | None:
-    """Return the libtpu.so to compile with: the operator's, or the one beside; None for the installed package's."""
+    """Return the libtpu.so to compile with: the operator's or the newer one; None for the installed package's."""
     named, beside = os.environ.get(LIBRARY_PATH), Path(sys.prefix) / BESIDE
     if named and not _is_installed(Path(named)):
         return Path(named)
@@ -74,31 +73,31 @@ def library() -> Path | None:
 
 
 def _is_installed(path: Path) -> bool:
-    """Tell whether `path` is the installed package's: jax names that one when it is imported, not the operator."""
+    """Return whether `path` belongs to the installed package. jax sets the variable to it when it is imported."""
     package = find_spec("libtpu")
     origin = None if package is None else package.origin
     return origin is not None and path.resolve().parent == Path(origin).resolve().parent
 
 
 def libtpu_version() -> str | None:
-    """Return the version of the libtpu to compile with, None where there is none."""
+    """Return the version of the libtpu to compile with, or None without one."""
     path = library()
     if path is None:
         return _version("libtpu")
     folder = [str(path.resolve().parent.parent)]
-    found = next(iter(metadata.distributions(name="libtpu", path=folder)), None)
-    return None if found is None else found.version
+    package = next(iter(metadata.distributions(name="libtpu", path=folder)), None)
+    return None if package is None else package.version
 
 
 def refusal() -> str | None:
-    """Return why nothing can be compiled here, or None when it can."""
+    """Return why nothing can be compiled here, or None."""
     if _version("jax") is None:
         return "the package jax is not installed; `make tpu` makes an environment that has it"
     return libtpu_refusal(libtpu_version())
 
 
 def libtpu_refusal(version: str | None) -> str | None:
-    """Return why libtpu `version` cannot be used, or None when it can."""
+    """Return why libtpu `version` cannot be used, or None."""
     if version is None:
         where = library()
         return f"no libtpu around {where}" if where else "the package libtpu is not installed"
@@ -109,12 +108,12 @@ def libtpu_refusal(version: str | None) -> str | None:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for example (0, 0, 42, 1)."""
+    """Return the numbers of a version, such as (0, 0, 42, 1)."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def main() -> None:
-    """Compile as the order file says."""
+    """Compile the module of the order file."""
     order = Order(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     answer = _Answer(Path(sys.argv[2]))
     answer.add(versions=_versions(), topology=order.topology, partitions=order.partitions)
@@ -143,22 +142,23 @@ def _compile(order: Order, module: bytes, devices: Any, answer: "_Answer") -> No
 
 
 class _Answer:
-    """The answer file: rewritten whole whenever something is known."""
+    """The answer file, rewritten after each addition."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, Any] = {}
+        self._entries: dict[str, Any] = {}
 
-    def add(self, **known: Any) -> None:
-        self._known |= known
+    def add(self, **entries: Any) -> None:
+        self._entries |= entries
         part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self._known), encoding="utf-8")
+        part.write_text(json.dumps(self._entries), encoding="utf-8")
         part.replace(self._path)
 
 
 def _versions() -> dict[str, str]:
-    known = {name: _version(name) for name in ("jax", "jaxlib", "torch", "torch_xla")} | {"libtpu": libtpu_version()}
-    return {name: version for name, version in known.items() if version is not None}
+    versions = {name: _version(name) for name in ("jax", "jaxlib", "torch", "torch_xla")}
+    versions["libtpu"] = libtpu_version()
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _version(name: str) -> str | None:
@@ -169,7 +169,7 @@ def _version(name: str) -> str | None:
 
 
 def _devices(topology: str) -> Any:
-    """Return the chips of a topology; libtpu describes a single one only when told that a host has no more."""
+    """Return the chips of a topology. libtpu describes a single chip only if a host has no more."""
     from jax.experimental import topologies
 
     alone = {"chips_per_host_bounds": (1, 1, 1)} if topology.endswith(":1x1") else {}
@@ -200,13 +200,13 @@ def _options(partitions: int) -> Any:
     build = options.executable_build_options
     build.use_shardy_partitioner = False
     if partitions > 1:
-        build.allow_spmd_sharding_propagation_to_output = [True]  # as torch_xla's own client does
+        build.allow_spmd_sharding_propagation_to_output = [True]  # like torch_xla's own client
     return options
 
 
 @contextmanager
 def _stablehlo(module: bytes, *, donate: bool) -> Iterator[Any]:
-    """Yield the module as StableHLO, its float32 inputs marked as donated: they are overwritten by the step."""
+    """Yield the module as StableHLO. With `donate` its float32 inputs are marked as overwritten by the step."""
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client
     from jaxlib.mlir import ir
@@ -236,7 +236,7 @@ def _pairs(attributes: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _memory(executable: Any) -> Mapping[str, int]:
-    """Return bytes of HBM on one chip, as the compiler laid them out."""
+    """Return the bytes of HBM on one chip in the compiler's layout."""
     stats = executable.get_compiled_memory_stats()
     return {
         "argument_bytes": stats.argument_size_in_bytes,
@@ -248,7 +248,7 @@ def _memory(executable: Any) -> Mapping[str, int]:
 
 
 def _program(executable: Any) -> Mapping[str, Any]:
-    """Count collectives and kernels of the compiled program; nothing where jax cannot print what libtpu made."""
+    """Count collectives and kernels of the compiled program. Empty if jax cannot print libtpu's program."""
     try:
         text = "\n".join(part.to_string() for part in executable.hlo_modules())
     except RuntimeError:
@@ -257,11 +257,11 @@ def _program(executable: Any) -> Mapping[str, Any]:
 
 
 def _cost(executable: Any) -> Mapping[str, float]:
-    """Return the compiler's own counts for one chip. It counts a loop's body once, and of kernels what they declare."""
-    told = executable.cost_analysis()
-    first = told[0] if isinstance(told, list) else told
-    named = {"flops": "flops", "bytes_accessed": "bytes accessed"}
-    return {name: first[word] for name, word in named.items() if word in first}  # a count of nothing is left out
+    """Return the compiler's own counts for one chip. A loop's body counts once, a kernel as it declares itself."""
+    analysis = executable.cost_analysis()
+    first = analysis[0] if isinstance(analysis, list) else analysis
+    names = {"flops": "flops", "bytes_accessed": "bytes accessed"}
+    return {name: first[key] for name, key in names.items() if key in first}  # the compiler omits counts of 0
 
 
 if __name__ == "__main__":

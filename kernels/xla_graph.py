@@ -1,10 +1,10 @@
-"""What a lowered XLA module contains: its kernels by name, its matrix products, its collectives, its digest.
+"""Contents of a lowered XLA module: kernels, matrix products, collectives, digest, and changes between two modules.
 
-Read from the module's own text, so it tells what the compiler was given and not what was asked for. Kernels written in
-Pallas are `tpu_custom_call`s whose payload is a Mosaic module. The payload carries the paths of the source files that
-it was traced from, so the digest takes it without its locations.
+All of it is read from the module's own text, so it describes the compiler's input and not the request. A Pallas kernel
+is a `tpu_custom_call` whose payload is a Mosaic module. The payload holds the paths of its source files, so the digest
+omits its locations.
 
-jax is imported inside functions: what reads plain text here is tested without it.
+jax is imported inside functions, so the readers of plain text need no jax.
 """
 
 import base64
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 SHOWN = 3
-"""Instructions of each kind that the sentence quotes."""
+"""Instructions of each kind that `describe_change` quotes."""
 LINE_LIMIT = 160  # characters
 
 _CHANGED_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = ")
@@ -25,7 +25,10 @@ _NUMBERED = re.compile(r"(%?[A-Za-z_][\w-]*?)(?:\.\d+)+")
 
 
 def describe_change(before: str, after: str) -> str:
-    """Return how the module with text `after` differs from that with text `before`."""
+    """Return how the module text `after` differs from the text `before`, in a sentence.
+
+    Instructions are compared without their numbers, which shift with every instruction added before them.
+    """
     old, new = _instruction_counts(before), _instruction_counts(after)
     gone, come = old - new, new - old
     if not gone and not come:
@@ -39,7 +42,7 @@ def _quoted(kind: str, instructions: "Counter[str]") -> Iterable[str]:
 
 
 def _constants_first(line: str) -> tuple[bool, str]:
-    """Sort what holds numbers of the program's own before what merely follows from it."""
+    """Sort instructions with constants first: the others follow from them."""
     return " constant(" not in line and "slice={" not in line, line
 
 
@@ -50,7 +53,7 @@ def _instruction_counts(text: str) -> "Counter[str]":
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 TPU_CALL = "tpu_custom_call"
-"""Target of every call of a Pallas kernel."""
+"""Custom-call target of every Pallas kernel."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) (?:\(.*\) -> .* )?\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
@@ -64,7 +67,7 @@ _LIMIT = re.compile(r"compare\(\w+\[\][^ ]* %?[\w.-]+, \w+\[\][^ ]* %?([\w.-]+)\
 _NUMBER = re.compile(r"^\w+\[\][^ ]* constant\((\d+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _LAYOUTS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
-"""Custom calls that only say how a value lies on several chips."""
+"""Custom calls that only state the layout of a value on several chips."""
 _BARRIER = re.compile(r"= (\(.*?\)|\S+) opt-barrier\(")
 _ARRAY = re.compile(r"([a-z]+[0-9]*)\[([0-9,]*)\]")
 _ITEM_BITS = {"pred": 8, **{f"{kind}{bits}": bits for kind in "suf" for bits in (8, 16, 32, 64)}, "bf16": 16}
@@ -72,27 +75,27 @@ _ITEM_BITS = {"pred": 8, **{f"{kind}{bits}": bits for kind in "suf" for bits in 
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """One lowered module, read."""
+    """Contents of one lowered module."""
 
     digest: str
-    """SHA-256 of the module's text with every kernel's locations left out: equal for equal programs."""
+    """SHA-256 of the module's text without the kernels' locations; equal for equal programs."""
     instructions: int
     custom_calls: Mapping[str, int]
-    """Calls by the kernel's name (Pallas), or by target."""
+    """Calls by kernel name (Pallas) or by target."""
     matmul_flops: int | None
-    """FLOPs of all matrix products outside of kernels, loops times their trips; None where a loop's trips are not
+    """FLOPs of all matrix products outside kernels, times the trips of their loops. None if a loop's trips are not
     constant."""
     loops: Mapping[int, int]
-    """Trips -> how many loops of so many trips the step runs; a loop of unknown length counts as one of 0."""
+    """Trips -> number of loops with so many trips. A loop of unknown length has 0 trips."""
     barrier_bytes: int
-    """Bytes of the values that pass an optimisation barrier: what a forward pass hands to its backward pass."""
+    """Bytes of the values that pass an optimisation barrier, from a forward to its backward pass."""
 
 
 def read_graph(module: bytes) -> Graph:
     """Read a serialized HloModuleProto."""
     text = _COMMENT.sub("", _text_of(module))
     bodies = {body: _without_locations(base64.b64decode(body)) for body in set(_BODY.findall(text))}
-    plain = _BODY.sub(lambda found: f'"body": "{bodies[found[1]].digest}"', text)
+    plain = _BODY.sub(lambda match: f'"body": "{bodies[match[1]].digest}"', text)
     names = {kernel.digest: kernel.name for kernel in bodies.values()}
     return Graph(
         digest="sha256:" + hashlib.sha256(plain.encode()).hexdigest(),
@@ -105,28 +108,28 @@ def read_graph(module: bytes) -> Graph:
 
 
 def count_custom_calls(text: str, names: Mapping[str, str]) -> dict[str, int]:
-    """Count the custom calls of a module; `names` gives the kernel's name by what stands in its body."""
-    found: Counter[str] = Counter()
+    """Count the custom calls of a module. `names` maps the text of a body to its kernel's name."""
+    calls: Counter[str] = Counter()
     for line in text.splitlines():
         target = _TARGET.search(line)
         if target is not None and target[1] not in _LAYOUTS:
             body = re.search(r'"body": ?"([^"]*)"', line)
-            found[names.get(body[1], target[1]) if body else target[1]] += 1
-    return dict(sorted(found.items()))
+            calls[names.get(body[1], target[1]) if body else target[1]] += 1
+    return dict(sorted(calls.items()))
 
 
 def count_collectives(text: str) -> dict[str, int]:
-    """Count the collectives of a compiled program by kind; an asynchronous pair (start, done) counts once."""
+    """Count the collectives of a compiled program by kind. An asynchronous pair (start, done) counts once."""
     return {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in COLLECTIVES}
 
 
 def count_kernel_calls(text: str) -> int:
-    """Count the calls of Pallas kernels in a compiled program, whose kernels have lost their names."""
+    """Count the calls of Pallas kernels in a compiled program, whose kernels have no names."""
     return sum(target == TPU_CALL for target in _TARGET.findall(text))
 
 
 def matmul_flops(text: str) -> int | None:
-    """Return the FLOPs of the module's matrix products, each loop's body times its trips; None when not constant."""
+    """Return the FLOPs of the matrix products, with loops times their trips. None if trips are not constant."""
     module = _Module(text)
     try:
         return module.flops(module.entry)
@@ -135,14 +138,14 @@ def matmul_flops(text: str) -> int | None:
 
 
 def count_loops(text: str) -> dict[int, int]:
-    """Count the loops that the module runs by their trips, one inside another once for each trip of the outer one."""
+    """Count the loops that the module runs, by trips. An inner loop counts once for each trip of the outer loop."""
     module = _Module(text)
     return dict(sorted(module.loops(module.entry).items()))
 
 
 def barrier_bytes(text: str) -> int:
     """Return the bytes of all values that pass an optimisation barrier."""
-    shapes = (found[1] for found in _BARRIER.finditer(text))
+    shapes = (match[1] for match in _BARRIER.finditer(text))
     return sum(_bytes(*array) for shape in shapes for array in _ARRAY.findall(shape))
 
 
@@ -160,7 +163,7 @@ class _Module:
     def __init__(self, text: str) -> None:
         self.entry = ""
         self._lines: dict[str, dict[str, str]] = {}
-        self._known: dict[str, int] = {}
+        self._flops: dict[str, int] = {}
         current: dict[str, str] = {}
         for line in text.splitlines():
             header = _COMPUTATION.match(line)
@@ -171,13 +174,13 @@ class _Module:
                 current[instruction[1]] = instruction[2]
 
     def flops(self, name: str) -> int:
-        """Return the FLOPs of one computation with all that it calls."""
-        if name not in self._known:
-            self._known[name] = sum(self._of(line) for line in self._lines[name].values())
-        return self._known[name]
+        """Return the FLOPs of a computation and all its callees."""
+        if name not in self._flops:
+            self._flops[name] = sum(self._flops_of(line) for line in self._lines[name].values())
+        return self._flops[name]
 
     def loops(self, name: str) -> Counter[int]:
-        """Return the trips of the loops that one computation runs, with all that it calls."""
+        """Return the trips of the loops of a computation and all its callees."""
         return sum((self._loops_of(line) for line in self._lines[name].values()), Counter[int]())
 
     def _loops_of(self, line: str) -> Counter[int]:
@@ -187,16 +190,13 @@ class _Module:
         inside = sum((self.loops(called) for called in _CALLED.findall(line)), Counter[int]())
         if opcode[1] != "while":
             return inside
-        trips = self._known_trips(line)
+        try:
+            trips = self._trips(line)
+        except _UnknownTrips:
+            trips = 0
         return Counter({length: number * trips for length, number in inside.items()}) + Counter([trips])
 
-    def _known_trips(self, line: str) -> int:
-        try:
-            return self._trips(line)
-        except _UnknownTrips:
-            return 0
-
-    def _of(self, line: str) -> int:
+    def _flops_of(self, line: str) -> int:
         opcode = _OPCODE.match(line)
         if opcode is None:
             return 0
@@ -208,7 +208,7 @@ class _Module:
     def _trips(self, line: str) -> int:
         condition = _CONDITION.search(line)
         lines = self._lines[condition[1]] if condition else {}
-        limit = next((found for part in lines.values() if (found := _LIMIT.search(part))), None)
+        limit = next((match for part in lines.values() if (match := _LIMIT.search(part))), None)
         number = _NUMBER.match(lines.get(limit[1], "")) if limit else None
         if number is None:
             raise _UnknownTrips
@@ -217,7 +217,7 @@ class _Module:
 
 def _dot_flops(line: str) -> int:
     """Return 2 * (elements of the result) * (contracted elements) of one matrix product."""
-    result, left = (_dims(found) for found in _SHAPE.findall(line)[:2])
+    result, left = (_dims(shape) for shape in _SHAPE.findall(line)[:2])
     contracted = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", line)
     return 2 * math.prod(result) * math.prod(left[dim] for dim in _dims(contracted[1] if contracted else ""))
 
@@ -233,7 +233,7 @@ class _Kernel:
 
 
 def _without_locations(body: bytes) -> _Kernel:
-    """Read a Mosaic module: its name, and the digest of its text, which has no locations."""
+    """Return a Mosaic module's name and the digest of its text, which has no locations."""
     from jax._src.interpreters import mlir
     from jaxlib.mlir import ir
 
@@ -246,10 +246,10 @@ def _without_locations(body: bytes) -> _Kernel:
 
 
 def _text_of(module: bytes) -> str:
-    """Return the text of a serialized HloModuleProto: shapes of operands, no metadata."""
+    """Return the text of a serialized HloModuleProto, with the shapes of operands and without metadata."""
     from jax._src.lib import xla_client
 
     options = xla_client._xla.HloPrintOptions()
     options.print_operand_shape, options.print_metadata, options.print_large_constants = True, False, True
-    read: Callable[..., str] = xla_client._xla.HloModule.from_serialized_hlo_module_proto(module).to_string
-    return read(options)
+    to_string: Callable[..., str] = xla_client._xla.HloModule.from_serialized_hlo_module_proto(module).to_string
+    return to_string(options)

@@ -1,7 +1,7 @@
-"""Calls of JAX functions and Pallas kernels from a torch_xla graph; part of the seam (kernels/xla_device.py).
+"""Calls of JAX functions and Pallas kernels from a torch_xla graph.
 
-Both are lowered here and put into the recorded graph. They are lowered for the platform that is asked for, not for the
-one that JAX finds, so a machine without a TPU can trace and compile what only a TPU runs.
+Both are lowered here and put into the recorded graph. The caller names the platform to lower for, whatever platform
+JAX finds. So a machine without a TPU can trace and compile a graph that only a TPU can run.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,39 +18,34 @@ Key: TypeAlias = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 
 
 def call_jax(function: Callable[..., Any], tensors: Sequence[Tensor], *, platform: str = "tpu") -> list[Tensor]:
-    """Return the leaves of what the pure JAX function makes of `tensors`; no gradient passes.
+    """Return the leaves of the result of a pure JAX function. No gradient passes.
 
-    Lowered once for each function, shapes and dtypes, so pass the same function object again. `platform` is "tpu" or
-    "cpu": which machine the graph is for.
+    Each function object is lowered once per shapes and dtypes, so pass the same object again. `platform` is "tpu" or
+    "cpu", the machine that the graph is for.
     """
-    run = _lowered(function, _key(tensors), platform)
-    made = run(list(tensors))
-    return list(made) if isinstance(made, list | tuple) else [made]
-
-
-def structs(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return JAX's descriptions of `tensors`."""
-    return _structs(_key(tensors))
+    leaves = _lowered(function, _key(tensors), platform)(list(tensors))
+    return list(leaves) if isinstance(leaves, list | tuple) else [leaves]
 
 
 def pallas_call(
     kernel: Callable[..., Any], tensors: Sequence[Tensor], outputs: Sequence[tuple[Sequence[int], torch.dtype]]
 ) -> list[Tensor]:
-    """Put one Pallas kernel into the graph as a native custom call, which only a TPU can run; no gradient passes.
+    """Put a Pallas kernel into the graph as a native custom call, which only a TPU can run. No gradient passes.
 
-    `kernel` is a JAX function whose one operation is a pallas_call; `outputs` are shape and dtype of its results.
+    `kernel` is a JAX function whose only operation is a pallas_call. `outputs` are the shapes and dtypes of its
+    results.
     """
     import torch_xla
 
     payload = _payload(kernel, _key(tensors))
     shapes, dtypes = [list(shape) for shape, _ in outputs], [dtype for _, dtype in outputs]
-    made: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(list(tensors), payload, shapes, dtypes)
-    return made
+    results: list[Tensor] = torch_xla._XLAC._xla_tpu_custom_call(list(tensors), payload, shapes, dtypes)
+    return results
 
 
 @lru_cache(maxsize=1)
 def lower_kernels_for_tpu() -> None:
-    """Make torch_xla's own Pallas kernels lower for a TPU everywhere; it asks JAX for the platform of this machine."""
+    """Make torch_xla lower its own Pallas kernels for a TPU on every machine. It asks JAX for the platform instead."""
     from torch_xla.experimental import custom_kernel
 
     custom_kernel.trace_pallas = _trace_pallas
@@ -64,12 +59,12 @@ def _trace_pallas(
     use_cache: bool = False,
     **options: Any,
 ) -> tuple[str, list[Tensor]]:
-    """Stand in for torch_xla's function of this name."""
+    """Replace torch_xla's function of this name."""
     del use_cache
     import jax
 
-    given = [_structs(_key([arg]))[0] if isinstance(arg, Tensor) else arg for arg in args]
-    traced = jax.jit(kernel, static_argnums=static_argnums, static_argnames=static_argnames).trace(*given, **options)
+    structs = [_structs(_key([arg]))[0] if isinstance(arg, Tensor) else arg for arg in args]
+    traced = jax.jit(kernel, static_argnums=static_argnums, static_argnames=static_argnames).trace(*structs, **options)
     return _custom_call_payload(traced), [arg for arg in args if isinstance(arg, Tensor)]
 
 
@@ -101,8 +96,8 @@ def _lowered(function: Callable[..., Any], key: Key, platform: str) -> Callable[
     traced = jax.jit(flat, keep_unused=True).trace(*_structs(key))
     module = traced.lower(lowering_platforms=(platform,)).compiler_ir("hlo")
     computation = xla_builder.computation_from_module_proto("jax", module.as_serialized_hlo_module_proto())
-    made: Callable[[list[Tensor]], Any] = xla_builder.xla_computation_as_func(computation, "jax")
-    return made
+    call: Callable[[list[Tensor]], Any] = xla_builder.xla_computation_as_func(computation, "jax")
+    return call
 
 
 def _key(tensors: Sequence[Tensor]) -> Key:

@@ -1,9 +1,12 @@
-"""What a pass keeps for its backward pass and what is made there again: decided in the traced graph, and read back.
+"""Partitioner that decides which values a forward pass saves and which the backward pass recomputes.
 
 torch traces forward and backward of a function as one graph and asks a partitioner where to cut it. Ours marks values
-before torch's min-cut partitioner does so: PsiV (everything made from v and psi alone) is kept with `psiv_cache` and
-made again without, and every other computed value is kept unless `remat` leaves it to the minimum cut. What the
-finished graphs then do is counted in them, not taken from what was asked.
+before torch's min-cut partitioner runs:
+
+- PsiV, all values computed from v and psi alone: saved with `psiv_cache`, recomputed without.
+- Other computed values: saved, unless `remat` leaves them to the minimum cut.
+
+The statistics are counted in the finished graphs, not derived from the request.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,22 +26,22 @@ VIEWS = frozenset(
 
 @dataclass(kw_only=True)
 class Partition:
-    """A partitioner for one function, and what its graphs do."""
+    """Partitioner of one function, with statistics of its graphs."""
 
     v: int | None = None
-    """Place of v among the function's tensors; None where PsiV is a value like others."""
+    """Index of v among the function's tensors. None if PsiV gets no special treatment."""
     psi: int | None = None
-    """Place of psi."""
+    """Index of psi."""
     psiv_cache: bool = False
     remat: bool
     handed_bytes: int = field(default=0, init=False)
-    """Bytes of everything that the backward graph takes, gradients included."""
+    """Bytes of all inputs of the backward graph, gradients included."""
     psiv_saved_bytes: int = field(default=0, init=False)
-    """Bytes of PsiV that the forward graph hands to the backward graph."""
+    """Bytes of PsiV that the forward graph saves for the backward graph."""
     psiv_recomputed: int = field(default=0, init=False)
-    """Operations of the backward graph that make PsiV again."""
+    """Operations of the backward graph that recompute PsiV."""
     recomputed: int = field(default=0, init=False)
-    """Other operations, views apart, that the backward graph does again."""
+    """Other operations, except views, that the backward graph repeats."""
 
     def __call__(self, joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward and the backward graph of `joint`."""
@@ -65,30 +68,30 @@ class Partition:
         return None if self.remat or _is_view(node) else CheckpointPolicy.MUST_SAVE
 
     def _psiv(self, joint: fx.GraphModule) -> set[fx.Node]:
-        """Return the nodes that are made from v and psi, from both and nothing else."""
+        """Return the nodes computed from both v and psi and nothing else."""
         if self.v is None or self.psi is None:
             return set()
         primals = [node for node in joint.graph.nodes if node.op == "placeholder" and "tangents" not in node.name]
         both = frozenset({primals[self.v], primals[self.psi]})
-        made_from: dict[fx.Node, frozenset[fx.Node]] = {}
+        origins: dict[fx.Node, frozenset[fx.Node]] = {}
         for node in joint.graph.nodes:
-            sources = (made_from[source] for source in node.all_input_nodes)
-            made_from[node] = frozenset({node}) if node.op == "placeholder" else frozenset().union(*sources)
-        return {node for node, sources in made_from.items() if sources == both}
+            sources = (origins[source] for source in node.all_input_nodes)
+            origins[node] = frozenset({node}) if node.op == "placeholder" else frozenset().union(*sources)
+        return {node for node, sources in origins.items() if sources == both}
 
     def _count(self, forward: fx.GraphModule, backward: fx.GraphModule, kinds: dict[str, bool]) -> None:
-        again = set(_computed(forward)) & set(_computed(backward)) & set(kinds)
-        self.psiv_recomputed = sum(kinds[name] for name in again)
-        self.recomputed = len(again) - self.psiv_recomputed
+        repeated = set(_computed(forward)) & set(_computed(backward)) & set(kinds)
+        self.psiv_recomputed = sum(kinds[name] for name in repeated)
+        self.recomputed = len(repeated) - self.psiv_recomputed
         sizes = {node.name: _nbytes(node.meta["val"]) for node in backward.graph.nodes if node.op == "placeholder"}
         self.handed_bytes = sum(sizes.values())
         self.psiv_saved_bytes = sum(size for name, size in sizes.items() if kinds.get(name))
 
 
 def differentiable(function: Callable[..., Any], partition: Partition) -> Callable[..., Any]:
-    """Return `function` of tensors with forward and backward graphs as `partition` cuts them.
+    """Return `function` of tensors with forward and backward graphs cut by `partition`.
 
-    Traced at its first call, for the shapes, dtypes and gradients that it then gets; call it with no others.
+    The first call traces it. Later calls must have the same shapes, dtypes and needs of gradients.
     """
     from functorch.compile import aot_function, make_boxed_func
 
@@ -102,9 +105,9 @@ def differentiable(function: Callable[..., Any], partition: Partition) -> Callab
 
 
 def _after_barrier(graph: fx.GraphModule) -> Callable[..., Any]:
-    """Run the backward graph on values that the compiler cannot trace back.
+    """Return the backward graph on values that the compiler cannot trace to the forward pass.
 
-    It would find that they are made in the same way as in the forward pass, and keep those.
+    Otherwise the compiler would merge recomputed values with those of the forward pass, and so save them.
     """
     from kernels import xla_device
 
@@ -117,7 +120,7 @@ def _after_barrier(graph: fx.GraphModule) -> Callable[..., Any]:
 def _negate_truth_values(joint: fx.GraphModule) -> None:
     """Write ~ of truth values as logical_not.
 
-    torch_xla 2.9 computes ~ of one that enters a loop on its byte: ~1 becomes -2, and counts as true.
+    torch_xla 2.9 computes ~ of a truth value that enters a loop on its byte: ~1 becomes -2, which counts as true.
     """
     for node in joint.graph.nodes:
         if node.target is torch.ops.aten.bitwise_not.default and node.meta["val"].dtype is torch.bool:
@@ -125,22 +128,25 @@ def _negate_truth_values(joint: fx.GraphModule) -> None:
 
 
 def _inputs_in_order(forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Hand inputs that are kept to the backward graph in the order in which the function takes them.
+    """Pass saved inputs to the backward graph in the order of the function's arguments.
 
-    torch_xla 2.9's scan does not keep such inputs a second time. It puts them back in the function's order, wherever
-    the partition had placed them, and two of one shape would silently be exchanged.
+    torch_xla 2.9's scan does not save inputs a second time. It restores them in the order of the arguments, whatever
+    their positions in the partition, and would silently exchange two inputs of one shape.
     """
     order = [node.name for node in forward.graph.nodes if node.op == "placeholder"]
     output = next(node for node in forward.graph.nodes if node.op == "output")
-    given = list(output.args[0])
-    kept = [at for at, value in enumerate(given) if isinstance(value, fx.Node) and value.name in order]
+    values = list(output.args[0])
     holders = {node.name: node for node in backward.graph.nodes if node.op == "placeholder"}
-    kept = [at for at in kept if given[at].name in holders]
-    in_order = sorted((given[at] for at in kept), key=lambda node: order.index(node.name))
-    renamed = {given[at].name: node.name for at, node in zip(kept, in_order, strict=True)}
-    for at, node in zip(kept, in_order, strict=True):
-        given[at] = node
-    output.args = (type(output.args[0])(given),)
+    saved = [
+        at
+        for at, value in enumerate(values)
+        if isinstance(value, fx.Node) and value.name in order and value.name in holders
+    ]
+    in_order = sorted((values[at] for at in saved), key=lambda node: order.index(node.name))
+    renamed = {values[at].name: node.name for at, node in zip(saved, in_order, strict=True)}
+    for at, node in zip(saved, in_order, strict=True):
+        values[at] = node
+    output.args = (type(output.args[0])(values),)
     begin = next(node for node in backward.graph.nodes if node.op != "placeholder")
     for name in list(holders):
         begin.prepend(holders[renamed.get(name, name)])

@@ -1,9 +1,9 @@
-"""Causal attention inside documents with capped scores, forward, as one Pallas kernel for TPUs.
+"""Forward attention kernel for TPUs (Pallas): causal, inside documents, with capped scores.
 
-One program walks the blocks of keys for one block of queries: scores in float32, capped by cap * tanh(scores / cap)
-before they are masked, and summed with a running maximum, so that no S x S array exists. A block above the diagonal is
-skipped. Document numbers are handed over spread along the lanes for queries and along the sublanes for keys, since a
-vector unit compares whole tiles. Legend: B batch, H heads, S sequence, E head width, Q and K rows of a block.
+One program walks the blocks of keys for one block of queries and skips blocks above the diagonal. Scores are float32,
+capped by cap * tanh(scores / cap) before the mask, and summed with a running maximum, so no S x S array exists. A
+vector unit compares whole tiles, so document numbers are spread along the lanes for queries and along the sublanes for
+keys. Legend: B batch, H heads, S sequence, E head width, Q and K rows of a block.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from typing import Any
 BLOCK = 128
 LANES, SUBLANES = 128, 8
 MASKED = -0.7 * 3.4028235e38
-"""Score of a pair that may not look: finite, so that a difference of two of them is 0 and not NaN."""
+"""Score of a masked pair: finite, so that a difference of two masked scores is 0 and not NaN."""
 
 
 @lru_cache(maxsize=16)
 def softcap_attention(cap: float, interpret: bool = False) -> Callable[..., Any]:
     """Return the JAX function (q, k, v [B,H,S,E], documents [B,S,LANES], documents [B,SUBLANES,S]) -> [B,H,S,E].
 
-    q is scaled already; `cap` 0 caps nothing; S is a multiple of BLOCK. `interpret` runs it without a TPU.
+    q is already scaled. `cap` 0 caps nothing. S is a multiple of BLOCK. `interpret` runs the kernel without a TPU.
     """
 
     def run(q: Any, k: Any, v: Any, q_documents: Any, k_documents: Any) -> Any:
@@ -84,14 +84,14 @@ def _kernel(q: Any, k: Any, v: Any, q_documents: Any, k_documents: Any, out: Any
         values_QE = jnp.dot(weights_QK.astype(v.dtype), v[0, 0], preferred_element_type=jnp.float32)
         summed[...] = shrink_QL[:, :1] * summed[...] + values_QE
 
-    # The last block in a row of blocks; every token sees itself, so no total is 0.
+    # Last block of a row of blocks. Every token sees itself, so no total is 0.
     @pl.when(column == row)  # type: ignore[untyped-decorator]
     def _end() -> None:
         out[0, 0] = (summed[...] / total[:, :1]).astype(out.dtype)
 
 
 def _scores(q_QE: Any, k_KE: Any, *, first_row: Any, first_column: Any, cap: float) -> tuple[Any, Any]:
-    """Return the capped scores [Q,K] of a pair of blocks, and which keys come no later than the query."""
+    """Return the capped scores [Q,K] of a pair of blocks, and whether each key comes no later than the query."""
     import jax
     import jax.numpy as jnp
 

@@ -1,9 +1,8 @@
-"""Mamba-3 MIMO scan: a rank-R state space recurrence with trapezoidal input, rotary keys and gated output.
+"""Mamba-3 MIMO scan: a rank-R state space recurrence with trapezoidal input, rotary keys and an output gate.
 
-Public: `mamba3_mimo(ScanInputs(...), ScanSwitches(...))`, `ScanResult`, `ScanState`, `supports`. A row can be cut in
-pieces, and a sequence decoded token by token: each scan goes on from the state that the one before returns. Under
-torch.compile the cuda lane is an operator of the graph; the reference lane is a graph break. The facts of a scan are
-recorded by the code that runs.
+Public: `mamba3_mimo(ScanInputs(...), ScanSwitches(...))`, `ScanResult`, `ScanState`, `supports`. A scan can start from
+the state that an earlier scan returned, so rows can be cut into pieces and sequences decoded token by token. Under
+torch.compile lane cuda is an operator of the graph, and the reference lane is a graph break.
 """
 
 from typing import NamedTuple
@@ -34,7 +33,7 @@ class ScanResult(NamedTuple):
     out: Tensor
     """o [B,S,H,P], or [B,S,R,H,P] without phi; dtype of v."""
     final_state: ScanState | None
-    """What the rows leave behind for the scan that goes on with them; None unless it was asked for."""
+    """State for a scan that continues the rows. None unless requested."""
 
 
 _DEFAULTS = ScanSwitches()
@@ -47,16 +46,20 @@ def mamba3_mimo(
     initial_state: ScanState | None = None,
     return_final_state: bool = False,
 ) -> ScanResult:
-    """Run the scan and return its output, and what it leaves behind when asked for.
+    """Run the scan and return its output, and with `return_final_state` its final state.
 
-    Rows go on from `initial_state` instead of nothing; where a row's first token belongs to another document than the
-    state, it begins with nothing, and that state gets a gradient of zero. Gradients flow into `initial_state` and from
-    `final_state`, so that pieces of a row, each scanned from the final state of the one before, give the outputs and
-    gradients of the whole row. Lane peer has neither: it refuses an initial state, and the gradient of a final one.
+    Rows continue from `initial_state`. If a row's first token belongs to another document than the state, the row
+    starts from zero and the state gets a zero gradient. Gradients flow into `initial_state` and from `final_state`, so
+    a row scanned in pieces has the outputs and gradients of the whole row. Lane peer refuses an initial state and a
+    gradient of the final state.
 
-    Records the facts of `ScanFact` when it runs, the cuda lane also what its binaries contain (see cuda/host/op.py).
-    Raises KernelUnsupported, with the reason, when the lane cannot run this combination, and ShapeError when the state
-    does not fit; nothing is ever replaced silently.
+    The code that runs records the facts of `ScanFact`. Lane cuda also records the contents of its binaries, see
+    cuda/host/op.py.
+
+    Raises:
+        KernelUnsupported: the lane cannot run this combination; the message gives the reason.
+        ShapeError: the initial state does not fit the inputs.
+
     """
     if initial_state is not None:
         inputs = entered(inputs, initial_state)

@@ -1,4 +1,14 @@
-"""Does a lane work here? One small scan with all of its gradients, compared with float64."""
+"""Criterion of a correct result: its error relative to the noise of rounding the operands to bfloat16.
+
+A lane multiplies bfloat16 numbers, so no lane can come closer to the exact result than the rounding of the operands
+allows. That bound depends on the problem: a gradient that is a difference of large sums has few exact digits in every
+implementation. So the yardstick is measured on the problem itself. The float64 reference runs once unchanged, and
+SAMPLES times with every operand of the matrix products, and the gradient of every operand, moved by a random part of
+half a bfloat16 place. The noise of a row is the root mean square of the resulting changes, and an error may be a fixed
+multiple of it. A row of `adt` is a sum over later tokens and has the noise of its terms.
+
+docs/kernels-correctness.md explains the multiples, the rows and the sums. Letters: see inputs.py.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,35 +20,35 @@ from torch import Tensor
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.documents import document_starts
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs, scanned
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import cumulated_angles, handed_on, psiv, rotated
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs, scanned
 from kernels.mamba3_mimo.reference import chunk_parallel
 from kernels.mamba3_mimo.support import supports
 from kernels.scan_switches import ScanSwitches
 
 SAMPLES, SAMPLES_IN_DOUBT = 8, 32
-"""Of the noise: at first, and where a result is not right by these."""
+"""Samples of the noise: at first, and for a result that the first samples call wrong."""
 HALF_A_PLACE = 2.0**-9
 """Largest relative error of rounding to bfloat16."""
 HALF_A_TABLE_PLACE = 2.0**-12
-"""The same of float16, in which a lane may keep the cosines and sines that turn a final state."""
+"""The same for float16, in which a lane may store the cosines and sines that turn a final state."""
 WHOLE_LIMIT, ROW_LIMIT, SUM_LIMIT = 8.0, 32.0, 8.0
-"""Largest error allowed of a whole tensor, of a row, and of a row that is a sum, in multiples of its noise."""
+"""Largest errors of a whole tensor, of a row, and of a row that is a sum, in multiples of the noise."""
 LIMITS = f"{WHOLE_LIMIT:g} / {ROW_LIMIT:g}, rows of adt {SUM_LIMIT:g}"
 CHUNK = 64
-"""Tokens per chunk of the reference: its own matter, it computes in float64."""
+"""Tokens per chunk of the reference. Irrelevant to the result, because it computes in float64."""
 SUMMED = 64
-"""Tokens that a lane may sum before it has to know the sum by other means."""
+"""Tokens that a lane may sum before it must correct the sum by other means."""
 PLACE_OF_SUMS = 2.0**-22
-"""Relative error of sums of products in float32 as matrix units take them, two bits short of rounding."""
+"""Relative error of float32 sums of products in matrix units, two bits short of rounding."""
 
 ROWS: dict[str, tuple[int, ...]] = {
     "out": (0, 1, -2), "q": (0, 1, 3), "k": (0, 1, 3), "v": (0, 1, 2), "z": (0, 1, 2), "angles": (0, 1, 2),
     "adt": (0, 2, 1), "dt": (0, 2, 1), "trap": (0, 2, 1), "state": (0, 1), "entering": (0, 1), "q_bias": (0,),
     "k_bias": (0,), "psi": (0,), "zeta": (0,), "phi": (0,), "D": (0,),
 }  # fmt: skip
-"""Axes that tell the rows of a tensor apart: batch, time and head, where it has them; the head comes last."""
+"""Tensor -> axes of its rows: batch, time and head as far as it has them, the head last."""
 
 Results: TypeAlias = dict[str, Tensor]
 
@@ -48,32 +58,32 @@ class Share:
     """An error as a multiple of the noise."""
 
     whole: float
-    """Of the tensor."""
+    """Share of the whole tensor."""
     row: float
-    """Of the row that is worst."""
+    """Share of the worst row."""
     row_limit: float = ROW_LIMIT
-    """Largest that is right."""
+    """Largest correct share of a row."""
 
     @property
     def right(self) -> bool:
-        """Whether both are within their limits; NaN is not."""
+        """Whether both shares are within their limits. NaN is not."""
         return self.whole <= WHOLE_LIMIT and self.row <= self.row_limit
 
 
 class Yardstick(NamedTuple):
-    """What results are compared with."""
+    """Exact results of a problem and their noise."""
 
     exact: Results
     noise: Results
-    """Mean square noise of every row; [..., heads]."""
+    """Mean square noise of every row, [..., heads]."""
     carried: Results
-    """Mean square noise that rows have from those that they are summed with."""
+    """Mean square noise that a row receives from the rows that it is summed with."""
 
 
 def shares(got: Results, inputs: ScanInputs, grad_out: Tensor, grad_state: Tensor | None = None) -> dict[str, Share]:
     """Return the share of every result in `got`: out, state and gradients by name.
 
-    What a few samples show as wrong is judged by many: of thousands of rows some have few samples that moved them.
+    If a few samples call a result wrong, many samples decide: among thousands of rows a few samples barely move some.
     """
     gradients = bool(got.keys() - {"out", "state"})
 
@@ -84,25 +94,26 @@ def shares(got: Results, inputs: ScanInputs, grad_out: Tensor, grad_state: Tenso
 
 
 def judged(got: Results, by: Callable[[int], Yardstick], counts: Sequence[int]) -> tuple[Yardstick, dict[str, Share]]:
-    """Return the share of every result by the first of `counts` samples that calls all of them right, else by the last.
+    """Return the deciding yardstick and the share of every result.
 
-    `by` returns the yardstick from so many samples; what was judged by comes with the shares.
+    `by` makes a yardstick from a number of samples. The first of `counts` that calls all results right decides,
+    otherwise the last.
     """
     for samples in counts:
         measure = by(samples)
-        told = measured(got, measure)
-        if all(share.right for share in told.values()):
+        results = measured(got, measure)
+        if all(share.right for share in results.values()):
             break
-    return measure, told
+    return measure, results
 
 
 def wrong(got: Results, inputs: ScanInputs, grad_out: Tensor, grad_state: Tensor | None = None) -> dict[str, Share]:
-    """Return the share of every result in `got` that is not right."""
+    """Return the shares of the wrong results in `got`."""
     return {name: share for name, share in shares(got, inputs, grad_out, grad_state).items() if not share.right}
 
 
 def measured(got: Results, by: Yardstick) -> dict[str, Share]:
-    """Return the share of every result in `got`, given the yardstick of the problem."""
+    """Return the share of every result in `got` by the yardstick of its problem."""
     return {
         name: _share(name, tensor, by.exact[name], by.noise[name], by.carried.get(name)) for name, tensor in got.items()
     }
@@ -116,16 +127,16 @@ def yardstick(
     gradients: bool = True,
     samples: int = SAMPLES,
 ) -> Yardstick:
-    """Return the yardstick of a problem; `grad_state` is the gradient of the final state, None where nobody uses it."""
+    """Return the yardstick of a problem. `grad_state` is the gradient of the final state, None for none."""
     exact, noise = noise_of_rows(inputs, grad_out, grad_state, gradients=gradients, samples=samples)
     return Yardstick(exact, noise, carried(exact, noise, inputs, grad_out))
 
 
 def carried(exact: Results, noise: Results, inputs: ScanInputs, grad_out: Tensor) -> Results:
-    """Return the noise that rows of `adt` have from those that they are summed with, [B,S,H]; none without gradients.
+    """Return the noise that rows of `adt` receive from their sums, [B,S,H]; empty without gradients.
 
     The gradient of a token's decay is the sum of <o, dO> - <v, dv> over the rest of its document. So it has the noise
-    of the rows that are up to SUMMED tokens away in its document, and the float32 rounding of these products there.
+    of all rows of its document within SUMMED tokens, and the float32 rounding of their products.
     """
     if "adt" not in noise:
         return {}
@@ -142,7 +153,7 @@ def carried(exact: Results, noise: Results, inputs: ScanInputs, grad_out: Tensor
 
 
 def _sizes_of_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return the sums of absolute products of two tensors [B,S,...,H,P], [B,S,H]."""
+    """Return the sums [B,S,H] of the absolute products of two tensors [B,S,...,H,P]."""
     products = (left * right.to(left.dtype)).abs()
     return products.sum((*range(2, products.dim() - 2), -1))
 
@@ -150,7 +161,7 @@ def _sizes_of_products(left: Tensor, right: Tensor) -> Tensor:
 def noise_of_rows(
     inputs: ScanInputs, grad_out: Tensor, grad_state: Tensor | None = None, *, gradients: bool, samples: int
 ) -> tuple[Results, Results]:
-    """Return the exact results, and the mean square noise of every row of each: both add up over parts of a problem."""
+    """Return the exact results and the mean square noise of their rows. Both add up over parts of a problem."""
     wide = inputs.with_tensors(tuple(t.detach().double() for t in inputs.tensors()))
     grad_wide = None if grad_state is None else grad_state.double()
     exact = _reference(wide, grad_out.double() if gradients else None, grad_wide, None)
@@ -166,7 +177,7 @@ def noise_of_rows(
 def _reference(
     wide: ScanInputs, grad_out: Tensor | None, grad_state: Tensor | None, gen: torch.Generator | None
 ) -> Results:
-    """Return the results of the float64 reference; with `gen` the operands of its products are moved."""
+    """Return the results of the float64 reference. `gen` moves the operands of its products."""
 
     def run(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
         starts_BS = None if inputs.segment_ids is None else document_starts(inputs.segment_ids)
@@ -185,15 +196,15 @@ def _reference(
 
 
 def _unturned(inputs: ScanInputs, q: Tensor, k: Tensor) -> ScanInputs:
-    """Return inputs whose q and k [B,S,R,H,N] are to be read as they are."""
+    """Return inputs whose q and k [B,S,R,H,N] need no bias and no rotation."""
     batch, length, _, heads, _ = q.shape
-    nothing = torch.zeros_like(inputs.q_bias)
+    zero = torch.zeros_like(inputs.q_bias)
     angles = inputs.angles.new_zeros(batch, length, heads, inputs.angles.shape[-1])
-    return replace(inputs, q=q, k=k, q_bias=nothing, k_bias=nothing, angles=angles, angles_cumulated=True)
+    return replace(inputs, q=q, k=k, q_bias=zero, k_bias=zero, angles=angles, angles_cumulated=True)
 
 
 def _rounded(operand: Tensor, gen: torch.Generator | None, place: float = HALF_A_PLACE) -> Tensor:
-    """Return an operand as bfloat16 might hold it, whose gradient is treated so, too; without `gen`, as it is."""
+    """Return an operand as bfloat16 might store it, with its gradient moved alike; unchanged without `gen`."""
     if gen is None:
         return operand
     moved: Tensor = _Moved.apply(operand, gen, place)  # type: ignore[no-untyped-call]
@@ -220,11 +231,8 @@ def _rows(name: str, t: Tensor) -> Tensor:
     """Return the sums of squares of the rows, [..., heads]."""
     kept = tuple(axis % t.dim() for axis in ROWS[name])
     rest = tuple(axis for axis in range(t.dim()) if axis not in kept)
-    return (
-        t.double().square().permute(*kept, *rest).flatten(len(kept)).sum(-1)
-        if rest
-        else t.double().square().permute(*kept)
-    )
+    squares = t.double().square().permute(*kept, *rest)
+    return squares.flatten(len(kept)).sum(-1) if rest else squares
 
 
 def _share(name: str, got: Tensor, exact: Tensor, noise: Tensor, carried: Tensor | None) -> Share:
@@ -237,7 +245,7 @@ def _share(name: str, got: Tensor, exact: Tensor, noise: Tensor, carried: Tensor
 
 
 def _ratios(error: Tensor, allowed: Tensor) -> Tensor:
-    """Return the roots of error / allowed: 0 where there is no error, infinite where none is allowed."""
+    """Return sqrt(error / allowed): 0 without an error, infinite for an error if none is allowed."""
     return torch.where(error == 0, 0.0, error / allowed).sqrt()
 
 
@@ -250,19 +258,19 @@ CASE = Case(B=1, S=128, H=2)
 
 
 def small_run_problem(lane: Lane, device: torch.device) -> str | None:
-    """Run `CASE` on `lane`; return why it does not work on `device`, None when it ran and was right."""
+    """Run `CASE` with its gradients on `lane`; return why the lane does not work on `device`, or None if it does."""
     switches = ScanSwitches(lane=lane, schedule="sequential" if lane is Lane.PEER else "chunk_parallel")
     refusal = supports(switches, device.type)
     if refusal is not None:
         return refusal
     inputs = make_inputs(CASE, "cpu")
     grad_out = make_grad(inputs, CASE.seed)
-    if lane not in GENERATED_LANES:  # kernels take bfloat16; elsewhere its rounding would be all that is seen
+    if lane not in GENERATED_LANES:  # only generated kernels need bfloat16, whose rounding would hide other errors
         inputs, grad_out = inputs.with_tensors(tuple(tensor.float() for tensor in inputs.tensors())), grad_out.float()
     moved = inputs.with_tensors(tuple(tensor.to(device) for tensor in inputs.tensors()))
     try:
         got = outputs(scanned(switches), moved, grad_out.to(device))
     except KernelUnsupported as error:
         return str(error)
-    shares_wrong = wrong({name: tensor.cpu() for name, tensor in got.items()}, inputs, grad_out)
-    return f"it ran, and is wrong in {', '.join(shares_wrong)}" if shares_wrong else None
+    errors = wrong({name: tensor.cpu() for name, tensor in got.items()}, inputs, grad_out)
+    return f"it ran, but its results are wrong: {', '.join(errors)}" if errors else None

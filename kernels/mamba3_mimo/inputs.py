@@ -1,6 +1,6 @@
-"""The tensors of one scan, checked on construction.
+"""Tensors of one scan, checked on construction.
 
-Shape suffixes used in this folder: B batch, S sequence, H value heads, G groups sharing q and k (head h reads group
+Shape suffixes in this folder: B batch, S sequence, H value heads, G groups sharing q and k (head h reads group
 h // (H / G)), N state size, P head width, R MIMO rank, A rotary angles (half of the rotated width), C tokens per
 chunk, K chunks, M = C * R rows of one chunk in (time, rank) order.
 """
@@ -18,7 +18,7 @@ DIFFERENTIABLE = (
 )  # fmt: skip
 """The fifteen tensors that can receive a gradient, in the order of `ScanInputs.tensors()`."""
 OPTIONAL = ("z", "zeta", "phi", "D", "entering")
-"""Those that may be left out; z and zeta only together."""
+"""Tensors that may be None; z and zeta only together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class ScanInputs:
     v: Tensor
     """[B,S,H,P] values."""
     z: Tensor | None = None
-    """[B,S,H,P] gate, before silu. None together with zeta: no gate."""
+    """[B,S,H,P] output gate before silu. None together with zeta: no output gate."""
     q_bias: Tensor
     """[H,R,N]."""
     k_bias: Tensor
@@ -40,7 +40,7 @@ class ScanInputs:
     psi: Tensor
     """[H,R,P] expands one value per head to R."""
     zeta: Tensor | None = None
-    """[H,R,P] expands the gate to R."""
+    """[H,R,P] expands the output gate to R."""
     phi: Tensor | None = None
     """[H,R,P] contracts R outputs to one. None: the output keeps its R ranks, [B,S,R,H,P]."""
     D: Tensor | None = None
@@ -52,24 +52,24 @@ class ScanInputs:
     trap: Tensor
     """[B,H,S] trapezoid mix before the sigmoid."""
     angles: Tensor
-    """[B,S,H,A] raw angles, or [B,S,1,A] for all heads; or cumulated ones in radians when `angles_cumulated`."""
+    """[B,S,H,A] raw angles, or [B,S,1,A] shared by all heads. With `angles_cumulated`: cumulated, in radians."""
     entering: Tensor | None = None
-    """[B,H,N,P] the state as the first token finds it, with what that token adds of the write before it: `mamba3_mimo`
-    makes it from a ScanState. None: every row begins with nothing."""
+    """[B,H,N,P] state before the first token, including that token's share of the previous write. `mamba3_mimo` makes
+    it from a ScanState. None: zero."""
     segment_ids: Tensor | None = None
-    """[B,S] integers; the scan restarts wherever the id changes. None: every row is one document."""
+    """[B,S] integers; the scan restarts at every change. None: every row is one document."""
     angles_cumulated: bool = False
     """Whether `angles` already holds the running sum over time."""
 
     def __post_init__(self) -> None:
         if (self.z is None) != (self.zeta is None):
             alone, missing = ("zeta", "z") if self.z is None else ("z", "zeta")
-            raise ShapeError(f"{alone} is given without {missing}; allowed: both, or neither for no gate")
-        for name, shape in self._expected_shapes().items():
+            raise ShapeError(f"{alone} is present without {missing}; allowed: both, or neither for no output gate")
+        for name, expected in self._expected_shapes().items():
             tensor = getattr(self, name)
-            given = shape if tensor is None else tuple(tensor.shape)
-            if given != shape:
-                raise ShapeError(f"{name} has shape {list(given)}; expected {list(shape)}")
+            shape = expected if tensor is None else tuple(tensor.shape)
+            if shape != expected:
+                raise ShapeError(f"{name} has shape {list(shape)}; expected {list(expected)}")
         if self.num_heads % self.num_groups:
             raise ShapeError(f"v has {self.num_heads} heads; allowed: a multiple of the {self.num_groups} groups of q")
         if self.angles.shape[-1] not in (self.state_size // 4, self.state_size // 2):
@@ -78,7 +78,7 @@ class ScanInputs:
 
     @classmethod
     def unchecked(cls, **fields: Any) -> "ScanInputs":
-        """Return inputs from all fields of others: those were checked, and to check again takes 10 us a pass."""
+        """Return inputs made of `fields`, all of them, without a check. A check takes 10 us per pass."""
         inputs = cls.__new__(cls)
         vars(inputs).update(fields)
         return inputs
@@ -129,19 +129,19 @@ class ScanInputs:
 
     @property
     def accumulate_dtype(self) -> torch.dtype:
-        """Dtype of states and sums: float32, or float64 when the operation runs in float64."""
+        """Dtype of states and sums: float32, or float64 if the operation runs in float64."""
         return torch.promote_types(self.v.dtype, torch.float32)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the differentiable tensors that are given, in the order of `DIFFERENTIABLE`."""
+        """Names of the present differentiable tensors, in the order of `DIFFERENTIABLE`."""
         return tuple(name for name in DIFFERENTIABLE if getattr(self, name) is not None)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the differentiable tensors that are given, in the order of `names`."""
+        """Return the present differentiable tensors, in the order of `names`."""
         return tuple(getattr(self, name) for name in self.names)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> "ScanInputs":
-        """Return a copy whose differentiable tensors are `tensors`, in the order of `names`."""
+        """Return a copy with other differentiable `tensors`, in the order of `names`."""
         changes: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         return replace(self, **changes)

@@ -1,4 +1,4 @@
-"""What both forms of the scan share: biased rotated operands, trapezoid weights, document starts, output gate.
+"""Parts of the reference scan: biased rotated operands, trapezoid weights, document starts, output gate.
 
 Operands are rounded to the dtype of the operation and then multiplied in float32, so bfloat16 means bfloat16
 operands with float32 products, sums and states. Shape suffixes: see inputs.py.
@@ -21,33 +21,30 @@ _SUM_BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """Inputs of the recurrence proper, in the accumulation dtype."""
+    """Operands of the recurrence, in the accumulation dtype."""
 
     q_BHSRN: Tensor
     """Biased, rotated reading directions."""
     k_BHSRN: Tensor
     """Biased, rotated writing directions."""
     x_BHSRP: Tensor
-    """PsiV, the values expanded over ranks."""
+    """PsiV: the values, expanded over ranks."""
     adt_BHS: Tensor
     """Log decay of each step."""
     gamma_BHS: Tensor
     """Weight of a token's write at its own step, sigmoid(trap) * dt."""
     look_BHS: Tensor
-    """(1 - sigmoid(trap)) * dt: weight, at this step, of the previous token's write."""
+    """(1 - sigmoid(trap)) * dt: weight of the previous token's write at this step."""
     starts_BS: Tensor | None
-    """Whether a token begins a document; None when every row is one document."""
+    """Whether a token starts a document; None if every row is one document."""
     entering_BHNP: Tensor
-    """The state that enters the first token."""
+    """State before the first token."""
     last_angle_BHA: Tensor | None
-    """Angle of the last token, which the final state is counted from; None for cumulated angles: from 0."""
+    """Angle of the last token, from which the final state counts; None for cumulated angles, which count from 0."""
 
 
 def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:
-    """Return the recurrence's operands; `x_BHSRP` is PsiV and stands in for v and psi.
-
-    Records the dtype that they are rounded to.
-    """
+    """Return the operands of the recurrence; PsiV `x_BHSRP` replaces v and psi. Records their dtype before the sums."""
     for operand in (inputs.q, inputs.k, x_BHSRP):
         facts.record(ScanFact.DTYPE, dtype_name(operand))
     acc = inputs.accumulate_dtype
@@ -77,9 +74,9 @@ def _entering(inputs: ScanInputs) -> Tensor:
 
 
 def handed_on(state_BHNP: Tensor, last_angle_BHA: Tensor | None) -> Tensor:
-    """Return the final state with its angles counted from the last token, whose angle is `last_angle_BHA`.
+    """Return the final state with angles counted from the last token, whose angle is `last_angle_BHA`.
 
-    So a scan that goes on counts its own angles from 0: only differences of angles matter.
+    Only differences of angles matter, so a scan that continues counts its own angles from 0.
     """
     if last_angle_BHA is None:
         return state_BHNP
@@ -96,7 +93,7 @@ def state_turned_back(state_BHNP: Tensor, cos_BHA: Tensor, sin_BHA: Tensor) -> T
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return the tensor's dtype as `ScanFact.DTYPE` tells it."""
+    """Return the tensor's dtype in the form of `ScanFact.DTYPE`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -108,9 +105,9 @@ def psiv(v_BSHP: Tensor, psi_HRP: Tensor) -> Tensor:
 
 
 def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor:
-    """Return o: the skip D * x added, gated by silu(z * zeta), the ranks contracted with phi, each where given.
+    """Return o [B,S,H,P], or [B,S,R,H,P] without phi.
 
-    [B,S,H,P], or [B,S,R,H,P] without phi.
+    Adds the skip D * x, applies the output gate silu(z * zeta) and contracts the ranks with phi, each if present.
     """
     acc = inputs.accumulate_dtype
     if inputs.D is not None:
@@ -126,8 +123,8 @@ def gated_output(inputs: ScanInputs, y_BHSRP: Tensor, x_BHSRP: Tensor) -> Tensor
 def cumulated_angles(inputs: ScanInputs, starts_BS: Tensor | None) -> Tensor:
     """Return theta [B,H,S,A] in [0, 2 pi), summed in float64 because it grows with the sequence.
 
-    Only differences within a document matter. The sum restarts with the document all the same, or the gradients of
-    its angles would carry the rounding noise of every later document.
+    Only differences within a document matter. The sum still restarts with each document: otherwise the gradients of
+    its angles would contain the rounding noise of every later document.
     """
     if inputs.angles_cumulated:
         angle_BHSA = inputs.angles.transpose(1, 2).double()
@@ -160,18 +157,18 @@ def _ones(size: int, like: Tensor) -> Tensor:
 
 
 def angle_steps(inputs: ScanInputs) -> Tensor:
-    """Return what every token adds to the angle, pi * tanh(raw angle) * dt, float64 [B,H,S,A]."""
+    """Return each token's angle step, pi * tanh(raw angle) * dt, float64 [B,H,S,A]."""
     return math.pi * torch.tanh(inputs.angles.transpose(1, 2).double()) * inputs.dt.double().unsqueeze(-1)
 
 
 def _first_token(starts_BS: Tensor) -> Tensor:
-    """Return, for every token, the index of the first token of its document [B,S]."""
+    """Return for every token the index of its document's first token [B,S]."""
     index_S = torch.arange(starts_BS.shape[1], device=starts_BS.device)
     return torch.where(starts_BS, index_S, 0).cummax(1).values
 
 
 def rotated(direction_BSRGN: Tensor, bias_HRN: Tensor, angle_BHSA: Tensor) -> Tensor:
-    """Return [B,H,S,R,N]: groups spread over heads, bias added, pairs (j, N/2 + j) turned by angle j."""
+    """Return [B,H,S,R,N]: groups repeated for their heads, bias added, pairs (j, N/2 + j) turned by angle j."""
     acc = angle_BHSA.dtype
     num_heads, half = bias_HRN.shape[0], direction_BSRGN.shape[-1] // 2
     heads_per_group = num_heads // direction_BSRGN.shape[3]

@@ -1,8 +1,8 @@
-"""The scan as one autograd node that saves its inputs only, and PsiV too when asked.
+"""Reference scan as one autograd node that saves its inputs, and PsiV with `psiv_cache`.
 
-Everything else of the forward pass is computed again in the backward pass, so between the two passes PsiV
-(R times the size of v) is the one thing that `psiv_cache` decides about. Both settings run the same arithmetic on
-the same numbers: outputs and gradients are bit-identical.
+The backward pass recomputes all other values. So `psiv_cache` only decides whether PsiV (R times the size of v) stays
+in memory between the passes. Both settings run the same arithmetic on the same numbers, so their outputs and gradients
+are bit-identical.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ Form: TypeAlias = Callable[[ScanInputs, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """What is needed to run the forward pass again."""
+    """Arguments to repeat the forward pass."""
 
     form: Form
     inputs: ScanInputs
-    """Read for `segment_ids` and `angles_cumulated`; its tensors are replaced by the saved ones."""
+    """Read for `segment_ids` and `angles_cumulated`; the saved tensors replace its tensors."""
     psiv_cache: bool
 
 
@@ -78,9 +78,9 @@ def _gradients(
     grads_of_results: tuple[Tensor | None, ...],
     needed: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """Run the form again with PsiV as a leaf and return one gradient per tensor, None where not needed.
+    """Repeat the form with PsiV as a leaf; return one gradient per tensor, None if not `needed`.
 
-    `grads_of_results` are those of o and of the final state, None where nobody used one.
+    `grads_of_results` are the gradients of o and of the final state, None for an unused result.
     """
     leaves = tuple(t.detach().requires_grad_(need) for t, need in zip(tensors, needed, strict=True))
     x_BHSRP = x_BHSRP.detach().requires_grad_()
@@ -93,7 +93,7 @@ def _gradients(
         [result for result, _ in used],
         [*(leaves[i] for i in through), x_BHSRP],
         [grad for _, grad in used],
-        allow_unused=True,  # the final state is made without q and z
+        allow_unused=True,  # the final state does not depend on q and z
         materialize_grads=True,
     )
     result: list[Tensor | None] = [None] * len(tensors)
@@ -105,7 +105,7 @@ def _gradients(
 
 
 def _psiv_gradients(v_BSHP: Tensor, psi_HRP: Tensor, grad_x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of v and psi from that of PsiV."""
+    """Return the gradients of v and psi from the gradient of PsiV."""
     acc = torch.promote_types(v_BSHP.dtype, torch.float32)
     grad_x_BHSRP = grad_x_BHSRP.to(acc)
     grad_v = torch.einsum("bhsrp,hrp->bshp", grad_x_BHSRP, psi_HRP.to(acc)).to(v_BSHP.dtype)

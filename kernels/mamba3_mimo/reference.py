@@ -1,9 +1,16 @@
-"""Chunk-parallel form of the scan: dense matmuls over all chunks at once, then one pass over chunk states.
+"""Reference scan: the recurrence step by step, and its chunk-parallel form. Shape suffixes: see inputs.py.
 
-Two regroupings of the recurrence make it work. A token's write is counted once, with weight gamma_u + sigma_u, where
-sigma_u = (1 - mix_{u+1}) dt_{u+1} is the share that the next step adds; so the last row of a chunk looks one token
-ahead, and the state between chunks already holds that share. The same step sees gamma alone, which is the diagonal
-of the score weights. Shape suffixes: see inputs.py.
+Step form. With decay alpha_t = exp(adt_t), beta_t = (1 - mix_t) dt_t alpha_t and gamma_t = mix_t dt_t, the state is
+S_t = alpha_t S_{t-1} + beta_t k_{t-1}^T x_{t-1} + gamma_t k_t^T x_t, and y_t = q_t S_t. For the first token S_{-1} is
+the entering state, which already holds the previous write.
+
+Chunk-parallel form: dense matmuls over all chunks at once, then one pass over the states of the chunks. Two regroupings
+of the recurrence make it work:
+
+- A token's write is counted once, with weight gamma_u + sigma_u. The share sigma_u = (1 - mix_{u+1}) dt_{u+1} is the
+  addition of the next step. So the last row of a chunk looks one token ahead, and the state between chunks already
+  holds that share.
+- The same step sees gamma alone, which is the diagonal of the score weights.
 """
 
 from dataclasses import dataclass
@@ -20,9 +27,9 @@ from kernels.scan_switches import ScanFact
 
 
 def step_form(inputs: ScanInputs, x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (o, final state [B,H,N,P]) from PsiV `x_BHSRP`; o is [B,S,H,P], or [B,S,R,H,P] without phi.
+    """Return (o, final state [B,H,N,P]) by the step form, from PsiV `x_BHSRP`.
 
-    The state's frame: see `handed_on`.
+    o is [B,S,H,P], or [B,S,R,H,P] without phi. `handed_on` defines the angle of the state.
     """
     facts.record(ScanFact.LANE, Lane.REFERENCE.value)
     facts.record(ScanFact.SCHEDULE, "sequential")
@@ -32,7 +39,7 @@ def step_form(inputs: ScanInputs, x_BHSRP: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _walk(parts: Operands) -> tuple[Tensor, Tensor]:
-    """Return (y [B,H,S,R,P], the last state)."""
+    """Return (y [B,H,S,R,P], final state)."""
     state_BHNP = parts.entering_BHNP
     alpha_BHS, beta_BHS = _carried_weights(parts)
     writes = zip(
@@ -50,7 +57,7 @@ def _walk(parts: Operands) -> tuple[Tensor, Tensor]:
 
 
 def _carried_weights(parts: Operands) -> tuple[Tensor, Tensor]:
-    """Return (alpha, beta), both zero where a document starts, because nothing is carried into it."""
+    """Return (alpha, beta), both zero at the start of a document, which receives no state."""
     alpha_BHS = parts.adt_BHS.exp()
     if parts.starts_BS is not None:
         alpha_BHS = alpha_BHS.masked_fill(parts.starts_BS.unsqueeze(1), 0)
@@ -58,7 +65,7 @@ def _carried_weights(parts: Operands) -> tuple[Tensor, Tensor]:
 
 
 def _with_previous(t_BHSRX: Tensor, own_BHS: Tensor | None = None, previous_BHS: Tensor | None = None) -> Tensor:
-    """Return [B,H,S,2R,X]: rows of this token and of the one before (0 at t=0), each times its weight."""
+    """Return [B,H,S,2R,X]: rows of this token and of the previous one (0 at t=0), each times its weight."""
     shifted = torch.cat((torch.zeros_like(t_BHSRX[:, :, :1]), t_BHSRX[:, :, :-1]), dim=2)
     if own_BHS is None or previous_BHS is None:
         return torch.cat((t_BHSRX, shifted), dim=3)
@@ -70,26 +77,27 @@ class _Decays:
     """Scalar weights of every chunk, [B,H,K,...]."""
 
     scores_BHKCC: Tensor
-    """Row t reads the write of row u: strictly lower gamma + sigma with decay, gamma alone on the diagonal."""
+    """Write of token u in the output of token t: gamma + sigma with decay below the diagonal, gamma on it."""
     read_BHKC: Tensor
-    """Row t reads the state that enters the chunk."""
+    """Entering state of the chunk in the output of token t."""
     write_BHKC: Tensor
-    """The write of row u reaches the state that leaves the chunk."""
+    """Write of token u in the leaving state of the chunk."""
     carry_BHK: Tensor
-    """The entering state reaches the leaving state."""
+    """Entering state in the leaving state."""
 
 
 def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Return (o, final state [B,H,N,P]) from PsiV `x_BHSRP`; S need not be a multiple of `chunk_size`.
+    """Return (o, final state [B,H,N,P]) by the chunk-parallel form, from PsiV `x_BHSRP`, for any S.
 
-    o is [B,S,H,P], or [B,S,R,H,P] without phi; the state's frame: see `handed_on`.
+    o is [B,S,H,P], or [B,S,R,H,P] without phi. `handed_on` defines the angle of the state.
     """
     facts.record(ScanFact.LANE, Lane.REFERENCE.value)
     facts.record(ScanFact.SCHEDULE, "chunk_parallel")
     facts.record(ScanFact.CHUNK_SIZE, chunk_size)
     parts = operands(inputs, x_BHSRP)
     decays = _decays(parts, chunk_size)
-    q_BHKMN, k_BHKMN, x_BHKMP = (_chunked(t, chunk_size).flatten(3, 4) for t in _matrices(parts))
+    matrices = (parts.q_BHSRN, parts.k_BHSRN, parts.x_BHSRP)
+    q_BHKMN, k_BHKMN, x_BHKMP = (_chunked(t, chunk_size).flatten(3, 4) for t in matrices)
     ranks = x_BHSRP.shape[3]
     local_BHKNP = k_BHKMN.transpose(-1, -2) @ (x_BHKMP * _rows(decays.write_BHKC, ranks))
     entering_BHKNP, final_BHNP = _pass_states(parts.entering_BHNP, local_BHKNP, decays.carry_BHK)
@@ -103,12 +111,8 @@ def chunk_parallel(inputs: ScanInputs, x_BHSRP: Tensor, *, chunk_size: int) -> t
     return gated_output(inputs, y_BHSRP, parts.x_BHSRP), handed_on(final_BHNP, parts.last_angle_BHA)
 
 
-def _matrices(parts: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    return parts.q_BHSRN, parts.k_BHSRN, parts.x_BHSRP
-
-
 def _chunked(t_BHS: Tensor, chunk_size: int) -> Tensor:
-    """Split axis 2 (time) into [K, C], padding the tail with zeros: no decay, no write."""
+    """Split axis 2 (time) into [K, C]. The tail is padded with zeros: no decay, no write."""
     missing = -t_BHS.shape[2] % chunk_size
     if missing:
         t_BHS = functional.pad(t_BHS, (0, 0) * (t_BHS.dim() - 3) + (0, missing))
@@ -129,7 +133,7 @@ def _weigh(scores_BHKMM: Tensor, weight_BHKCC: Tensor) -> Tensor:
 
 
 def _decays(parts: Operands, chunk_size: int) -> _Decays:
-    # float64: gradients of decays are differences of sums, and must cancel between the documents of a chunk.
+    # float64: gradients of decays are differences of sums that must cancel between the documents of a chunk
     sum_BHKC = running_sum(_chunked(parts.adt_BHS, chunk_size).double(), dim=-1)
     acc = parts.adt_BHS.dtype
     log_BHKC, rest_BHKC = sum_BHKC.to(acc), (sum_BHKC[..., -1:] - sum_BHKC).to(acc)
@@ -146,7 +150,7 @@ def _decays(parts: Operands, chunk_size: int) -> _Decays:
         read_BHKC = read_BHKC * (run_B1KC == before_B1K1)
         write_BHKC = write_BHKC * (run_B1KC == last_B1K1)
         carry_BHK = carry_BHK * (last_B1K1 == before_B1K1).squeeze(-1)
-    # Masked before exp, not after: above the diagonal the difference is positive and may overflow.
+    # masked before exp: above the diagonal the difference is positive and may overflow
     span_BHKCC = (sum_BHKC.unsqueeze(-1) - sum_BHKC.unsqueeze(-2)).masked_fill(~visible, -torch.inf)
     scores_BHKCC = span_BHKCC.to(acc).exp() * scale_BHKC.unsqueeze(-2) + torch.diag_embed(gamma_BHKC)
     return _Decays(scores_BHKCC=scores_BHKCC, read_BHKC=read_BHKC, write_BHKC=write_BHKC, carry_BHK=carry_BHK)
@@ -161,7 +165,7 @@ def _sigma(parts: Operands) -> Tensor:
 
 
 def _document_index(starts_BS: Tensor, chunk_size: int) -> Tensor:
-    """Return each token's document number within its row, [B,1,K,C]; padding belongs to the last document."""
+    """Return each token's document number within its row [B,1,K,C]; padding belongs to the last document."""
     missing = -starts_BS.shape[1] % chunk_size
     return functional.pad(starts_BS, (0, missing)).cumsum(1).view(starts_BS.shape[0], 1, -1, chunk_size)
 

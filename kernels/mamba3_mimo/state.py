@@ -1,8 +1,8 @@
-"""What a scan leaves behind for the one that goes on with its rows. Shape suffixes: see inputs.py.
+"""State that a scan leaves for a scan that continues its rows. Shape suffixes: see inputs.py.
 
-Official Mamba-3 hands on the state, the cumulated angle, and key and value of the last token. Only differences of
-angles matter, so the state is turned back by the last token's angle here, and the next scan counts its angles from 0;
-and of key and value only their product matters, the write that the next token adds a share of.
+Official Mamba-3 passes on the state, the cumulated angle, and the key and value of the last token. Two facts make this
+simpler. Only differences of angles matter, so the state is turned back by the last token's angle, and the next scan
+counts its angles from 0. And only the product of key and value matters: the write that the next token adds a share of.
 """
 
 from dataclasses import replace
@@ -17,28 +17,27 @@ from kernels.mamba3_mimo.operands import psiv, rotated
 
 
 class ScanState(NamedTuple):
-    """What the last tokens of a scan leave behind, one for each row.
+    """State after the last tokens, per row.
 
-    Raw angles: counted from the last token, so whatever goes on counts its own from 0. Cumulated angles, which go on
-    counting themselves: from 0.
+    Raw angles count from the last token, so the next scan starts its own at 0. Cumulated angles count from 0.
     """
 
     state: Tensor
-    """S after the last token [B,H,N,P], float32 (float64 where the scan runs in float64)."""
+    """S after the last token [B,H,N,P], float32 (float64 if the scan runs in float64)."""
     write: Tensor | None = None
-    """What the last token wrote, the sum over ranks of k~ x^T [B,H,N,P], dtype of `state`: the next token of its
-    document adds (1 - sigmoid(trap)) dt of it. None: nothing."""
+    """Write of the last token, the sum over ranks of k~ x^T [B,H,N,P], dtype of `state`. The next token of the document
+    adds (1 - sigmoid(trap)) dt of it. None: zero."""
     segment_ids: Tensor | None = None
-    """[B] id of the document of the last token: a row that goes on with another id begins with nothing. None: whatever
-    comes belongs to the same document."""
+    """[B] document id of the last token. A row that continues with another id starts from zero. None: rows continue
+    the same document."""
 
     def detached(self) -> "ScanState":
-        """Return the same without a way back for gradients: where backpropagation through time is truncated."""
+        """Return the state without gradients, to truncate backpropagation through time."""
         return ScanState(self.state.detach(), None if self.write is None else self.write.detach(), self.segment_ids)
 
 
 def entered(inputs: ScanInputs, before: ScanState) -> ScanInputs:
-    """Return the inputs of rows that go on from `before`; raises ShapeError when they do not fit together."""
+    """Return the inputs of rows that continue from `before`. Raises ShapeError if they do not fit together."""
     _check(inputs, before)
     acc = inputs.accumulate_dtype
     state_BHNP = before.state.to(acc)
@@ -46,13 +45,13 @@ def entered(inputs: ScanInputs, before: ScanState) -> ScanInputs:
         look_BH = torch.sigmoid(-inputs.trap[:, :, 0].to(acc)) * inputs.dt[:, :, 0].to(acc)
         state_BHNP = state_BHNP + look_BH[..., None, None] * before.write.to(acc)
     if before.segment_ids is not None and inputs.segment_ids is not None:
-        goes_on_B = inputs.segment_ids[:, 0] == before.segment_ids
-        state_BHNP = state_BHNP.where(goes_on_B.view(-1, 1, 1, 1), 0)
+        continues_B = inputs.segment_ids[:, 0] == before.segment_ids
+        state_BHNP = state_BHNP.where(continues_B.view(-1, 1, 1, 1), 0)
     return replace(inputs, entering=state_BHNP)
 
 
 def left_behind(inputs: ScanInputs, state_BHNP: Tensor) -> ScanState:
-    """Return what a scan of `inputs` leaves behind whose final state is `state_BHNP`."""
+    """Return the ScanState of a scan of `inputs` with the final state `state_BHNP`."""
     acc = inputs.accumulate_dtype
     angle_BHA = inputs.angles[:, -1].to(acc).expand(-1, inputs.num_heads, -1)
     if not inputs.angles_cumulated:
@@ -65,7 +64,7 @@ def left_behind(inputs: ScanInputs, state_BHNP: Tensor) -> ScanState:
 
 def _check(inputs: ScanInputs, before: ScanState) -> None:
     if inputs.entering is not None:
-        raise ShapeError("initial_state and the inputs' entering are both given; allowed: one of them")
+        raise ShapeError("initial_state and the inputs' entering are both present; allowed: one of them")
     batch, heads, width = inputs.v.shape[0], inputs.num_heads, inputs.v.shape[3]
     size = (batch, heads, inputs.state_size, width)
     for name, tensor, expected in (

@@ -1,4 +1,4 @@
-"""The lanes of the scan: how each one runs it, and why it cannot with the switches it was asked to run with."""
+"""Lanes of the scan: how each lane runs the scan, and why it refuses switches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from kernels.scan_switches import SCHEDULES, ScanSwitches
 
 @lru_cache(maxsize=1024)
 def supports(switches: ScanSwitches, device: str) -> str | None:
-    """Return why `switches` cannot run on torch device type `device`, or None when they can.
+    """Return why `switches` cannot run on torch device type `device`, or None if they can.
 
-    Of the cuda lane this asks for one shape that suits the chunk size; other shapes are asked about when they run.
+    For lane cuda this checks one shape that suits the chunk size. The scan itself checks its own shape.
     """
     refusal = device_refusal(switches.lane, device)
     if refusal is not None:
@@ -39,10 +39,6 @@ def _reference(inputs: ScanInputs, switches: ScanSwitches, return_final_state: b
     return out, state_BHNP if return_final_state else None
 
 
-def _no_refusal(_: ScanSwitches) -> None:
-    return None
-
-
 def _peer(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
     return peer.peer_scan(inputs, chunk_size=switches.chunk_size, return_final_state=return_final_state)
 
@@ -52,12 +48,12 @@ def _peer_refusal(switches: ScanSwitches) -> str | None:
         return f"schedule is '{switches.schedule}'; allowed for lane 'peer': sequential, one block walks all chunks"
     if switches.psiv_cache:
         return "psiv_cache is on; allowed for lane 'peer': off, the official kernels recompute PsiV"
-    return peer.missing()
+    return peer.import_refusal()
 
 
 def run_cuda(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Run lane cuda, eagerly or as an operator of a graph; it refuses what it cannot run when it runs."""
-    from kernels.mamba3_mimo.cuda.host import op  # tilelang is imported on first use: a CPU node has none
+    """Run lane cuda, eagerly or as an operator of a graph. It raises KernelUnsupported when it runs."""
+    from kernels.mamba3_mimo.cuda.host import op  # lazy: a CPU node has no tilelang
 
     return op.scan(inputs, switches, return_final_state)
 
@@ -67,10 +63,7 @@ def _cuda_refusal(switches: ScanSwitches) -> str | None:
         return "lane 'cuda' needs the package tilelang, which is not installed here"
     from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS
     from kernels.mamba3_mimo.cuda.host.refusals import refusal
-    from kernels.mamba3_mimo.cuda.shape import (
-        ScanShape,  # tilelang is imported only where it is there
-        Variant,
-    )
+    from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
     chunk = switches.chunk_size
     rank = max(1, 64 // chunk)
@@ -94,15 +87,15 @@ class LaneOfScan:
     """One implementation of the scan."""
 
     run: Callable[[ScanInputs, ScanSwitches, bool], tuple[Tensor, Tensor | None]]
-    """(inputs, switches, whether the final state is asked for) -> (o, ScanState.state [B,H,N,P] if it is)."""
-    refusal: Callable[[ScanSwitches], str | None]
-    """Returns why it cannot run with the switches, on a device of its own; None when it can."""
+    """(inputs, switches, whether to return the final state) -> (o, ScanState.state [B,H,N,P] or None)."""
+    refusal: Callable[[ScanSwitches], str | None] = lambda _: None
+    """Switches -> why the lane cannot run them on a suitable device, or None if it can."""
 
 
 LANES: dict[Lane, LaneOfScan] = {
-    Lane.REFERENCE: LaneOfScan(run=_reference, refusal=_no_refusal),
+    Lane.REFERENCE: LaneOfScan(run=_reference),
     Lane.CUDA: LaneOfScan(run=run_cuda, refusal=_cuda_refusal),
     Lane.XLA: LaneOfScan(run=_xla, refusal=_xla_refusal),
     Lane.PEER: LaneOfScan(run=_peer, refusal=_peer_refusal),
 }
-"""Every lane that has an implementation."""
+"""Implementations by lane."""

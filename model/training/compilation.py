@@ -32,12 +32,12 @@ def _torch_compilations(dynamo: ModuleType) -> int:
 
 
 def _scan_compilations(compiled: ModuleType) -> int:
-    made: int = compiled.kernels_made()
+    made: int = compiled.num_kernels()
     return made
 
 
 def _xla_compilations(_: ModuleType) -> int:
-    return xla_device.compile_counts().compile
+    return xla_device.compilations()
 
 
 _COUNTERS: Mapping[str, Callable[[ModuleType], int]] = {

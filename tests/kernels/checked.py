@@ -3,23 +3,25 @@
 from torch import Tensor
 
 from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.accuracy import Case, make_final_grad, make_grad, make_inputs, poisoned_buffers
-from kernels.mamba3_mimo.cuda.host.final_state import beyond_of
+from kernels.mamba3_mimo.cuda.host.final_state import RowEnd
 from kernels.mamba3_mimo.cuda.host.scan import Scan
 from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from tests.kernels.accuracy import make_final_grad, poisoned_buffers
 
 
 def ours(inputs: ScanInputs, grad_out: Tensor, variant: Variant, grad_state: Tensor | None = None) -> dict[str, Tensor]:
     """Return output, final state and gradients of the cuda lane."""
     scan = Scan(inputs, variant)
     out, state, saved = scan.forward(return_final_state=True)
-    told = {"out": out} if state is None else {"out": out, "state": state}
-    return told | scan.backward(grad_out, saved, beyond_of(state, grad_state))
+    row_end = None if state is None or grad_state is None else RowEnd(state, grad_state)
+    results = {"out": out} if state is None else {"out": out, "state": state}
+    return results | scan.backward(grad_out, saved, row_end)
 
 
 def wrong(case: Case, variant: Variant | None = None) -> dict[str, criterion.Share]:
-    """Return the results of a case that are not right (docs/kernels-correctness.md), with their errors."""
+    """Return the wrong results of a case with their shares, see docs/kernels-correctness.md."""
     inputs = make_inputs(case)
     grad_out, grad_state = make_grad(inputs, case.seed + 1), make_final_grad(case)
     with poisoned_buffers():

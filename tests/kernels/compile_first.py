@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
     of_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if of_gpu and not gpu_is_here():
         for item in of_gpu:
-            item.add_marker(pytest.mark.skip(reason="needs an H200"))
+            item.add_marker(pytest.mark.skip(reason="needs an H100 or H200"))
 
 
 def problems_of(item: pytest.Item) -> list["ScanProblem"]:

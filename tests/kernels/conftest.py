@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.mamba3_mimo.accuracy import poisoned_buffers
+from tests.kernels.accuracy import poisoned_buffers
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.accuracy import AXES, outputs
 from kernels.mamba3_mimo.criterion import Results, Yardstick
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import psiv
+from kernels.mamba3_mimo.problem import outputs
 from kernels.mamba3_mimo.reference import chunk_parallel
+from tests.kernels.accuracy import AXES
 
 SLICE_SIZE = 1 << 25
 """One row of 8192 tokens with 16 heads of 4 * 64: about 12 GB of float64 with all that autograd keeps."""

@@ -16,9 +16,9 @@ import torch
 import kernels.mamba3_mimo
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
 from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 
 Run = Callable[[], object]

@@ -13,8 +13,8 @@ import pytest
 
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
-from kernels.mamba3_mimo.accuracy import Case
 from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.problem import Case
 from tests.kernels.fuzz.problems import ScanProblem
 
 Problem = tuple[Case, Variant]

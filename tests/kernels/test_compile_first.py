@@ -22,7 +22,7 @@ TRAINING = "tests/unit/model/test_train_gpu.py"
 NO_SCAN = "tests/unit/model/test_attention_gpu.py"
 UNNAMED = """
 import pytest
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from tests.kernels.checked import ours
 from kernels.mamba3_mimo.cuda.shape import Variant
 from tests.kernels.scan_cases import scan_problem

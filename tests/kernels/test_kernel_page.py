@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.accuracy import Case, make_inputs
 from kernels.mamba3_mimo.cuda.host import scan
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.problem import Case, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.architecture.pages import ROOT
 from tests.console_blocks import commands_of

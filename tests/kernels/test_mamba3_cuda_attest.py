@@ -212,18 +212,18 @@ def test_programs_that_load_other_numbers_of_tokens_show_no_chunk_size(compiled)
 
 @pytest.mark.parametrize(("tokens", "shown"), [(1024, 4), (256, 1), (1000, "unproved"), (128, "unproved")])
 def test_super_chunks_of_a_row_are_as_many_as_its_walk_fits_into_it(tokens, shown):
-    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=256)], tokens=tokens, handed=9)
+    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=256)], tokens=tokens, super_chunks=9)
     assert found["super_chunks"] == shown
 
 
 @pytest.mark.parametrize(("handed", "shown"), [(4, 4), (None, "unproved")])
 def test_a_kernel_that_hands_states_on_shows_what_it_was_launched_with(handed, shown):
-    (found,) = attest.launched([made("pass_states", super_chunks=None)], tokens=1024, handed=handed)
+    (found,) = attest.launched([made("pass_states", super_chunks=None)], tokens=1024, super_chunks=handed)
     assert found["super_chunks"] == shown
 
 
 def test_a_walk_whose_trips_are_not_known_shows_no_super_chunks():
-    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=None)], tokens=1024, handed=None)
+    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=None)], tokens=1024, super_chunks=None)
     assert "super_chunks" not in found
 
 

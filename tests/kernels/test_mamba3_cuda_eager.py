@@ -22,10 +22,10 @@ pytest.importorskip("tilelang")
 from kernels import facts
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op
-from kernels.mamba3_mimo.cuda.host.op import is_watched
+from kernels.mamba3_mimo.cuda.host.op import needs_dispatcher
 from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
@@ -315,15 +315,15 @@ WATCHED = {
 @pytest.mark.parametrize("mode", PLAIN.values(), ids=PLAIN)
 def test_plain_tensors_are_not_watched(mode):
     with mode():
-        assert not is_watched((torch.ones(2), None, torch.nn.Parameter(torch.ones(2)), torch.arange(2)))
+        assert not needs_dispatcher((torch.ones(2), None, torch.nn.Parameter(torch.ones(2)), torch.arange(2)))
 
 
 @pytest.mark.parametrize("mode", WATCHED.values(), ids=WATCHED)
 def test_modes_are_seen(mode):
     tensors = (None, torch.ones(2))
     with mode():
-        assert is_watched(tensors)
-    assert not is_watched(tensors)
+        assert needs_dispatcher(tensors)
+    assert not needs_dispatcher(tensors)
 
 
 def test_tensors_that_stand_for_others_are_seen():
@@ -331,7 +331,7 @@ def test_tensors_that_stand_for_others_are_seen():
         fake = mode.from_tensor(torch.ones(2))
     negative = torch.ones(1, dtype=torch.complex64).conj().imag
     for tensor in (fake, torch.ones(2).as_subclass(Named), torch.ones(2, device="meta"), negative):
-        assert is_watched((torch.ones(2), tensor)), type(tensor)
+        assert needs_dispatcher((torch.ones(2), tensor)), type(tensor)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
@@ -339,7 +339,7 @@ def test_transforms_and_traces_are_seen():
     seen = []
 
     def function(tensor):
-        seen.append(is_watched((torch.ones(2),)))
+        seen.append(needs_dispatcher((torch.ones(2),)))
         return tensor.sum()
 
     torch.func.grad(function)(torch.ones(2))

@@ -66,4 +66,4 @@ def test_split_scan_joined_again_is_the_scan(changes):
 )  # fmt: skip
 def test_heads_are_halved_only_where_nothing_else_fits(state, width, rank, needed):
     shape = ScanShape(B=1, S=1024, H=8, G=1, N=state, P=width, R=rank, A=padded_angles(state // 4, state))
-    assert wide_heads.are_needed(shape) is needed
+    assert wide_heads.must_split(shape) is needed

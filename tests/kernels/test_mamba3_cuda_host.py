@@ -8,7 +8,6 @@ import torch
 pytest.importorskip("tilelang")
 
 from kernels.errors import KernelUnsupported
-from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.forward.prefix import lanes_for
 from kernels.mamba3_mimo.cuda.host import scan, sizes
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, needed
@@ -16,7 +15,9 @@ from kernels.mamba3_mimo.cuda.host.refusals import CHUNK_ROWS, RANKS, refusal
 from kernels.mamba3_mimo.cuda.pieces.positions import EDGE
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from tests.kernels import scan_cases
+from tests.kernels.accuracy import compare
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 
@@ -132,7 +133,7 @@ def test_padding_is_zero_and_documents_are_marked():
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_kernels_are_given_aligned_addresses(remat, monkeypatch):
-    monkeypatch.setattr(sizes, "at_once", lambda state: 3)
+    monkeypatch.setattr(sizes, "blocks_at_once", lambda state: 3)
     inputs = make_inputs(Case(B=7, S=64, H=3), "cpu")
     shifted = tuple(torch.cat((t.new_zeros(1), t.flatten()))[1:].view(t.shape) for t in inputs.tensors())
     assert all(tensor.data_ptr() % scan.ALIGNMENT for tensor in shifted)

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.accuracy import make_inputs
 from kernels.mamba3_mimo.cuda.host import compiled, sizes
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.problem import make_inputs
 from tests.kernels.host_time import CASE, passes, unlaunched
 
 
@@ -55,7 +55,7 @@ def test_autograd_takes_at_most_as_many_calls_as_what_it_does(run):
 
 def test_a_pass_takes_what_its_sizes_decide_from_the_one_before(run, monkeypatch):
     run["forward+backward"]()
-    for name in ("resolved", "shape_of"):
+    for name in ("resolve", "shape_of"):
         monkeypatch.setattr(sizes, name, lambda *_: pytest.fail("made again"))
     run["forward+backward"]()
 

@@ -18,10 +18,10 @@ from experiments.records.receipts import GateReading, read_gates
 from kernels import facts
 from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import attest, compiled, op
 from kernels.mamba3_mimo.cuda.host.sizes import shape_of, sizes_of
 from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.host_time import unlaunched
 

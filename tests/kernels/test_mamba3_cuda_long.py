@@ -8,9 +8,10 @@ import torch
 
 pytest.importorskip("tilelang")
 from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.accuracy import TIME_AXIS, Case, make_grad, make_inputs, poisoned_buffers
 from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
+from tests.kernels.accuracy import TIME_AXIS, poisoned_buffers
 from tests.kernels.checked import ours
 from tests.kernels.scan_cases import scan_problem
 

@@ -19,10 +19,10 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import DIFFERENTIABLE, ScanInputs, mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import op, scan
-from kernels.mamba3_mimo.cuda.host.op import is_watched
+from kernels.mamba3_mimo.cuda.host.op import needs_dispatcher
 from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
 from tests.kernels.host_time import unlaunched
@@ -275,7 +275,7 @@ class TestOnGpu:
         expected = ours(inputs, grad_out, variant)
         leaves = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
         with Watching() if watched else nullcontext():
-            assert is_watched((grad_out, *leaves.tensors())) is watched
+            assert needs_dispatcher((grad_out, *leaves.tensors())) is watched
             result = mamba3_mimo(leaves, CUDA, return_final_state=True)
             grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
         found = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))

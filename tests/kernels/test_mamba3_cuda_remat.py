@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs
 from kernels.mamba3_mimo.cuda.host import sizes
-from kernels.mamba3_mimo.cuda.host.lengths import at_once
+from kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once
 from kernels.mamba3_mimo.cuda.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.interpreted_lane import interpreted_lane
 from tests.kernels.states import random_state
@@ -54,7 +54,7 @@ def everything(case: Case, started: bool, **switches: object) -> list[torch.Tens
 def test_making_states_again_changes_no_bit(seed, monkeypatch):
     case, switches, started, blocks = drawn(seed)
     cut = []
-    monkeypatch.setattr(sizes, "at_once", lambda state: blocks)
+    monkeypatch.setattr(sizes, "blocks_at_once", lambda state: blocks)
     made = sizes._of_size
     monkeypatch.setattr(sizes, "_of_size", lambda s, size: cut.append(-(-s.walks // size)) or made(s, size))
     with interpreted_lane():
@@ -70,15 +70,15 @@ def test_making_states_again_changes_no_bit(seed, monkeypatch):
 )  # fmt: skip
 def test_pieces_are_all_walks_in_order_in_as_many_waves(rows, per_row, heads, state, width):
     s = ScanShape(B=rows, S=64 * per_row, L=64, H=heads, G=1, N=state, P=width, R=4, A=16)
-    found = sizes.pieces(s)
+    found = sizes.walk_ranges(s)
     assert [walk for one in found for walk in range(one.first, one.end)] == list(range(s.walks))
     assert {one.walks for one in found[:-1]} <= {found[0].walks}
-    assert 1 <= len(found) <= sizes.MOST_PIECES
+    assert 1 <= len(found) <= sizes.MOST_RANGES
     assert all(4 * heads * one.first % ALIGNMENT == 0 for one in found)
-    blocks = at_once(state * width)
+    blocks = blocks_at_once(state * width)
     assert sum(-(-one.walks * heads // blocks) for one in found) <= -(-s.walks * heads // blocks)
 
 
 def test_a_piece_of_the_whole_model_of_the_receipts_is_a_quarter():
     s = ScanShape(B=4, S=4096, L=1024, H=64, G=1, N=64, P=64, R=4, A=16)
-    assert [one.walks for one in sizes.pieces(s)] == [4, 4, 4, 4]
+    assert [one.walks for one in sizes.walk_ranges(s)] == [4, 4, 4, 4]

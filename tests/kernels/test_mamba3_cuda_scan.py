@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("tilelang")
 from kernels.backends import Lane
 from kernels.mamba3_mimo import criterion, mamba3_mimo
-from kernels.mamba3_mimo.accuracy import Case, make_grad, make_inputs, outputs
-from kernels.mamba3_mimo.cuda.host.compiled import kernels_made
+from kernels.mamba3_mimo.cuda.host.compiled import num_kernels
 from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours, wrong
 from tests.kernels.scan_cases import CASES, COMPARED, SCHEDULE_ONLY, each, scan_problem, switched
@@ -114,10 +114,10 @@ def test_scan_twice_gives_equal_bits(case, variant):
 @scans(*(scan_problem(case, Variant(superchunk=64)) for case in ANY_SIZES))
 def test_another_batch_or_length_compiles_nothing_and_is_right():
     assert_right(ANY_SIZES[0], Variant(superchunk=64))
-    before = kernels_made()
+    before = num_kernels()
     for case in ANY_SIZES[1:]:
         assert_right(case, Variant(superchunk=64))
-    assert kernels_made() == before
+    assert num_kernels() == before
 
 
 @scans(*(scan_problem(GENERAL, Variant(psiv_cache=cache)) for cache in (True, False)))

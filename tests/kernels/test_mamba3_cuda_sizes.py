@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("tilelang")
 
 from kernels import facts
-from kernels.mamba3_mimo.accuracy import Case, make_inputs
 from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, chosen, walked
-from kernels.mamba3_mimo.cuda.host.sizes import settled, sizes_of
+from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, choose_walk, walk_length
+from kernels.mamba3_mimo.cuda.host.sizes import plan_of, sizes_of
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.problem import Case, make_inputs
 from kernels.scan_switches import ScanFact
 
 SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
@@ -38,7 +38,7 @@ def built(case, variant):
     inputs = make_inputs(case, "cpu")
     with facts.collect() as said:
         for direction in ("forward", "backward"):
-            compiled.build(direction, *settled(sizes_of(inputs), variant)[:2])
+            compiled.build(direction, *plan_of(sizes_of(inputs), variant)[:2])
     return said[ScanFact.KERNELS_COMPILED]
 
 
@@ -80,21 +80,21 @@ def test_a_program_knows_neither_batch_nor_length(schedule, name):
     ],
 )
 def test_sizes_decide_what_is_left_open(rows, tokens, state, schedule, length):
-    variant = chosen(Variant(), rows=rows, tokens=tokens, state=state)
-    assert (variant.schedule, walked(variant, tokens)) == (schedule, length)
+    variant = choose_walk(Variant(), rows=rows, tokens=tokens, state=state)
+    assert (variant.schedule, walk_length(variant, tokens)) == (schedule, length)
 
 
 def test_what_is_asked_for_is_obeyed_and_lengths_stay_few():
     for variant in (Variant(superchunk=128), Variant(schedule="sequential")):
-        assert chosen(variant, rows=256, tokens=2048, state=8192) is variant
+        assert choose_walk(variant, rows=256, tokens=2048, state=8192) is variant
     sizes = [(rows, tokens) for rows in (1, 8, 64, 300, 2000) for tokens in range(1, 9000, 37)]
-    found = {walked(chosen(Variant(), rows=r, tokens=t, state=4096), t) for r, t in sizes}
+    found = {walk_length(choose_walk(Variant(), rows=r, tokens=t, state=4096), t) for r, t in sizes}
     assert found <= {*LENGTHS, *ROWS}
 
 
 def test_a_walk_over_whole_rows_is_padded_by_less_than_64_tokens_or_a_sixteenth():
     for tokens in range(1, 5000, 7):
-        length = walked(Variant(schedule="sequential"), tokens)
+        length = walk_length(Variant(schedule="sequential"), tokens)
         assert tokens <= length < tokens + max(64, tokens / 16)
 
 

@@ -15,8 +15,8 @@ pytest.importorskip("tilelang")
 
 from kernels.mamba3_mimo import ScanInputs, ScanResult, cuda, mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import scan as host
-from kernels.mamba3_mimo.cuda.host.compiled import KNOW_THE_START, program
-from kernels.mamba3_mimo.cuda.host.final_state import Beyond
+from kernels.mamba3_mimo.cuda.host.compiled import READS_START, program
+from kernels.mamba3_mimo.cuda.host.final_state import RowEnd
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.state import entered, left_behind
 from tests.kernels import tile_interpreter
@@ -71,9 +71,9 @@ class _InterpretedScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_final):
-        beyond = None if grad_final is None else Beyond(ctx.final, grad_final)
+        beyond = None if grad_final is None else RowEnd(ctx.final, grad_final)
         grads = ctx.scan.backward(ctx.nothing if grad_out is None else grad_out, ctx.saved, beyond)
-        return None, None, *(grads[name] for name in ctx.scan.given)
+        return None, None, *(grads[name] for name in ctx.scan.names)
 
 
 def lane(**switches):
@@ -147,7 +147,7 @@ def test_kernels_that_ask_whether_a_state_enters_are_those_with_it_in_their_key(
     assert asking == {"tensors.py", "time_gradients.py", "scan.py", "sizes.py", "beyond.py", "compiled.py"}
     by_table = {path.name for path in Path(cuda.__path__[0]).rglob("*.py") if "writes_first(" in path.read_text()}
     assert by_table == {"tensors.py", "gradients.py", "gradients_lifted.py"}
-    assert set(KNOW_THE_START) == {"gradients", "time_gradients"}
+    assert set(READS_START) == {"gradients", "time_gradients"}
     shape = ScanShape(B=1, S=64, H=1, G=1, N=32, P=32, R=2, A=16, C=16, L=32)
     names = ("reduce_heads", "sum_weights", "sum_heads", "time_gradients")  # B4 to B6
     texts = [[program(n, replace(shape, started=s), Variant(**SWITCHES)).script() for n in names] for s in (0, 1)]

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("tilelang")
 
-from kernels.mamba3_mimo.accuracy import scanned
+from kernels.mamba3_mimo.problem import scanned
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.fuzz import compiling, planning, tensors, trial
 from tests.kernels.fuzz.draws import SWITCHES, DrawLimits, one_set, sets

@@ -9,7 +9,7 @@ import torch
 
 from kernels.errors import KernelUnsupported, ShapeError
 from kernels.mamba3_mimo import ScanState, mamba3_mimo, peer
-from kernels.mamba3_mimo.accuracy import Case, make_inputs
+from kernels.mamba3_mimo.problem import Case, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.states import chained, double_inputs, piece, random_state, results
@@ -164,7 +164,7 @@ def test_a_state_that_does_not_fit_is_refused(change, reason):
 def test_a_state_beside_an_entering_one_is_refused():
     inputs = double_inputs(SHAPE)
     state = random_state(inputs, seed=0)
-    with pytest.raises(ShapeError, match="initial_state and the inputs' entering are both given"):
+    with pytest.raises(ShapeError, match="initial_state and the inputs' entering are both present"):
         mamba3_mimo(replace(inputs, entering=state.state), initial_state=state)
     with pytest.raises(ShapeError, match=r"entering has shape \[2, 4, 8, 16\]; expected \[2, 4, 16, 8\]"):
         replace(inputs, entering=state.state.mT)
@@ -174,7 +174,7 @@ def test_the_official_kernels_refuse_an_initial_state_and_the_gradient_of_a_fina
     inputs = make_inputs(Case(S=32, H=4, N=32, P=32, R=2), "cpu")
     official = peer.Official(function=lambda **t: (t["V"] * 1, None, torch.zeros(2, 4, 32, 32)), release="")
     monkeypatch.setattr(peer, "official", lambda: official)
-    with pytest.raises(KernelUnsupported, match="lane 'peer': an initial state is given; allowed: none"):
+    with pytest.raises(KernelUnsupported, match="lane 'peer': an initial state enters; allowed: none"):
         peer.peer_scan(replace(inputs, entering=torch.zeros(2, 4, 32, 32)), chunk_size=16)
     inputs.v.requires_grad_()
     out, state = peer.peer_scan(inputs, chunk_size=16, return_final_state=True)

@@ -1,12 +1,11 @@
-"""Sizes of one scan, and which of them a compiled kernel is specialised for: all but the batch and the length.
+"""Sizes and switches of one scan. A compiled kernel is specialised for all sizes except batch and length.
 
 Letters: B batch, S padded sequence (a multiple of L), H value heads, G groups sharing q and k, N state size, P head
 width, R MIMO rank, A rotary angles of the tables, C tokens per chunk, M = R * C rows of one chunk in (rank, time)
 order, L tokens per super-chunk, K super-chunks of a row.
 
-A super-chunk is a row of its own for the kernels that walk chunks: they see a batch of B * K rows of L tokens, which is
-the same memory, [B,S,...] = [B*K,L,...]. So every loop and stride in them is a constant, and the batch and the length
-are the size of their grid.
+Kernels that walk chunks see every super-chunk as a row: a batch of B * K rows of L tokens in the same memory,
+[B,S,...] = [B*K,L,...]. So their loops and strides are constants, and batch and length only set the size of the grid.
 """
 # ruff: noqa: N802
 
@@ -20,7 +19,7 @@ from kernels.scan_switches import ScanSwitches
 
 @dataclass(frozen=True, kw_only=True)
 class ScanShape:
-    """Sizes of one scan. In a kernel's program B and S are expressions, known when it is launched."""
+    """Sizes of one scan. In a kernel's program B and S are expressions, whose values the launch sets."""
 
     B: int
     """Batch."""
@@ -37,25 +36,25 @@ class ScanShape:
     R: int
     """MIMO rank."""
     A: int
-    """Rotary angles of the tables: see `padded_angles`."""
+    """Rotary angles of the tables, see `padded_angles`."""
     C: int = ScanSwitches.chunk_size
     """Tokens per chunk."""
     L: int = 256
-    """Tokens that one block walks, a multiple of C: a super-chunk, or S, the whole row, in the sequential schedule."""
+    """Tokens that one block walks, a multiple of C: a super-chunk, or the whole row S in the sequential schedule."""
     gated: bool = True
-    """Whether z and zeta are given."""
+    """Whether there is an output gate, z and zeta."""
     reduced: bool = True
-    """Whether phi is given: o and dO are [B,S,H,P], else [B,S,R,H,P]."""
+    """Whether there is phi. If so, o and dO are [B,S,H,P], else [B,S,R,H,P]."""
     cumulated: bool = False
-    """Whether the angles given are cumulated over time."""
+    """Whether the angles are cumulated over time."""
     shared_angles: bool = False
-    """Whether the raw angles given are one set for all heads, [B,S,1,A]."""
+    """Whether all heads share one set of raw angles, [B,S,1,A]."""
     started: bool = False
-    """Whether a state enters the rows: see `compiled.KNOW_THE_START`."""
+    """Whether a state enters the rows, see `compiled.READS_START`."""
     in_turn: int = 1
-    """Heads of a group that one block of B3 walks one after another, adding up their gradients of q and k."""
+    """Heads of a group that one block of B3 walks in turn, adding up their gradients of q and k."""
     wide: bool = False
-    """Whether some tensor has more than 2^31 numbers, so that offsets need 64 bits."""
+    """Whether a tensor has more than 2^31 numbers, so that offsets need 64 bits."""
 
     @property
     def M(self) -> int:
@@ -69,7 +68,7 @@ class ScanShape:
 
     @property
     def handed_on(self) -> int:
-        """Super-chunks of a row whose own sums another one needs: all but the outermost."""
+        """Super-chunks of a row whose sums another super-chunk needs: all except the outermost."""
         return max(1, self.K - 1)
 
     @property
@@ -84,13 +83,13 @@ class ScanShape:
 
     @property
     def most_walks(self) -> int:
-        """More walks than there are: what a kernel's program may assume of its place in the grid."""
+        """Upper bound of the walks that a kernel's program may assume for its block index."""
         per_token = max(self.R * self.H * self.N, self.R * self.H * self.P, self.H * self.N * self.P // self.C)
         return MOST_BLOCKS + 1 if self.wide else (2**31 - 1) // (self.L * per_token)
 
     @property
     def sums(self) -> Any:
-        """Sums over heads that B3 writes of the gradients of q and k."""
+        """Sums over heads of the gradients of q and k that B3 writes."""
         return self.H // self.in_turn
 
     @property
@@ -104,7 +103,7 @@ class ScanShape:
         return 1 if self.shared_angles else self.H
 
     def place(self, b: Any, t: Any) -> tuple[Any, Any]:
-        """Return the walk that has token t of row b, and the token's number in it."""
+        """Return the walk with token t of row b, and the token's index in the walk."""
         return b * self.K + t // self.L, t % self.L
 
 
@@ -118,6 +117,6 @@ class Variant(ScanSwitches):
 def padded_angles(angles: int, state_size: int) -> int:
     """Return A for a scan with `angles` rotary angles: a multiple of 16, but at most all N / 2 pairs.
 
-    The angles added are zero: they turn nothing.
+    The added angles are zero and turn nothing.
     """
     return min(-(-angles // 16) * 16, state_size // 2)

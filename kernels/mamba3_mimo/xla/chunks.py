@@ -1,7 +1,7 @@
-"""The products of whole chunks of tokens, from a timeline: the equations of kernels/mamba3_mimo/reference.py.
+"""Products of whole chunks of tokens on XLA, by the equations of reference.py.
 
-Differences of sums are not taken: a decay between two tokens is summed from the tokens between them, so float32 is
-enough and documents that share a chunk do not disturb each other. Shape suffixes: see inputs.py.
+No difference of sums is taken. A decay between two tokens is summed over the tokens between them, so float32 is
+enough and documents in one chunk do not disturb each other. Shape suffixes: see inputs.py.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ class Decays:
     """Scalar weights of every chunk."""
 
     scores_BHKCC: Tensor
-    """Row t reads the write of row u."""
+    """Write of token u in the output of token t."""
     read_BHKC: Tensor
-    """Row t reads the state that enters the chunk."""
+    """Entering state of the chunk in the output of token t."""
     write_BHKC: Tensor
-    """The write of row u reaches the state that leaves the chunk."""
+    """Write of token u in the leaving state of the chunk."""
     total_BHK: Tensor
     """Log decay over the whole chunk."""
     last_B1K: Tensor
@@ -34,7 +34,7 @@ class Decays:
 
 
 Enter: TypeAlias = Callable[[Tensor, Decays], tuple[Tensor, Tensor]]
-"""(what each chunk adds to the state [B,H,K,N,P], decays) -> (state entering each chunk, state after the last)."""
+"""(addition of each chunk to the state [B,H,K,N,P], decays) -> (state entering each chunk, state after the last)."""
 
 
 def chunk_outputs(
@@ -80,7 +80,7 @@ def chunk_decays(line: Timeline, before_B1: Tensor, chunk_size: int) -> Decays:
 def between(log_X: Tensor) -> Tensor:
     """Return [...,X,X]: entry (t, u) is the sum over u < w <= t of the log decays [...,X]; 0 on and above the diagonal.
 
-    Never positive, so its exponential cannot overflow.
+    No entry is positive, so its exponential cannot overflow.
     """
     size = log_X.shape[-1]
     repeated = log_X.unsqueeze(-1).expand(*log_X.shape, size).tril(-1)
@@ -88,7 +88,7 @@ def between(log_X: Tensor) -> Tensor:
 
 
 def pass_states(local_BHKNP: Tensor, decays: Decays) -> tuple[Tensor, Tensor]:
-    """Return (state entering each chunk, state after the last) of a row that begins with no state, all at once."""
+    """Return (state entering each chunk, state after the last) of rows that start from zero, in one product."""
     last_B1K = decays.last_B1K
     visible_B1KK = (last_B1K.unsqueeze(-1) == last_B1K.unsqueeze(-2)).tril()
     weight_BHKK = between(decays.total_BHK).exp() * visible_B1KK
@@ -98,7 +98,7 @@ def pass_states(local_BHKNP: Tensor, decays: Decays) -> tuple[Tensor, Tensor]:
 
 
 def pass_states_from(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
-    """Return `pass_states` for rows that were in document `before_B1` and begin with `state_BHNP`."""
+    """Return `pass_states` for rows that start from `state_BHNP` in document `before_B1`."""
 
     def enter(local_BHKNP: Tensor, decays: Decays) -> tuple[Tensor, Tensor]:
         entering_BHKNP, final_BHNP = pass_states(local_BHKNP, decays)
@@ -111,7 +111,7 @@ def pass_states_from(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
 
 
 def step_state(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
-    """Return how one chunk is entered with `state_BHNP` by a row that was in document `before_B1`."""
+    """Return the function `Enter` of one chunk, for rows with `state_BHNP` from document `before_B1`."""
 
     def enter(local_BH1NP: Tensor, decays: Decays) -> tuple[Tensor, Tensor]:
         carry_BH1 = decays.total_BHK.exp() * (decays.last_B1K == before_B1.unsqueeze(1))
@@ -121,15 +121,15 @@ def step_state(state_BHNP: Tensor, before_B1: Tensor) -> Enter:
 
 
 def _rows_of_chunks(t_BHTRX: Tensor, chunk_size: int) -> Tensor:
-    """Return [B,H,K,M,X]: the R * C rows of every chunk, those of one rank side by side.
+    """Return [B,H,K,M,X]: the R * C rows of every chunk, grouped by rank.
 
-    A TPU pads the last axis to 128 and the one before to 8, so no axis of R may be one of them.
+    A TPU pads the last axis to 128 and the axis before it to 8, so neither may be the axis of ranks.
     """
     return split(t_BHTRX, 2, -1, chunk_size).transpose(3, 4).flatten(3, 4)
 
 
 def _tokens_of_rows(t_BHKMX: Tensor, ranks: int) -> Tensor:
-    """Return [B,H,T,R,X]: `_rows_of_chunks` backwards."""
+    """Return [B,H,T,R,X], the inverse of `_rows_of_chunks`."""
     return split(t_BHKMX, 3, ranks, -1).transpose(3, 4).flatten(2, 3)
 
 

@@ -1,15 +1,15 @@
-"""The scan on XLA: one graph for each contract, whatever documents the rows hold.
+"""The scan on XLA: one graph per contract, independent of the documents.
 
-A contract is what a compiled graph depends on: shapes, dtypes, which tensors are given, which need gradients, and the
-switches. Document ids are run-time tensors and no part of it. Both schedules run the products of chunks.py: all chunks
-at once with the states passed between them as one product (chunk_parallel), or a loop of the graph that carries the
-state from chunk to chunk (sequential). Shape suffixes: see inputs.py.
+A contract holds all that a compiled graph depends on: shapes, dtypes, the present tensors, the tensors that need
+gradients, and the switches. Document ids are run-time tensors and not part of it. Both schedules run the products of
+chunks.py. chunk_parallel computes all chunks at once and passes the states between them as one product. sequential is
+a loop of the graph that carries the state from chunk to chunk. Shape suffixes: see inputs.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,28 +28,28 @@ Tensors: TypeAlias = tuple[Tensor, ...]
 Run: TypeAlias = Callable[[ScanInputs, Tensors], tuple[Tensor, Tensor]]
 
 IN_TIME = ("q", "k", "v", "z")
-"""Tensors [B,S,...] that a chunk takes its own tokens of."""
+"""Tensors [B,S,...] of which a chunk reads its own tokens."""
 OF_HEADS = ("q_bias", "k_bias", "psi", "zeta", "phi", "D")
-"""Tensors that every chunk takes whole."""
+"""Tensors that every chunk reads whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What one graph is compiled for."""
+    """Everything that one compiled graph depends on."""
 
     switches: ScanSwitches
     names: tuple[str, ...]
-    """Tensors that are given, the document ids last."""
+    """Present tensors, the document ids last."""
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     need_gradients: tuple[bool, ...]
     angles_cumulated: bool
     return_final_state: bool
-    """Whether the final state is asked for, and receives a gradient."""
+    """Whether the scan returns the final state, which may then receive a gradient."""
 
     @classmethod
     def of(cls, inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> "Contract":
-        """Return the contract that `inputs` and `switches` ask for."""
+        """Return the contract of `inputs` and `switches`."""
         names = (*inputs.names, *(() if inputs.segment_ids is None else ("segment_ids",)))
         tensors = tuple(getattr(inputs, name) for name in names)
         return cls(
@@ -63,12 +63,12 @@ class Contract:
         )
 
     def inputs(self, tensors: Tensors) -> ScanInputs:
-        """Return the inputs made of `tensors`, in the order of `names`."""
+        """Return the inputs with `tensors` in the order of `names`."""
         return _inputs(dict(zip(self.names, tensors, strict=True)), self.angles_cumulated)
 
 
 def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
-    """Return (o, final state [B,H,N,P] if asked for)."""
+    """Return (o, final state [B,H,N,P] or None)."""
     contract = Contract.of(inputs, switches, return_final_state)
     if type(inputs.v) not in (Tensor, nn.Parameter):
         out, state = _inside(contract, inputs)
@@ -80,19 +80,19 @@ def scan(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -
 
 
 def _inside(contract: Contract, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    """Be part of a graph that somebody else traces, and divides into forward and backward."""
+    """Run inside a graph that a loop over layers traces and cuts into forward and backward."""
     switches = contract.switches
     if switches.schedule != "chunk_parallel" or switches.psiv_cache:
-        asked = f"schedule '{switches.schedule}' and psiv_cache {str(switches.psiv_cache).lower()}"
+        request = f"schedule '{switches.schedule}' and psiv_cache {str(switches.psiv_cache).lower()}"
         raise KernelUnsupported(
-            f"inside a loop over layers the scan runs chunk_parallel without psiv_cache, not {asked}"
+            f"inside a loop over layers the scan runs chunk_parallel without psiv_cache, not {request}"
         )
     _record_graph(contract)
     return _whole(contract)(*(getattr(inputs, name) for name in contract.names))
 
 
 def _record_graph(contract: Contract) -> None:
-    """Record what is traced, or ran."""
+    """Record the facts of a traced graph."""
     facts.record(ScanFact.LANE, Lane.XLA.value)
     facts.record(ScanFact.SCHEDULE, contract.switches.schedule)
     facts.record(ScanFact.CHUNK_SIZE, contract.switches.chunk_size)
@@ -102,7 +102,7 @@ def _record_graph(contract: Contract) -> None:
 
 
 def _record(contract: Contract, partition: Partition, trips: int) -> None:
-    """Record what ran; `trips` are those of the graph's backward pass, 0 when it has none."""
+    """Record the facts of a run. `trips` are those of the graph's backward pass, 0 without one."""
     switches = contract.switches
     _record_graph(contract)
     if trips:
@@ -117,7 +117,7 @@ def _record(contract: Contract, partition: Partition, trips: int) -> None:
 
 @lru_cache(maxsize=256)
 def _graph(contract: Contract) -> tuple[Run, Partition, int]:
-    """Return how to run `contract`, its partition, and how often its backward graph is run per pass."""
+    """Return (function that runs `contract`, its partition, runs of its backward graph per pass)."""
     parallel = contract.switches.schedule == "chunk_parallel"
     return _parallel(contract) if parallel else _sequential(contract)
 
@@ -130,7 +130,8 @@ def _whole(contract: Contract) -> Callable[..., tuple[Tensor, Tensor]]:
         inputs = contract.inputs(tensors)
         length = inputs.v.shape[1]
         line = timeline(inputs, chunk_size)
-        padded = {name: pad_time(getattr(inputs, name), chunk_size, axis=1) for name in _given(inputs, IN_TIME)}
+        present = [name for name in IN_TIME if getattr(inputs, name) is not None]
+        padded = {name: pad_time(getattr(inputs, name), chunk_size, axis=1) for name in present}
         before_B1 = torch.zeros_like(line.run_BT[:, :1])
         enter = pass_states if inputs.entering is None else pass_states_from(_accumulated(inputs), before_B1)
         out, state = chunk_outputs(_replaced(inputs, padded), line, before_B1, chunk_size, enter)
@@ -186,20 +187,20 @@ def _sequential(contract: Contract) -> tuple[Run, Partition, int]:
 
 
 def _accumulated(inputs: ScanInputs) -> Tensor:
-    """Return the state that enters the rows, in the dtype of states; it is given."""
+    """Return the state that enters the rows, in the dtype of states. The inputs must have one."""
     state: Tensor = inputs.entering.to(inputs.accumulate_dtype)  # type: ignore[union-attr]
     return state
 
 
 def _final(contract: Contract, state_BHNP: Tensor, line: Timeline, length: int) -> Tensor:
-    """Return the state after the last of `length` tokens as it is handed on, without gradient unless asked for."""
+    """Return the final state after `length` tokens in ScanState's form; detached unless the contract returns it."""
     if not contract.return_final_state:
         return state_BHNP.detach()
     return handed_on(state_BHNP, None if contract.angles_cumulated else line.angle_BHTA[:, :, length - 1])
 
 
-def _partition(contract: Contract, places: Any) -> Partition:
-    switches, order = contract.switches, list(places)
+def _partition(contract: Contract, names: Sequence[str]) -> Partition:
+    switches, order = contract.switches, list(names)
     return Partition(v=order.index("v"), psi=order.index("psi"), psiv_cache=switches.psiv_cache, remat=switches.remat)
 
 
@@ -211,15 +212,11 @@ def _by_chunk(t: Tensor, chunk_size: int, *, axis: int) -> Tensor:
     return split(t, axis, -1, chunk_size).movedim(axis, 0)
 
 
-def _given(inputs: ScanInputs, names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if getattr(inputs, name) is not None]
-
-
 def _replaced(inputs: ScanInputs, tensors: dict[str, Tensor]) -> ScanInputs:
     return ScanInputs.unchecked(**{**vars(inputs), **tensors})
 
 
 def _inputs(tensors: dict[str, Tensor], angles_cumulated: bool) -> ScanInputs:
-    """Return inputs with None for what is not given; the whole was checked before it was taken apart."""
+    """Return inputs with None for absent tensors, unchecked: the original inputs were checked."""
     absent = dict.fromkeys((*DIFFERENTIABLE, "segment_ids"))
     return ScanInputs.unchecked(**{**absent, **tensors}, angles_cumulated=angles_cumulated)

@@ -1,8 +1,8 @@
-"""What the scan needs of every token before its products: documents, weights and angles, in float32 or wider.
+"""Documents, weights and angles of every token for the scan on XLA, in float32 or wider.
 
-Everything has static shapes. Documents are values of a tensor, never shapes or branches: a row's boundaries are told by
-comparing running document numbers. Sums that reach far are kept apart from products, which a TPU rounds to bfloat16.
-Shape suffixes: see inputs.py; T tokens, a multiple of C.
+All shapes are static. Documents are values of a tensor and never shapes or branches: comparisons of running document
+numbers find the boundaries. Long sums are not written as matrix products, which a TPU rounds to bfloat16. Shape
+suffixes: see inputs.py; T tokens, a multiple of C.
 """
 
 import math
@@ -18,29 +18,29 @@ from kernels.mamba3_mimo.inputs import ScanInputs
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Per token, padded to whole chunks: padding decays nothing and writes nothing."""
+    """Values per token, padded to whole chunks. Padding decays nothing and writes nothing."""
 
     adt_BHT: Tensor
     """Log decay of each step."""
     gamma_BHT: Tensor
     """Weight of a token's write at its own step, sigmoid(trap) * dt."""
     scale_BHT: Tensor
-    """Weight of a token's write for every later reader: gamma and what the next step adds."""
+    """Weight of a token's write for all later tokens: gamma plus the addition of the next step."""
     angle_BHTA: Tensor
     """Cumulated rotary angles in [0, 2 pi), counted from the start of the document."""
     run_BT: Tensor
     """Number of the token's document within its row, int64."""
 
     AXES: ClassVar = (2, 2, 2, 2, 1)
-    """Axis of time of every field."""
+    """Time axis of every field."""
 
     @classmethod
     def of(cls, tensors: tuple[Tensor, ...]) -> "Timeline":
-        """Return the timeline with these fields, in their order."""
-        return cls(**dict(zip((known.name for known in fields(cls)), tensors, strict=True)))
+        """Return the timeline with these fields in order."""
+        return cls(**dict(zip((field.name for field in fields(cls)), tensors, strict=True)))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the fields in their order."""
+        """Return the fields in order."""
         return self.adt_BHT, self.gamma_BHT, self.scale_BHT, self.angle_BHTA, self.run_BT
 
 
@@ -62,7 +62,7 @@ def timeline(inputs: ScanInputs, chunk_size: int) -> Timeline:
 
 
 def split(t: Tensor, axis: int, *sizes: int) -> Tensor:
-    """Return `t` with `axis` divided into axes of `sizes`, -1 for what is left."""
+    """Return `t` with `axis` divided into axes of `sizes`, -1 for the rest."""
     divided: Tensor = t.unflatten(axis, sizes)  # type: ignore[no-untyped-call]
     return divided
 
@@ -74,7 +74,7 @@ def pad_time(t: Tensor, chunk_size: int, *, axis: int) -> Tensor:
 
 
 def _starts(inputs: ScanInputs) -> Tensor:
-    """Return [B,S] bool: the token's id differs from its left neighbour's; a row's first token is no restart."""
+    """Return [B,S] bool: the token's id differs from its left neighbour's; False for a row's first token."""
     if inputs.segment_ids is None:
         return torch.zeros(inputs.v.shape[:2], dtype=torch.bool, device=inputs.v.device)
     ids_BS = inputs.segment_ids
@@ -82,11 +82,10 @@ def _starts(inputs: ScanInputs) -> Tensor:
 
 
 def _angles(inputs: ScanInputs, run_BT: Tensor, chunk_size: int) -> Tensor:
-    """Return the cumulated angles [B,H,T,A].
+    """Return the cumulated angles [B,H,T,A], counted from the start of the document.
 
-    Counted from the start of the document, as decoding and the final state expect. They are summed within a chunk, over
-    tokens of the same document, and the first document of a chunk continues with what it had summed before. These sums
-    are written as masked products, not as matrix products, which would round the angles.
+    They are summed within a chunk over tokens of the same document. The first document of a chunk adds its sum from
+    the chunks before. The sums are masked elementwise products, because matrix products would round the angles.
     """
     acc = inputs.accumulate_dtype
     raw_BHTA = pad_time(inputs.angles.transpose(1, 2).to(acc), chunk_size, axis=2)
@@ -104,7 +103,7 @@ def _angles(inputs: ScanInputs, run_BT: Tensor, chunk_size: int) -> Tensor:
 
 
 def _masked_sum(mask_X: Tensor, t_XA: Tensor) -> Tensor:
-    """Return [...,X,A]: row t is the sum of the rows u of `t_XA` [...,X,A] where `mask_X` [...,X,X] (t, u) holds."""
+    """Return [...,X,A]: row t is the sum of the rows u of `t_XA` [...,X,A] with `mask_X` [...,X,X] (t, u) true."""
     return (mask_X.unsqueeze(-1) * t_XA.unsqueeze(-3)).sum(-2)
 
 

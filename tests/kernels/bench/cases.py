@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.backends import Lane
-from kernels.mamba3_mimo.accuracy import Case
+from kernels.mamba3_mimo.problem import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.accuracy import Case
+from kernels.mamba3_mimo.problem import Case
 from tests.kernels.bench import cases
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.lane_process import lane_process

@@ -9,10 +9,10 @@ from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.accuracy import Errors
-from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
+from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
 from kernels.scan_switches import ScanFact
+from tests.kernels.accuracy import Errors
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.floors import floors, whole_pass
 from tests.kernels.bench.lane_process import LaneProcess
@@ -198,8 +198,8 @@ def _kernel_rows(bench: BenchRun, problem: BenchCase, speed: SpeedRow, times: di
 def shape_run(problem: BenchCase) -> ScanShape:
     """Return the sizes with which our lane runs a problem, of one head in turn: the walk that it chooses for them."""
     case, asked = problem.case, Variant(**problem.options(Lane.CUDA))
-    variant = chosen(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
-    walk = walked(variant, case.S)
+    variant = choose_walk(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
+    walk = walk_length(variant, case.S)
     return ScanShape(
         B=case.B, S=-(-case.S // walk) * walk, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=variant.chunk_size,
         L=walk, A=padded_angles(int(case.N * case.rope) // 2, case.N),

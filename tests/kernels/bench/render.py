@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from kernels.backends import Lane
-from kernels.mamba3_mimo.accuracy import Errors
+from tests.kernels.accuracy import Errors
 from tests.kernels.bench.report import (
     TOGETHER,
     WAYS,

@@ -7,7 +7,7 @@ from statistics import median
 from pydantic import BaseModel, ConfigDict
 
 from kernels.facts import Fact
-from kernels.mamba3_mimo.accuracy import Errors
+from tests.kernels.accuracy import Errors
 
 SCHEMA = 2
 BEGUN = ".begun.json"

@@ -18,7 +18,9 @@ def main() -> int:
     day = datetime.now(UTC).date().isoformat()
     arguments = command.parser("fuzz", __doc__, count=1000, out=Path("docs/receipts") / f"{day}-fuzz").parse_args()
     if not torch.cuda.is_available():
-        sys.stderr.write("fuzz: this machine has no GPU that torch can use; needed: an H200. Without one: make fuzz\n")
+        sys.stderr.write(
+            "fuzz: this machine has no GPU that torch can use; needed: an H100 or H200. Without one: make fuzz\n"
+        )
         return 2
     if arguments.only is not None:
         outcome = trial.run(arguments.only)

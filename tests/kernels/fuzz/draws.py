@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 from typing import Any, get_args
 
-from kernels.mamba3_mimo.cuda.host.lengths import chosen, walked
+from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
 from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
 from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches
@@ -167,14 +167,14 @@ def _own(rnd: Random, shared: ScanProblem, limits: DrawLimits, *, nonsense: bool
 
 def _rows_and_length(rnd: Random, shared: ScanProblem, limits: DrawLimits) -> dict[str, Any]:
     """Draw B and S; where they would be given walks of another length, those of the set are asked for."""
-    walks = chosen(Variant(**shared.switches), **_sizes(shared))  # type: ignore[arg-type]
+    walks = choose_walk(Variant(**shared.switches), **_sizes(shared))  # type: ignore[arg-type]
     if walks.schedule == "sequential":
         S = _bucketed(rnd, walks, shared.S, limits.length)
     else:
         S = _length(rnd, (*_units(shared), walks.superchunk), _longest(shared, limits))
     own = shared.model_copy(update={"S": S, "B": _batch(rnd, shared, S, limits)})
     switches = shared.switches
-    if chosen(Variant(**switches), **_sizes(own)) != walks:  # type: ignore[arg-type]
+    if choose_walk(Variant(**switches), **_sizes(own)) != walks:  # type: ignore[arg-type]
         switches = switches | {name: getattr(walks, name) for name in ("schedule", "superchunk")}
         switches = {name: value for name, value in switches.items() if value != SWITCHES[name]}
     return {"B": own.B, "S": S, "switches": switches}
@@ -193,8 +193,10 @@ def _longest(p: ScanProblem, limits: DrawLimits) -> int:
 
 def _bucketed(rnd: Random, walks: Variant, tokens: int, longest: int) -> int:
     """Draw a length for which a walk over a row is as long as for `tokens` tokens, often one of the edges."""
-    most = min(walked(walks, tokens), longest)
-    least = next(size for size in range(tokens, 0, -1) if size == 1 or walked(walks, size - 1) < walked(walks, tokens))
+    most = min(walk_length(walks, tokens), longest)
+    least = next(
+        size for size in range(tokens, 0, -1) if size == 1 or walk_length(walks, size - 1) < walk_length(walks, tokens)
+    )
     return rnd.choice((least, most, max(least, most - 1), rnd.randint(least, most), tokens))
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from kernels import facts
 from kernels.errors import KernelError
 from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.accuracy import poisoned_buffers, scanned
 from kernels.mamba3_mimo.criterion import Results
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.problem import scanned
 from kernels.scan_switches import ScanFact, ScanSwitches
+from tests.kernels.accuracy import poisoned_buffers
 from tests.kernels.fuzz import planning, tensors
 from tests.kernels.fuzz.outcomes import Ending, FuzzOutcome, failed
 from tests.kernels.fuzz.problems import ScanProblem, must_be_refused

@@ -14,9 +14,9 @@ import torch
 from kernels.backends import Lane
 from kernels.errors import KernelError, KernelUnsupported
 from kernels.mamba3_mimo import criterion
-from kernels.mamba3_mimo.accuracy import make_grad, make_inputs
 from kernels.mamba3_mimo.criterion import Yardstick
 from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.problem import make_grad, make_inputs
 from kernels.scan_switches import ScanFact
 from tests.kernels.bench import cases, parts, render, work
 from tests.kernels.bench.__main__ import main

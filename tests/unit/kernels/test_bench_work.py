@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.backends import Lane
-from kernels.mamba3_mimo.accuracy import Case, make_inputs
+from kernels.mamba3_mimo.problem import Case, make_inputs
 from tests.kernels.bench import runs
 from tests.kernels.bench.work import Worker
 

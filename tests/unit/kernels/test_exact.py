@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kernels.mamba3_mimo import ScanInputs, criterion
-from kernels.mamba3_mimo.accuracy import Case, compare, compare_rows, make_grad, make_inputs, outputs
 from kernels.mamba3_mimo.operands import psiv
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
 from kernels.mamba3_mimo.reference import chunk_parallel
+from tests.kernels.accuracy import compare, compare_rows
 from tests.kernels.exact import SLICE_SIZE, reference, yardstick
 
 CASES = {

@@ -16,7 +16,8 @@ from kernels import facts
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo import peer
-from kernels.mamba3_mimo.accuracy import Case, compare, make_grad, make_inputs, outputs
+from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs, outputs
+from tests.kernels.accuracy import compare
 from tests.kernels.bench import runs
 from tests.kernels.exact import reference
 
@@ -161,7 +162,7 @@ def test_official_kernels_are_built_once_for_equal_sizes(site: Path) -> None:
     assert built(32, "S") == [(32, "S"), {}]
 
 
-def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path) -> None:
+def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer.use_site(site)
     peer.official()
     module = sys.modules[f"{peer.FOLDER}.mamba3_mimo"]
@@ -169,7 +170,8 @@ def test_official_kernels_of_dense_rows_are_built_for_their_sizes(site: Path) ->
     assert module.mamba_mimo_forward(q, q, v) == [(2, 48, 16, 1, 64), {"threads": 128}]
     assert module.mamba_mimo_bwd_combined(v, q, q, v) == [(2, 48, 16, 1, 64), {"threads": 256}]
     assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
-    with peer.open_sizes():
+    with monkeypatch.context() as patch:
+        patch.setattr(peer, "_sizes_of", lambda *_: {})
         (*open_sizes, state_size), _ = module.mamba_mimo_forward(q, q, v)
         assert ([size.name for size in open_sizes], state_size) == (["B", "S", "H", "G"], 64)
         assert module.mamba_mimo_forward(q, q, v) is module.mamba_mimo_forward(q, q, v)
@@ -291,7 +293,7 @@ def test_rows_that_must_be_packed_are_not_timed(site: Path, monkeypatch: pytest.
 
 def test_use_site_without_the_package_says_how_to_install_it(tmp_path: Path, bare: None) -> None:
     before = list(sys.path)
-    with pytest.raises(KernelUnsupported, match=r"not installed; .*`make peer`.*ABLATE_PEER_SITE.*given: /"):
+    with pytest.raises(KernelUnsupported, match=r"not installed; .*`make peer`.*ABLATE_PEER_SITE.*folder: /"):
         peer.use_site(tmp_path)
     assert sys.path == before
 

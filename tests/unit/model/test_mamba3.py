@@ -123,4 +123,4 @@ def test_use_lane_puts_the_folder_on_the_path_for_lane_peer_alone(monkeypatch, t
 
 def test_use_lane_without_a_folder_leaves_it_to_the_lane_to_say_what_it_needs():
     use_lane(Lane.PEER, None)
-    assert "ABLATE_PEER_SITE" in str(peer.missing())
+    assert "ABLATE_PEER_SITE" in str(peer.import_refusal())

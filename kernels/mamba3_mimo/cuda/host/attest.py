@@ -1,9 +1,9 @@
-"""What a compiled kernel really is: instruction counts, registers, shared memory and hashes, read from its code.
+"""Properties of a compiled kernel, read from its code: instruction counts, registers, shared memory, hashes, gates.
 
-The machine code is taken apart by `cuobjdump` (CUDA toolkit, or the package nvidia-cuda-cuobjdump). Where there is none
-the generated CUDA source is read instead; a row says in `read_from` which of the two it is, and lacks what only machine
-code can tell. A row costs a third of a second once and is then kept beside the compiled kernel in TileLang's cache.
-This module imports neither torch nor tilelang.
+`cuobjdump` (CUDA toolkit, or the package nvidia-cuda-cuobjdump) disassembles the machine code. Without it the generated
+CUDA source is read instead, and properties of machine code are missing. A row's `read_from` names its source. A row
+takes a third of a second and is then stored beside the compiled kernel in TileLang's cache. This module imports neither
+torch nor tilelang.
 """
 
 import json
@@ -43,13 +43,13 @@ OPCODES: dict[str, tuple[str, ...]] = {
     "spill_loads": ("LDL",),
     "spill_stores": ("STL",),
 }
-"""Name of a count -> opcodes of sm_90a that it adds up, with every suffix. LDL and STL reach local memory: registers
-that were spilled, or an array indexed at run time."""
+"""Name of a count -> opcodes of sm_90a to add up, with every suffix. LDL and STL access local memory: spilled registers
+or an array with run-time indices."""
 
 WALKS = ("local_states", "outputs", "local_gradients", "gradients")
-"""Kernels that walk the chunks of a super-chunk: the ones that the gates change."""
+"""Kernels that walk the chunks of a super-chunk. The gates change only these."""
 PASSES = ("pass_states", "pass_gradients")
-"""Kernels that hand states from one super-chunk to the next."""
+"""Kernels that pass states from one super-chunk to the next."""
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "tma": WALKS,
@@ -63,45 +63,45 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "chunk_size": WALKS,
     "superchunk": WALKS,
 }
-"""Gate -> kernels that must all show it, where they are launched: see `_must_show` for what two of them cannot."""
+"""Gate -> kernels that must all show it if they are launched. `_must_show` lists exceptions."""
 UNPROVED = "unproved"
-"""What a kernel shows of a gate that it must show and does not."""
+"""Value of a gate that a kernel must show but does not."""
 RUN_TIME = "run time"
-"""A number that is known when a kernel is launched."""
+"""Grid size that only the launch sets."""
 
 VIEW = re.compile(r"\b(\w+) = T\.Buffer\(\(([^()]*)\).*?\bdata=(\w+)")
-"""A view in a TileLang program: its name, its shape, whose memory it shows."""
+"""A view in a TileLang program: name, shape, memory."""
 LOAD = re.compile(r"(?:tma|async)_copy\(T\.region\((\w+)\[.*?\], 1, ([\d, ]+)\), T\.region\((\w+)\[")
-"""A load in a TileLang program: from where, how much of each dimension, and to where."""
+"""A load in a TileLang program: source, extent of each dimension, target."""
 LOADED = {"q", "k", "v", "v_", "z", "do", "d_out"}
-"""Names that the programs give to the tensors of which a load takes a chunk's tokens."""
+"""Tensors of the programs that are loaded by the tokens of a chunk."""
 
 EM_CUDA = 190
 ELF = b"\x7fELF"
 READER = sha256(b"".join(Path(file).read_bytes() for file in (__file__, cuda_source.__file__))).hexdigest()
-"""Digest of what reads: a stored row of another reader is made again."""
+"""Digest of the reading code. A stored row of another reader is replaced."""
 
 
 def table(kernels: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Return one row for each compiled kernel, from a mapping of its name in `compiled.KERNELS`.
+    """Return one row per compiled kernel of `kernels` (name in `compiled.KERNELS` -> kernel).
 
-    Raises KernelError when TileLang's cache is switched off, because the compiled code is read from there.
+    Raises KernelError if TileLang's cache is off, because the compiled code is read from it.
     """
     return tuple(_stored(name, kernel) for name, kernel in kernels.items())
 
 
-def launched(rows: Iterable[Row], *, tokens: int, handed: int | None) -> tuple[Row, ...]:
-    """Return the rows with the super-chunks of a row of `tokens` tokens: kernels are compiled for any number of them.
+def launched(rows: Iterable[Row], *, tokens: int, super_chunks: int | None) -> tuple[Row, ...]:
+    """Return the rows with the super-chunks of a row of `tokens` tokens, which the compiled code does not fix.
 
-    For a walk as many as what its code walks goes into the row; for a kernel that hands states on the number it was
-    launched with, `handed`.
+    For a walk this is the number of its walks in a row. For a kernel that passes states on it is `super_chunks`, the
+    number at its launch.
     """
-    return tuple(row | _super_chunks(row, tokens, handed) for row in rows)
+    return tuple(row | _super_chunks(row, tokens, super_chunks) for row in rows)
 
 
-def _super_chunks(row: Row, tokens: int, handed: int | None) -> Row:
+def _super_chunks(row: Row, tokens: int, at_launch: int | None) -> Row:
     if row["name"] in PASSES:
-        return {"super_chunks": UNPROVED if handed is None else handed}
+        return {"super_chunks": UNPROVED if at_launch is None else at_launch}
     walked = row.get("superchunk")
     if row["name"] not in WALKS or not isinstance(walked, int):
         return {}
@@ -109,50 +109,50 @@ def _super_chunks(row: Row, tokens: int, handed: int | None) -> Row:
 
 
 def facts(rows: Iterable[Row]) -> dict[str, Fact]:
-    """Return what the rows of one pass (forward or backward) say about the gates, by the names of `ScanFact`.
+    """Return the facts that the rows of one pass (forward or backward) prove, by the names of `ScanFact`.
 
-    `rows` are those of all kernels that the pass launched. A gate is the common value of the kernels that must show it,
-    "mixed" where they differ, "unproved" where one shows nothing; recording the facts of both passes under one name
-    does the same across them. What no kernel can show is left out. `source_hash` is that of the generated CUDA,
-    `binary_hash` that of the instructions, which alone changes with `fast_math`. Both differ between the passes.
+    `rows` are those of all kernels of the pass. A gate is the common value of the kernels that must show it, "mixed" if
+    they differ, "unproved" if one shows nothing. A gate that no kernel can show is left out. `source_hash` is the hash
+    of the generated CUDA and `binary_hash` that of the instructions. Only the second changes with `fast_math`. Both
+    differ between the passes.
     """
     rows = tuple(rows)
-    found: dict[str, Fact] = {"attested_from": "+".join(sorted({str(row["read_from"]) for row in rows}))}
+    values: dict[str, Fact] = {"attested_from": "+".join(sorted({str(row["read_from"]) for row in rows}))}
     for kind in ("source", "binary"):
         if all(f"{kind}_sha256" in row for row in rows):
-            found[f"{kind}_hash"] = _digest(f"{row['name']} {row[f'{kind}_sha256']}" for row in rows)
-    handed = any(row["name"] in PASSES for row in rows)
+            values[f"{kind}_hash"] = _digest(f"{row['name']} {row[f'{kind}_sha256']}" for row in rows)
+    has_passes = any(row["name"] in PASSES for row in rows)
     for gate, kernels in SHOWN_BY.items():
-        shown = (row for row in rows if row["name"] in kernels and _must_show(gate, row, handed=handed))
-        values = {row.get(gate, UNPROVED) for row in shown}
-        if values:
-            found[gate] = values.pop() if len(values) == 1 else "mixed"
+        showing = (row for row in rows if row["name"] in kernels and _must_show(gate, row, has_passes=has_passes))
+        shown = {row.get(gate, UNPROVED) for row in showing}
+        if shown:
+            values[gate] = shown.pop() if len(shown) == 1 else "mixed"
     if any(row["name"] in WALKS for row in rows):
-        found |= {"lane": Lane.CUDA.value, "schedule": _schedule(rows)}
-    return {ScanFact.of(name): value for name, value in found.items()}
+        values |= {"lane": Lane.CUDA.value, "schedule": _schedule(rows)}
+    return {ScanFact.of(name): value for name, value in values.items()}
 
 
-def _must_show(gate: str, row: Row, *, handed: bool) -> bool:
-    """Tell whether the kernel of this row would show the gate.
+def _must_show(gate: str, row: Row, *, has_passes: bool) -> bool:
+    """Return whether the kernel of this row can show the gate.
 
-    Whether float instructions flush denormal numbers is not in the source; where no states are `handed` on there are no
-    super-chunks; and a walk of one chunk has none ahead.
+    The source does not show whether float instructions flush denormal numbers. Without a kernel that passes states on
+    there are no super-chunks. A walk of one chunk loads none ahead.
     """
     if gate == "fast_math":
         return row["read_from"] == "sass"
     if gate == "superchunk":
-        return handed
+        return has_passes
     one_chunk = "superchunk" in row and row["superchunk"] == row.get("chunk_size")
     return not (gate == "pipeline_stages" and one_chunk)
 
 
 def _schedule(rows: Iterable[Row]) -> str:
-    """Return how time is walked: in blocks with states handed between them, or by one block of each head and row."""
+    """Return the schedule: chunk_parallel with states passed between super-chunks, sequential with one walk per row."""
     walks = {row.get("super_chunks", UNPROVED) for row in rows if row["name"] in WALKS}
-    handed = {row.get("super_chunks", UNPROVED) for row in rows if row["name"] in PASSES}
-    if not handed:
+    passes = {row.get("super_chunks", UNPROVED) for row in rows if row["name"] in PASSES}
+    if not passes:
         return "sequential" if walks == {1} else "mixed"
-    return "chunk_parallel" if walks == handed and len(walks) == 1 and UNPROVED not in walks else "mixed"
+    return "chunk_parallel" if walks == passes and len(walks) == 1 and UNPROVED not in walks else "mixed"
 
 
 def _digest(parts: Iterable[str]) -> str:
@@ -160,7 +160,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _stored(name: str, kernel: Any) -> Row:
-    """Return the kernel's row from the file beside its code, made first where it is missing or out of date."""
+    """Return the kernel's row from the file beside its code. Creates the file if it is absent or outdated."""
     folder = getattr(kernel, "_tilelang_cache_path", None)
     if folder is None or not Path(folder).is_dir():
         raise KernelError(
@@ -192,7 +192,7 @@ def _read(name: str, folder: Path, kernel: Any) -> Row:
 
 
 def _from_source(source: str, host: str, axes: int) -> Row:
-    """Read what generated CUDA source and its launch code say of a kernel whose grid has `axes` axes."""
+    """Return a row from generated CUDA source and its launch code. The kernel's grid has `axes` axes."""
     bounds = re.search(r"__launch_bounds__\((\d+)", source)
     launch = re.findall(r"\.v_int64\) = \(\(int64_t\)(.+)\);", host)
     if bounds is None or not launch:
@@ -220,7 +220,7 @@ def cubin(library: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def disassembler() -> str | None:
-    """Return the path of `cuobjdump`, or None: on PATH, beside nvcc, or from its Python package."""
+    """Return the path of `cuobjdump` on PATH, beside nvcc or in its Python package, or None."""
     beside_nvcc = [Path(nvcc).resolve().with_name("cuobjdump") for nvcc in [shutil.which("nvcc")] if nvcc]
     packages = find_spec("nvidia")
     folders = list(packages.submodule_search_locations or ()) if packages else []
@@ -233,10 +233,10 @@ def _disassembled(tool: str, code: bytes) -> str:
         file.write(code)
         file.flush()
         command = [tool, "-sass", "-res-usage", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode != 0:
-        raise KernelError(f"{' '.join(command[:-1])} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if process.returncode != 0:
+        raise KernelError(f"{' '.join(command[:-1])} failed: {process.stderr.strip() or process.stdout.strip()}")
+    return process.stdout
 
 
 def _from_machine_code(text: str) -> Row:
@@ -268,42 +268,42 @@ def _is(opcode: str, names: tuple[str, ...]) -> bool:
 
 
 def _gates(row: Row, source: str, program: str, kernel: Any) -> Row:
-    """Return the gates as this kernel shows them; absent where it cannot.
+    """Return the gates that this kernel shows.
 
-    Only `aggressive_smem_merge` is read from the compiler options of the kernel: nothing else tells it from the merging
-    that the compiler does anyway. Whether it changed anything is for the hashes to say.
+    `aggressive_smem_merge` is read from the kernel's compiler options, because its code looks like the compiler's
+    ordinary merging. The hashes show whether it changed the code.
     """
-    seen: Row = {
+    gates: Row = {
         "tma": False if row["tma_loads"] == 0 else True if row["cp_async"] == 0 else "mixed",
         "warp_specialize": roles(source) > 1,
         "psiv_cache": bool(re.search(r"__global__[^{;]*\bpsiv(?:_desc)?\b", source)),
     }
     ahead = chunks_ahead(source)
     if ahead is not None:
-        seen["pipeline_stages"] = ahead
+        gates["pipeline_stages"] = ahead
     if "arithmetic" in row:  # with fast math every float instruction flushes denormal numbers, without it none
         flushing, arithmetic = row.pop("flushing"), row.pop("arithmetic")
-        seen["fast_math"] = "mixed" if 0 < int(flushing) < int(arithmetic) else flushing == arithmetic
+        gates["fast_math"] = "mixed" if 0 < int(flushing) < int(arithmetic) else flushing == arithmetic
     options = {str(key): value for key, value in (kernel.adapter.pass_configs or {}).items()}
-    seen["aggressive_smem_merge"] = bool(options.get("tl.enable_aggressive_shared_memory_merge", False))
+    gates["aggressive_smem_merge"] = bool(options.get("tl.enable_aggressive_shared_memory_merge", False))
     ranks = _staging_ranks(program)
     if ranks:
-        seen["layout_2d"] = ranks == {2}
+        gates["layout_2d"] = ranks == {2}
     dtypes = operand_dtypes(program)
     if dtypes:
-        seen["dtype"] = dtypes.pop() if len(dtypes) == 1 else "mixed"
+        gates["dtype"] = dtypes.pop() if len(dtypes) == 1 else "mixed"
     tokens, chunks = _tokens_loaded(program), chunks_walked(source)
     if len(tokens) == 1:
-        seen["chunk_size"] = tokens.pop()
-        seen |= {} if chunks is None else {"superchunk": int(seen["chunk_size"]) * chunks}
-    return seen
+        gates["chunk_size"] = tokens.pop()
+        gates |= {} if chunks is None else {"superchunk": int(gates["chunk_size"]) * chunks}
+    return gates
 
 
 def _loads(program: str) -> Iterator[tuple[str, int, str]]:
     """Yield (tensor, tokens, buffer) of every load of q, k, v, z or the gradient of o in a TileLang program.
 
-    Tokens are the second dimension of a tensor, the third of a view of one by its ranks, which has five. A buffer that
-    is loaded through a view is named as its memory. A view is what its last definition before the load says.
+    Tokens are the second dimension of a tensor, and the third of a view by ranks, which has five dimensions. A view's
+    memory gives the name of its buffer. The last definition of a view before the load counts.
     """
     views: dict[str, tuple[str, bool]] = {}
     for line in program.splitlines():
@@ -317,18 +317,18 @@ def _loads(program: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _tokens_loaded(program: str) -> set[int]:
-    """Return how many tokens one load of q, k, v, z or the gradient of o takes, in a TileLang program."""
+    """Return the tokens per load of q, k, v, z or the gradient of o in a TileLang program."""
     return {tokens for _, tokens, _ in _loads(program)}
 
 
 def operand_dtypes(program: str) -> set[str]:
-    """Return the dtypes of the buffers q, k, v and z of a TileLang program; its launcher refuses other tensors."""
-    found = re.findall(r"\b(?:q|k|v_?|z) = T\.match_buffer\(\w+, \([^()]*\)(?:, \"(\w+)\")?", program)
-    return {dtype or "float32" for dtype in found}
+    """Return the dtypes of the buffers q, k, v and z of a TileLang program. Its launcher refuses other tensors."""
+    dtypes = re.findall(r"\b(?:q|k|v_?|z) = T\.match_buffer\(\w+, \([^()]*\)(?:, \"(\w+)\")?", program)
+    return {dtype or "float32" for dtype in dtypes}
 
 
 def _staging_ranks(program: str) -> set[int]:
-    """Return the numbers of dimensions of the shared buffers that q and k are loaded into, in a TileLang program."""
+    """Return the numbers of dimensions of the shared buffers for loads of q and k in a TileLang program."""
     buffers = re.findall(r"\b(\w+) = T\.\w*alloc_buffer\(\(([\d, ]+)\)(?:.*?\bdata=(\w+))?", program)
     shapes = {name: shape for buffer, shape, memory in buffers for name in (buffer, memory)}
     targets = {buffer for tensor, _, buffer in _loads(program) if tensor in {"q", "k"}}

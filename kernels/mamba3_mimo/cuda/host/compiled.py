@@ -1,4 +1,4 @@
-"""Compile and cache the kernels of one shape and variant for sm_90a."""
+"""Compile and cache the kernels of a shape and variant for sm_90a."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from kernels.scan_switches import ScanFact
 Direction: TypeAlias = Literal["forward", "backward"]
 
 TARGET = {"kind": "cuda", "arch": "sm_90a"}
-"""Named, not probed: the same cache key on a machine without a GPU."""
+"""Fixed, not probed, so that a machine without a GPU has the same cache key."""
 
 KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
     "angle_sums": lambda s, v: prefix.angle_sums(s),
@@ -41,33 +41,32 @@ KERNELS: dict[str, Callable[[ScanShape, Variant], Any]] = {
 """Name -> builder of the TileLang program for (shape, variant)."""
 
 OF_WALKS = ("local_states", "outputs", "local_gradients", "gradients", "reduce_heads")
-"""Kernels to which every super-chunk is a row."""
+"""Kernels that see every super-chunk as a row."""
 OF_ANY_SUPER_CHUNKS = ("angle_sums", "pass_states", "pass_gradients", "sum_weights", "sum_heads")
-"""Kernels that do not depend on how long a super-chunk is."""
+"""Kernels that do not depend on the length of a super-chunk."""
 
 OF_SIZES = (
     *("angle_sums", "tables", "decays", "pass_states", "pass_gradients"),
     *("reduce_heads", "sum_weights", "sum_heads", "time_gradients"),
 )
-"""Kernels of which no switch changes the program, but the schedule that of the decays; `fast_math` is an option of the
-compiler."""
+"""Kernels whose program no switch changes, except the schedule for the decays. `fast_math` is a compiler option."""
 
-KNOW_THE_START = ("gradients", "time_gradients")
-"""Kernels that depend on whether a state enters the rows; the others read it from buffers that they have anyway."""
+READS_START = ("gradients", "time_gradients")
+"""Kernels whose program depends on whether a state enters the rows. The others have buffers for it anyway."""
 
 _ready: dict[tuple[str, ScanShape, Variant], Any] = {}
 """Kernels that this process has compiled or loaded."""
 _writing = Lock()
-"""TileLang's builder is Python, so programs are written one at a time; its compiler and nvcc run beside each other."""
+"""TileLang's builder is Python, so programs are built one at a time. Its compiler and nvcc run in parallel."""
 
 
 def program(name: str, shape: ScanShape, variant: Variant) -> Any:
     """Return the TileLang program of kernel `name`, for every batch and length."""
-    return KERNELS[name](_opened(name, shape), variant)
+    return KERNELS[name](_with_open_sizes(name, shape), variant)
 
 
-def _opened(name: str, s: ScanShape) -> ScanShape:
-    """Return the sizes as the kernel sees them, those that are known when it is launched as variables."""
+def _with_open_sizes(name: str, s: ScanShape) -> ScanShape:
+    """Return the sizes in the kernel's view, with variables for those that the launch sets."""
     if name in OF_WALKS:
         return _OpenWalks(**vars(s) | {"B": T.dynamic("walks"), "S": s.L, "open_sums": T.dynamic("sums")})
     super_chunks = T.dynamic("super_chunks")
@@ -88,18 +87,18 @@ class _OpenRows(ScanShape):
     super_chunks: Any
 
     @property
-    def K(self) -> Any:  # noqa: N802  (not what is left of S / L: the compiler would not see that it is one number)
+    def K(self) -> Any:  # noqa: N802  (not S // L: the compiler would not see that it is one number)
         return self.super_chunks
 
 
 def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
     """Return the compiler options of kernel `name`.
 
-    Without the merge every shared buffer has memory of its own. The compiler would else reuse memory after a buffer's
-    last use in the text, knowing neither that asynchronous copies and products still run, nor that the kernels which
-    place their own barriers need one there; a loop hides that only while it has more than one turn.
+    Without the merge every shared buffer has memory of its own. Otherwise the compiler would reuse memory after a
+    buffer's last use in the text. It does not know that asynchronous copies and products may still run, and that
+    kernels with their own barriers would need another one there. A loop with more than one turn hides the fault.
     """
-    variant = _that_changes(name, variant)
+    variant = _relevant(name, variant)
     merged = variant.aggressive_smem_merge
     return {
         PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True,  # roles are written by hand
@@ -110,10 +109,10 @@ def pass_configs(name: str, variant: Variant) -> dict[Any, Any]:
 
 
 class Launches(dict[str, Callable[..., object]]):
-    """The compiled kernels of one problem, name -> function that launches it, each looked up once.
+    """Kernel name -> function that launches it, for one problem. Each kernel is looked up once.
 
-    It takes torch tensors and numbers in the order of the kernel's program, outputs included, and launches on torch's
-    current stream. To call the compiled kernel itself does the same, after 4 us of Python at every launch.
+    The function takes torch tensors and numbers in the order of the kernel's program, outputs included, and launches on
+    torch's current stream. Calling the compiled kernel itself would add 4 us of Python per launch.
     """
 
     def __init__(self, shape: ScanShape, variant: Variant) -> None:
@@ -128,12 +127,12 @@ class Launches(dict[str, Callable[..., object]]):
 
 @lru_cache(maxsize=256)
 def launches(shape: ScanShape, variant: Variant) -> Launches:
-    """Return what launches the kernels of one problem: to be asked for once a pass, not once a kernel."""
+    """Return the launch functions of one problem. Call it once per pass, not per kernel."""
     return Launches(shape, variant)
 
 
 def kernel(name: str, shape: ScanShape, variant: Variant) -> Any:
-    """Return the compiled kernel `name`, the same for every batch and length: see `Launches` for what it takes."""
+    """Return the compiled kernel `name`, the same for every batch and length. `Launches` lists its arguments."""
     key = for_any_size(name, shape, variant)
     if key not in _ready:
         _ready[key] = _compiled(*key)
@@ -141,17 +140,17 @@ def kernel(name: str, shape: ScanShape, variant: Variant) -> Any:
 
 
 def for_any_size(name: str, shape: ScanShape, variant: Variant) -> tuple[str, ScanShape, Variant]:
-    """Return what the kernel is compiled for."""
+    """Return the key of the compiled kernel: name, shape and variant without irrelevant sizes and switches."""
     length = shape.C if name in OF_ANY_SUPER_CHUNKS else shape.L
-    started = shape.started and name in KNOW_THE_START
-    variant = replace(_that_changes(name, variant), superchunk=0, remat=False, heads_in_turn=0)
+    started = shape.started and name in READS_START
+    variant = replace(_relevant(name, variant), superchunk=0, remat=False, heads_in_turn=0)
     return name, replace(shape, B=0, S=0, L=length, started=started, in_turn=1), variant
 
 
-def _that_changes(name: str, variant: Variant) -> Variant:
-    """Return the variant without what does not change kernel `name`.
+def _relevant(name: str, variant: Variant) -> Variant:
+    """Return the variant without switches that do not change kernel `name`.
 
-    Only B3 has buffers that may lie on each other, and a warp group that may do nothing but copy.
+    Only B3 can overlap buffers and use a warp group only for copies.
     """
     if name in OF_SIZES:
         schedule = variant.schedule if name == "decays" else Variant.schedule
@@ -177,18 +176,17 @@ def needed(direction: Direction, shape: ScanShape, variant: Variant) -> tuple[st
 
 @lru_cache(maxsize=256)
 def build(direction: Direction, shape: ScanShape, variant: Variant) -> None:
-    """Make the kernels of one pass ready, those that this process has not yet side by side.
+    """Compile or load the kernels of one pass that this process does not have yet, in parallel.
 
-    Records how many were compiled now and how many TileLang had kept on disk: none of either for another batch or
-    length.
+    Records how many were compiled and how many came from TileLang's cache on disk. Another batch or length adds none.
     """
     names = needed(direction, shape, variant)
     names = tuple(name for name in names if for_any_size(name, shape, variant) not in _ready)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as pool:
-        made = list(pool.map(lambda name: kernel(name, shape, variant), names))
-    new = sum(one.artifact is not None for one in made)
+        added = list(pool.map(lambda name: kernel(name, shape, variant), names))
+    new = sum(one.artifact is not None for one in added)
     facts.add(ScanFact.KERNELS_COMPILED, new)
-    facts.add(ScanFact.KERNELS_LOADED, len(made) - new)
+    facts.add(ScanFact.KERNELS_LOADED, len(added) - new)
 
 
 def _compiled(name: str, shape: ScanShape, variant: Variant) -> Any:
@@ -198,6 +196,6 @@ def _compiled(name: str, shape: ScanShape, variant: Variant) -> Any:
     return tilelang.compile(text, target=TARGET, execution_backend="tvm_ffi", pass_configs=options)
 
 
-def kernels_made() -> int:
-    """Return how many kernels this process has made ready so far, compiled or loaded from TileLang's cache."""
+def num_kernels() -> int:
+    """Return how many kernels this process has compiled or loaded from TileLang's cache."""
     return len(_ready)

@@ -1,4 +1,4 @@
-"""What the CUDA source that TileLang generates says about a kernel: its calls, its roles, its loops, its loads.
+"""Properties of a kernel in the CUDA source that TileLang generates: calls, roles, loops, loads.
 
 This module imports neither torch nor tilelang.
 """
@@ -16,19 +16,19 @@ CALLS: dict[str, str] = {
     "register_reallocations": r"\btl::warpgroup_reg_(?:alloc|dealloc)\b",
     "barriers": r"\b__syncthreads\(|\b__sync_thread_partial\b|\bbar\.sync\b",
 }
-"""Name of a count -> what it looks like in generated CUDA source."""
+"""Name of a count -> regular expression of one call in generated CUDA source."""
 
 LOADS = re.compile(rf"{CALLS['tma_loads']}|{CALLS['cp_async']}")
 WAIT = re.compile(r"\.wait\(|\bcp_async_wait\b")
 
 
 def normalised(source: str) -> str:
-    """Return generated source without what differs between two compilations of one program: workspace numbers."""
+    """Return generated source without workspace numbers, which differ between compilations of one program."""
     return re.sub(r"\bworkspace_\d+\b", "workspace", source)
 
 
 def roles(source: str) -> int:
-    """Return how many warp groups do different work: branches on the thread that each wait at mbarriers; 1 for none."""
+    """Return how many warp groups have different roles: branches on the thread that wait at mbarriers; 1 for none."""
     most, open_ifs = 1, list[tuple[int, list[bool]]]()
     for line in source.splitlines():
         text = line.lstrip()
@@ -46,24 +46,24 @@ def roles(source: str) -> int:
 
 
 def chunks_walked(source: str) -> int | None:
-    """Return how many chunks the blocks of a walk take, from generated source; the last block may take fewer.
+    """Return how many chunks a block of a walk takes, from generated source. The last block may take fewer.
 
-    A loop over chunks waits for the loads of each; None when its trips are known at run time only. A walk of one chunk
-    has no loop. A block that takes several heads in turn goes round as often for each of them.
+    A loop over chunks waits for the loads of each chunk. None if only run time sets its trips. A walk of one chunk has
+    no loop. A block with several heads in turn repeats the loop for each head.
     """
     bounds = [bound for bound, lines in _outer_loops(source) if bound and any(WAIT.search(line) for line in lines)]
     if not bounds:
         return 1 if WAIT.search(source) else None
-    found = [re.fullmatch(r"(?:min\()?(\d+)(?:,.*)?|\(?in_turn(?: \* (\d+)\))?", bound) for bound in bounds]
-    return min((int(match[1] or match[2] or 1) for match in found if match), default=None)
+    matches = [re.fullmatch(r"(?:min\()?(\d+)(?:,.*)?|\(?in_turn(?: \* (\d+)\))?", bound) for bound in bounds]
+    return min((int(match[1] or match[2] or 1) for match in matches if match), default=None)
 
 
 def chunks_ahead(source: str) -> int | None:
-    """Return how many chunks' loads are started before a walk's loop, from generated source; None where none are.
+    """Return how many chunks are loaded ahead of a walk's loop, from generated source; None if there is no loop.
 
-    The loads that the loop starts for one chunk stand before it once for each chunk ahead, or in a loop of their own
-    without waits. A role that only loads runs ahead by the slots of its ring, the barriers that its loads report to;
-    loads that report to a barrier for each kind of tile have no single depth, which is None too.
+    The loads of one turn of the loop appear before it once per chunk ahead, or in a loop of their own without waits. A
+    role that only loads runs ahead by the slots of its ring, the barriers of its loads. Loads with a barrier per kind
+    of tile have no single depth, which is also None.
     """
     if roles(source) > 1:
         return _ring(source)
@@ -81,15 +81,15 @@ def _ring(source: str) -> int | None:
     sizes = {name: int(size) for name, size in re.findall(r"uint64_t (\w+)_mem\[(\d+)\]", source)}
     loads = [line for line in source.splitlines() if re.search(CALLS["tma_loads"], line)]
     reports = {pair for line in loads for pair in re.findall(r"\b(\w+)\[([^\]]*)\]", line) if pair[0] in sizes}
-    found = {sizes[name] for name, index in reports if sizes[name] == 1 or not index.isdigit()}
+    depths = {sizes[name] for name, index in reports if sizes[name] == 1 or not index.isdigit()}
     mixed = any(sizes[name] > 1 and index.isdigit() for name, index in reports)
-    return found.pop() if len(found) == 1 and not mixed else None
+    return depths.pop() if len(depths) == 1 and not mixed else None
 
 
 def _outer_loops(source: str) -> Iterator[tuple[str | None, list[str]]]:
-    """Yield the lines of every outermost loop that is not unrolled, with the bound of its variable.
+    """Yield (bound, lines) of every outermost loop that is not unrolled.
 
-    Lines outside of such loops come one by one, with None. Blocks are read from the indentation.
+    Lines outside such loops come one by one, with None. The indentation defines the blocks.
     """
     body: list[str] = []
     bound, start, unrolled = "", -1, False

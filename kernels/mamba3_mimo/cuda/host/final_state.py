@@ -1,10 +1,12 @@
-"""What lies behind the last token of every row: the final state, its gradient, and what they add to those of time.
+"""Contribution of the final state and its gradient to the gradients of decay and angle. Letters: see shape.py.
 
-The gradients of decay and angle of a token are sums over everything later, see ../backward/edges.py; behind the last
-token that is <E, S>, of the final state and its gradient. Whoever turns the final state turns with the last token, so
-both are added there. Where little survives a token, almost all of it cancels against what the last tokens wrote, and
-what is left would be rounding. But the whole span is known to sum to the edge at its beginning: what it misses was
-rounded in <E, S>, and in the writes that E met, so it is put there. Letters: see shape.py.
+The gradients of a token's decay and angle are sums over everything later, see `make_edge` in backward/gradients_chunk.
+Behind the last token this sum is <E, S>, of the final state S and its gradient E. The final state is turned with the
+last token, so both sums are added there.
+
+If little of the state survives a token, <E, S> almost cancels against the writes of the last tokens, and the rest would
+be rounding. But the whole span must sum to the edge at its start. A difference was rounded in <E, S> and in the writes
+that E met, so it is added there.
 """
 
 from collections.abc import Iterator
@@ -18,49 +20,44 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 from kernels.mamba3_mimo.operands import running_sum
 
 TINY = 1e-30
-"""Less than any square of a write's weight that matters."""
+"""Below the square of every weight of a write that matters."""
 
 
-class Beyond(NamedTuple):
-    """The end of every row, both fp32 [B,H,N,P] and turned as the final state is handed on."""
+class RowEnd(NamedTuple):
+    """End of the rows, fp32 [B,H,N,P], with the angles of ScanState."""
 
     state: Tensor
-    """The final state."""
+    """Final state."""
     gradient: Tensor
-    """Its gradient."""
-
-
-def beyond_of(state: Tensor | None, gradient: Tensor | None) -> Beyond | None:
-    """Return the end of every row, None where the final state was not asked for or has no gradient."""
-    return None if state is None or gradient is None else Beyond(state, gradient)
+    """Gradient of the final state."""
 
 
 class Span(NamedTuple):
-    """The tokens from the last edge, or the document's start if that is later, to the end of the row."""
+    """Tokens from the last edge, or from a later start of the document, to the end of the row."""
 
     tokens: slice
-    """From the edge on; n tokens."""
+    """The n tokens from the edge on."""
     inside_Bn: Tensor
-    """Whether a token is of the row's last document."""
+    """Whether a token belongs to the row's last document."""
     goes_on_B: Tensor
-    """Whether that document began before the edge."""
+    """Whether that document started before the edge."""
 
 
 def edge(gradient_BHNP: Tensor, state_BHNP: Tensor) -> Tensor:
-    """Return what the gradients from a token on sum to [B,H,2,N], as edges.py has it."""
+    """Return the sums of the gradients from a token on, [B,H,2,N], in the form of `make_edge`."""
     far_BHNP = state_BHNP.roll(state_BHNP.shape[2] // 2, 2)
     return torch.stack(((gradient_BHNP * state_BHNP).sum(-1), (gradient_BHNP * far_BHNP).sum(-1)), dim=2)
 
 
 def sums(edge_BH2N: Tensor, angles: int) -> tuple[Tensor, Tensor]:
-    """Return an edge as the sums of the gradient of the decay [B,H,1] and of the angles [B,H,A]."""
+    """Return the sums of an edge: of the decay's gradient [B,H,1] and of the angles' gradients [B,H,A]."""
     decay_BHN, turn_BHN = edge_BH2N.unbind(2)
     half = turn_BHN.shape[-1] // 2
     return decay_BHN.sum(-1, keepdim=True), turn_BHN[..., :angles] - turn_BHN[..., half : half + angles]
 
 
 def last_span(reset_BS: Tensor, num_tokens: int) -> Span:
-    """Return the last span of rows whose documents start at `reset_BS`."""
+    """Return the last span of rows with document starts `reset_BS`."""
     tokens = slice((num_tokens - 1) // EDGE * EDGE, num_tokens)
     starts_Bn = reset_BS[:, tokens]
     at_n = torch.arange(starts_Bn.shape[1], device=starts_Bn.device)
@@ -69,7 +66,7 @@ def last_span(reset_BS: Tensor, num_tokens: int) -> Span:
 
 
 def shares(span: Span, adt_BHn: Tensor, scale_BHn: Tensor) -> Tensor:
-    """Return which part of what a span misses belongs to each token [B,H,n]: half of it to <E, S>, at the last."""
+    """Return each token's share of a span's difference [B,H,n]. Half of it belongs to <E, S>, at the last token."""
     total_BHn = running_sum(adt_BHn.double(), dim=2)
     met_BHn = (total_BHn[..., -1:] - total_BHn).exp() * scale_BHn * span.inside_Bn.unsqueeze(1)
     share_BHn = met_BHn.square() / met_BHn.square().sum(-1, keepdim=True).clamp_min(TINY) / 2
@@ -78,7 +75,7 @@ def shares(span: Span, adt_BHn: Tensor, scale_BHn: Tensor) -> Tensor:
 
 
 def missing(own_BHnX: Tensor, span: Span, share_BHn: Tensor, begin_BHX: Tensor, end_BHX: Tensor) -> Tensor:
-    """Return what to add to values per token [B,H,n,X] so that their span sums to `begin_BHX`, `end_BHX` behind it."""
+    """Return the correction of values per token [B,H,n,X], so that they sum to `begin_BHX`, with `end_BHX` behind."""
     begin_BHX = begin_BHX.where(span.goes_on_B.view(-1, 1, 1), 0)
     inside_BHnX = own_BHnX.where(span.inside_Bn[:, None, :, None], 0)
     missed_BHX = begin_BHX - end_BHX - inside_BHnX.sum(2)
@@ -88,13 +85,13 @@ def missing(own_BHnX: Tensor, span: Span, share_BHn: Tensor, begin_BHX: Tensor, 
 
 
 class _Parts(NamedTuple):
-    """Where the tokens of a span lie: in one walk, or in several that are shorter than the distance of two edges."""
+    """Parts of a span in the walks. It lies in one walk, or in several walks shorter than the distance of two edges."""
 
     shape: ScanShape
     tokens: slice
 
     def views(self, walked: Tensor) -> Iterator[Tensor]:
-        """Yield the parts [B,H,some,...] of a tensor of walks [B*K,H,L,...]."""
+        """Yield the span's parts [B,H,tokens,...] of a tensor of walks [B*K,H,L,...]."""
         s, at = self.shape, self.tokens.start
         rows = torch.unflatten(walked, 0, (s.B, s.K))
         while at < self.tokens.stop:
@@ -115,16 +112,16 @@ class _Parts(NamedTuple):
             at += view.shape[2]
 
 
-def add_beyond(walked: dict[str, Tensor], shape: ScanShape, num_tokens: int, given: dict[str, Tensor]) -> None:
-    """Add what lies behind the rows to `row_q` and `dtheta` of the walk.
+def add_row_end(walked: dict[str, Tensor], shape: ScanShape, num_tokens: int, tensors: dict[str, Tensor]) -> None:
+    """Add the contribution of the row's end to `row_q` and `dtheta` of the walk.
 
-    `given`: reset, adt and sk as the kernels have them, and the final `state` and its `gradient`, see Beyond.
+    `tensors`: the kernels' reset, adt and sk, and the final `state` and its `gradient`, see RowEnd.
     """
-    span = last_span(given["reset"], num_tokens)
+    span = last_span(tensors["reset"], num_tokens)
     parts, (k, first) = _Parts(shape, span.tokens), shape.place(0, span.tokens.start)
-    share_BHn = shares(span, given["adt"][:, :, span.tokens], parts.read(given["sk"]))
+    share_BHn = shares(span, tensors["adt"][:, :, span.tokens], parts.read(tensors["sk"]))
     begin_BH2N = torch.unflatten(walked["edges"], 0, (shape.B, shape.K))[:, k, :, first // EDGE]
-    end_BH2N = edge(given["gradient"], given["state"])
+    end_BH2N = edge(tensors["gradient"], tensors["state"])
     if span.tokens.start == 0 and not shape.started:
         begin_BH2N = torch.zeros_like(end_BH2N)
     begins, ends = sums(begin_BH2N, shape.A), sums(end_BH2N, shape.A)

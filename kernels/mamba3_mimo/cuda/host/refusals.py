@@ -15,7 +15,7 @@ CHUNK_SIZES = tuple(size for size in scan_switches.CHUNK_SIZES if size <= 64)
 
 @lru_cache(maxsize=256)
 def refusal(variant: Variant, shape: ScanShape) -> str | None:
-    """Return why `variant` cannot run `shape`, or None when it can."""
+    """Return why `variant` cannot run `shape`, or None if it can."""
     return next((reason for refused, reason in _all_refusals(variant, shape) if refused), None)
 
 
@@ -26,7 +26,7 @@ def _all_refusals(variant: Variant, shape: ScanShape) -> Iterator[tuple[bool, st
 
 
 def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
-    """Return what no kernel of this lane can do."""
+    """Return the limits of all kernels of this lane."""
     return (
         (v.schedule not in SCHEDULES, f"schedule is '{v.schedule}'; allowed: {', '.join(SCHEDULES)}"),
         (s.R not in RANKS, f"rank is {s.R}; allowed: {_listed(RANKS)}"),
@@ -35,11 +35,11 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         (s.C not in CHUNK_SIZES, f"chunk_size is {s.C}; allowed: {_listed(CHUNK_SIZES)}"),
         (
             s.M not in CHUNK_ROWS,
-            f"chunk_size * rank is {s.C} * {s.R} = {s.M}; allowed: {_listed(CHUNK_ROWS)}, what the matrix unit takes",
+            f"chunk_size * rank is {s.C} * {s.R} = {s.M}; allowed: {_listed(CHUNK_ROWS)}, sizes of the matrix unit",
         ),
         (
             s.N <= 32 and s.M > 64,
-            f"chunk_size * rank is {s.M} with N = {s.N}; allowed: 32, 64, since the compiler gives one tile of the "
+            f"chunk_size * rank is {s.M} with N = {s.N}; allowed: 32, 64, because the compiler gives one tile of the "
             "outputs two layouts",
         ),
         (
@@ -48,7 +48,7 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         ),
         (
             s.walks > MOST_BLOCKS,
-            f"batch * super-chunks of a row is {s.walks}; allowed: {MOST_BLOCKS}, as many blocks as a grid can have",
+            f"batch * super-chunks of a row is {s.walks}; allowed: {MOST_BLOCKS}, the most blocks of a grid",
         ),
         (
             v.pipeline_stages not in PIPELINE_STAGES,
@@ -60,7 +60,7 @@ def _host_refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         ),
         (
             v.psiv_cache and v.remat,
-            "psiv_cache with remat; allowed: one of them, since one keeps more between the passes and the other less",
+            "psiv_cache with remat; allowed: one of them, because one saves more between the passes and the other less",
         ),
     )
 

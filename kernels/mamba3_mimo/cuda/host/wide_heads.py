@@ -1,8 +1,8 @@
-"""Heads too wide for the kernels, run as two heads of half the width each.
+"""Heads too wide for the kernels, run as two heads of half the width.
 
-The columns of a state never meet: column p depends on the values, the gate and the weights of column p, and on what
-the whole head shares. So a head of width P is two heads of width P / 2 that read the same q and k. What they share is
-computed twice, and its gradient is the sum of both.
+The columns of a state are independent: column p depends on the values, the output gate and the weights of column p, and
+on tensors that the whole head shares. So a head of width P equals two heads of width P / 2 with the same q and k.
+Shared values are computed twice, and their gradient is the sum of both.
 """
 
 from dataclasses import replace
@@ -16,16 +16,16 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
 
 WIDE = {"v": -2, "z": -2, "psi": 0, "zeta": 0, "phi": 0, "entering": 1}
-"""What each column of a head has of its own, on the last axis -> its axis of heads."""
+"""Tensors with values per column of a head, on the last axis -> their axis of heads."""
 SHARED = {"q_bias": 0, "k_bias": 0, "D": 0, "adt": 1, "dt": 1, "trap": 1, "angles": 2}
-"""What all columns of a head share -> its axis of heads."""
+"""Tensors that all columns of a head share -> their axis of heads."""
 
 
-def are_needed(shape: ScanShape) -> bool:
-    """Tell whether no chunk size leaves room for heads of this width, while one does for half of it.
+def must_split(shape: ScanShape) -> bool:
+    """Return whether no chunk size fits heads of this width, but one fits half of it.
 
-    The switches do not count, only the model's shape: two arms of an ablation never differ in it. Sizes that
-    torch.compile left open while it traces are taken as they are now.
+    Only the model's shape counts and no switch, because two arms of an ablation never differ in the shape. Sizes that
+    torch.compile leaves open while it traces are used with their current values.
     """
     sizes = ScanShape(
         B=1, S=256, H=1, G=1, N=int(shape.N), P=int(shape.P), R=int(shape.R), A=int(shape.A), L=256,
@@ -65,7 +65,7 @@ def joined_width(tensor: Tensor, heads_at: int = -2) -> Tensor:
 
 
 def joined_gradient(name: str, grad: Tensor, heads: int) -> Tensor:
-    """Return the gradient of the tensor before it was split; `heads` are those of the split scan."""
+    """Return the gradient of the unsplit tensor. `heads` is the number of heads of the split scan."""
     if name in WIDE:
         return joined_width(grad, WIDE[name])
     axis = SHARED.get(name)
