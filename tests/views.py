@@ -1,4 +1,4 @@
-"""Ablation views for the tests of what people read: a real spec, plan and judge over seeded, realistic receipts."""
+"""Ablation views for the tests of reports: a real spec, plan and judge over seeded, realistic receipts."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ RAN = frozenset({Outcome.MEASURED, Outcome.INVALID})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effect:
-    """How one arm differs from the baseline."""
+    """Difference of one arm from the baseline."""
 
     gates: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     speed_pct: float = 0.0
@@ -40,7 +40,7 @@ class Effect:
     outcome: Outcome = Outcome.MEASURED
     message: str | None = None
     dead_gate: str = ""
-    """A gate of true and false that did not come to life."""
+    """A boolean gate that was not live."""
 
 
 EFFECTS: dict[str, Effect] = {
@@ -164,7 +164,7 @@ def kernels_of(arm: Arm) -> tuple[dict[str, object], ...]:
 
 
 def _slot(config: Mapping[str, Any], cpu: bool) -> timedelta:
-    """Return the time that every trial has, whatever it ran: a little more than the slowest takes."""
+    """Return the time slot of every trial: a little more than the slowest trial takes."""
     steps = 12 + config["steps"]["warmup"] + config["steps"]["timed"]
     return timedelta(seconds=12 + 1.2 * (0.21 if cpu else 0.421) * steps)
 
@@ -223,8 +223,8 @@ def view(
 ) -> AblationView:
     """Build a completed ablation with a receipt for every trial, and its verdict.
 
-    `noise` is the sd of ln(speed) from trial to trial; `nodes` take blocks in turn, each at its relative speed. At
-    least six blocks.
+    `noise` is the standard deviation of ln(speed) between trials. `nodes` (name -> relative speed) take blocks in turn.
+    Needs at least six blocks.
     """
     text = spec_text(arms, num_blocks=num_blocks, node_class=node_class, timed=timed, primary=primary)
     spec = parse_spec(text.encode(), "application/json")
@@ -262,9 +262,9 @@ def view(
 
 
 def with_outcomes(whole: AblationView, ended: Mapping[tuple[str, int], Outcome | None]) -> AblationView:
-    """Let trials, by arm and block index, end without a measurement, each with a reason of its own; judge again.
+    """Replace trials, by arm and block index, by failed ones with their own reasons, and judge again.
 
-    None is a trial that left no receipt.
+    The outcome None is a trial without a receipt.
     """
     plan = whole.plan
     trials = tuple(
@@ -301,7 +301,7 @@ def cpu_view(**changes: Any) -> AblationView:
 
 
 def first_blocks(whole: AblationView, count: int, *, state: AblationState = AblationState.RUNNING) -> AblationView:
-    """Cut a view down to its first `count` blocks: the others wait, and there is no verdict."""
+    """Return the view with receipts for its first `count` blocks only, and without a verdict."""
     trials = tuple(
         trial
         if trial.block_index < count
@@ -322,7 +322,7 @@ HOSTILE = (
 
 
 def hostile() -> AblationView:
-    """Build a view in which every free text tries to be markup."""
+    """Build a view in which every free text contains markup."""
     whole = cpu_view()
     renamed = {arm.name: f"{arm.name}{HOSTILE}" for arm in whole.plan.arms}
     arms = tuple(arm.model_copy(update={"name": renamed[arm.name]}) for arm in whole.plan.arms)

@@ -246,7 +246,7 @@ def _why(absent: Set[int], circumstances: Circumstances) -> Iterator[str]:
 
 
 def _reason_missing(absent: str | None, primary: Comparison | ExactResult | None) -> str:
-    """Return what is missing, and which of the existing repeats differ."""
+    """Return the missing blocks, and the existing repeats that differ."""
     exact = primary.comparison if isinstance(primary, ExactResult) else None
     differ = [not_exact(exact)] if exact is not None and exact.problems else []
     return "; ".join([absent or "a trial has no value; missing data fails", *differ])

@@ -1,4 +1,4 @@
-"""Sentences of a verdict: the lead on all variants, and for each variant what happened and what would help."""
+"""Sentences of a verdict: the lead on all variants, and the result and the remarks on each variant."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,7 +31,7 @@ LEADS: dict[Decision, str] = {
 
 
 def lead(variants: Sequence[VariantVerdict]) -> str:
-    """Return the decisions on all variants in one sentence, with what blocks a comparison in brackets."""
+    """Return the decisions on all variants in one sentence, with obstacles to a comparison in brackets."""
     finished = [v for v in variants if v.verdict not in NO_ANSWER]
     arms = {decision: [_named(v) for v in finished if v.decision is decision] for decision in LEADS}
     clauses = [_clause(decision, names) for decision, names in arms.items() if names]
@@ -92,7 +92,7 @@ def _losses_compared(variant: VariantVerdict) -> bool:
 
 
 def sentence(verdict: Verdict, variant: VariantVerdict) -> str:
-    """Return what happened to a variant; broken requirements come first."""
+    """Return the result of a variant; broken requirements come first."""
     return " ".join((*_broken_requirements(variant), _result(verdict, variant)))
 
 
@@ -210,7 +210,7 @@ def _exact(exact: ExactComparison, word: VerdictWord, margin: str) -> str:
 
 
 def says_why(variant: VariantVerdict) -> bool:
-    """Return whether the sentence holds the whole reason: it has numbers, or says what is missing."""
+    """Return whether the sentence has the whole reason: numbers, or the missing blocks."""
     exact = variant.exact
     has_numbers = variant.primary is not None if exact is None else not exact.problems
     return has_numbers or variant.cause is Cause.MISSING
@@ -230,7 +230,7 @@ def broken_attempts(verdict: Verdict) -> Iterator[str]:
 
 
 def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
-    """Return what would help, and the verdict's own notes."""
+    """Return remedies, and the verdict's own notes."""
     return (*_help(verdict, variant), *variant.notes)
 
 
@@ -257,7 +257,7 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
 
 
 def _next(variant: VariantVerdict) -> str:
-    """Return what another ablation with `blocks_needed` blocks would cost and with what chance it would answer."""
+    """Return the chance and the cost of another ablation with `blocks_needed` blocks."""
     needed = variant.blocks_needed or 0
     chance, cost = variant.chances.get(needed), variant.device_minutes_needed
     likely = "" if chance is None else f" with a chance of {wording.plain_percent(100 * chance)}"

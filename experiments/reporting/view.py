@@ -114,14 +114,14 @@ class AblationView:
         return f"The rule, fixed at submission, gives no verdict before it has its blocks; {done} have receipts."
 
 
-def judge_bundle(bundle: Bundle, known: Sequence[Calibration] = ()) -> Verdict:
+def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Verdict:
     """Return the verdict on the blocks of `bundle`, by the rule that was hashed before its first sample.
 
-    `known` are calibrations from elsewhere; a bundle of A/A blocks has its own.
+    `calibrations` come from elsewhere; a bundle of A/A blocks has its own.
     """
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    noise = join_calibrations([*known, *calibrations_of(file.plan, file.spec, receipts)])
+    noise = join_calibrations([*calibrations, *calibrations_of(file.plan, file.spec, receipts)])
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
     circumstances = Circumstances(
@@ -139,7 +139,7 @@ def _not_run(bundle: Bundle) -> str | None:
     return budget_spent(used, bundle.plan_file.spec.limits.device_minutes)
 
 
-def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationView:
+def bundle_view(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> AblationView:
     """Return the ablation of `bundle` with its verdict; planned trials that it lacks are missing data."""
     file = bundle.plan_file
     receipts = {trial.trial_id: trial.receipt for block in bundle.blocks for trial in block.trials}
@@ -167,6 +167,6 @@ def bundle_view(bundle: Bundle, known: Sequence[Calibration] = ()) -> AblationVi
         content_type=file.content_type,
         spec_digest=file.plan.spec_digest,
         plan=file.plan,
-        verdict=judge_bundle(bundle, known),
+        verdict=judge_bundle(bundle, calibrations),
         trials=trials,
     )
