@@ -124,7 +124,6 @@ def main() -> int:
             settings.checked_secret(name)
         store = Store(settings.sqlalchemy_url)
         upgrade(store)
-        store.warm()
         app = create_app(settings, store)
     except (ConfigurationError, SQLAlchemyError) as error:
         log.error("cannot start: %s", error)

@@ -1,4 +1,4 @@
-"""What goes into columns: moments of the database's clock, as epoch seconds, and text that every database takes."""
+"""Column values: times of the database's clock in epoch seconds, and text that both databases accept."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +9,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 
 class db_now(FunctionElement[float]):  # noqa: N801  # reads as the SQL function it is
-    """The database's time in seconds since 1970, at the moment of evaluation."""
+    """The database's time of evaluation, in seconds since 1970."""
 
     type = Double()
     inherit_cache = True
@@ -26,7 +26,7 @@ def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
 
 
 def rfc3339(epoch_s: float) -> str:
-    """Write epoch seconds as RFC 3339 UTC with milliseconds."""
+    """Format epoch seconds as RFC 3339 UTC with milliseconds."""
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -34,5 +34,5 @@ MOST_CHARACTERS = 2000
 
 
 def storable(text: str) -> str:
-    """Return text from outside as a column takes it: cut, and without NUL, which PostgreSQL refuses."""
+    """Return external text as a column accepts it: cut, and without NUL, which PostgreSQL rejects."""
     return text[:MOST_CHARACTERS].replace("\0", "\\0")

@@ -1,15 +1,13 @@
-"""Connections: one writer and several readers for SQLite, one pool for PostgreSQL. Only the URL chooses."""
+"""Database connections: one writer and several readers for SQLite, one pool for PostgreSQL, chosen by the URL."""
 
-import select
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
@@ -19,16 +17,15 @@ from service.threads import CONNECTIONS
 BUSY_TIMEOUT_MS = 15_000
 POOL_TIMEOUT_S = 20.0
 KEPT = 12
-"""Connections to PostgreSQL that are kept: each new one is a process that first reads the catalogue. More end with
-their use."""
+"""Open connections to PostgreSQL; further ones are closed after use. Each new connection starts a server process."""
 _KEPT_READERS = 8
-"""Connections to SQLite that are kept."""
+"""Open connections to SQLite; further ones are closed after use."""
 _READ_ONLY = "25006"
-"""PostgreSQL: the transaction may only read."""
+"""PostgreSQL's error code for a write in a read-only transaction."""
 
 
 class Store:
-    """The database behind two verbs: `write` is one transaction, `read` sees committed data."""
+    """The database: `write` opens a transaction, `read` sees committed data."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,25 +45,18 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Open a transaction; leaving commits it, an exception rolls it back. On SQLite writers queue here."""
+        """Open a transaction: leaving commits it, an exception rolls it back. On SQLite writers wait for each other."""
         with self.writer.begin() as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a connection that only reads; every statement sees what is committed by then."""
+        """Open a connection that only reads; every statement sees the data committed before it."""
         with self.reader.connect() as connection:
             yield connection
 
-    def warm(self) -> None:
-        """Open the connections that are kept, so that those who come first do not wait for them."""
-        engine = self.writer if self.writer.dialect.name == "postgresql" else self.reader
-        with ExitStack() as held:
-            for _ in range(min(KEPT, engine.pool.size())):  # type: ignore[attr-defined]  # a queue's
-                held.enter_context(engine.connect())
-
     def close(self) -> None:
-        """Close every connection; one that a thread still holds is closed when it comes back."""
+        """Close every connection; one in use is closed when its thread returns it."""
         self._closed = True
         self.reader.dispose()
         self.writer.dispose()
@@ -77,25 +67,11 @@ class Store:
 
 
 def _postgresql(url: str) -> Engine:
-    """Return the engine; what was used last is used first, for its process has the statements prepared."""
     engine = create_engine(
-        url, pool_size=KEPT, max_overflow=CONNECTIONS - KEPT, pool_use_lifo=True, pool_timeout=POOL_TIMEOUT_S
+        url, pool_size=KEPT, max_overflow=CONNECTIONS - KEPT, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S
     )
-    event.listen(engine, "handle_error", _forget_read_only)
-    event.listen(engine, "checkout", partial(_check_open, engine))
+    event.listen(engine, "handle_error", _replace_read_only)
     return engine
-
-
-def _check_open(engine: Engine, driver: Any, _record: object, _proxy: object) -> None:
-    """Replace a connection that ended while nobody used it. Only where something has arrived the server is asked."""
-    arrived = select.poll()
-    arrived.register(driver.fileno(), select.POLLIN)
-    if not arrived.poll(0):
-        return
-    try:
-        engine.dialect.do_ping(driver)
-    except engine.dialect.loaded_dbapi.Error as error:
-        raise InvalidatePoolError from error
 
 
 def _sqlite(url: str) -> tuple[Engine, Engine]:
@@ -103,39 +79,32 @@ def _sqlite(url: str) -> tuple[Engine, Engine]:
     if not path or path == ":memory:":
         raise ConfigurationError("ABLATE_DATABASE_URL needs a file for SQLite: API and background process share it")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).touch(mode=0o600, exist_ok=True)  # its journals get the same mode
+    Path(path).touch(mode=0o600, exist_ok=True)  # SQLite gives its journals the same mode
     writer = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
     more = CONNECTIONS - _KEPT_READERS
     reader = create_engine(url, pool_size=_KEPT_READERS, max_overflow=more, pool_timeout=POOL_TIMEOUT_S)
-    event.listen(writer, "connect", _prepare_writer)
+    event.listen(writer, "connect", partial(_prepare, ("synchronous=NORMAL", "foreign_keys=ON")))
     event.listen(writer, "begin", _begin_immediate)
-    event.listen(writer, "handle_error", _forget_read_only)
-    event.listen(reader, "connect", _prepare_reader)
+    event.listen(writer, "handle_error", _replace_read_only)
+    event.listen(reader, "connect", partial(_prepare, ("query_only=ON",)))
     return writer, reader
 
 
 def is_read_only(error: BaseException | None) -> bool:
-    """Tell whether a driver's error says that the database takes no changes."""
+    """Return whether a driver's error says that the database is read-only."""
     return getattr(error, "sqlstate", None) == _READ_ONLY or "readonly database" in str(error)
 
 
-def _forget_read_only(context: ExceptionContext) -> None:
-    """Open the connections anew: one that was opened while the database only read stays so for ever."""
+def _replace_read_only(context: ExceptionContext) -> None:
+    """Replace the connections after a read-only error: one opened while the database was read-only stays read-only."""
     if is_read_only(context.original_exception):
         context.is_disconnect = True
 
 
-def _prepare_writer(connection: Any, _record: object) -> None:
+def _prepare(pragmas: tuple[str, ...], connection: Any, _record: object) -> None:
     connection.isolation_level = None
     _use_wal(connection)
-    for pragma in ("synchronous=NORMAL", f"busy_timeout={BUSY_TIMEOUT_MS}", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _prepare_reader(connection: Any, _record: object) -> None:
-    connection.isolation_level = None
-    _use_wal(connection)
-    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "query_only=ON"):
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", *pragmas):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -146,7 +115,7 @@ def _prepare_reader(connection: Any, _record: object) -> None:
     reraise=True,
 )
 def _use_wal(connection: Any) -> None:
-    """Switch to write-ahead logging; on a new file SQLite does not wait for another process that does the same."""
+    """Switch to write-ahead logging. On a new file SQLite does not wait for another process that does it too."""
     connection.execute("PRAGMA journal_mode=WAL")
 
 

@@ -1,7 +1,7 @@
-"""The tables. Times are epoch seconds of the database's clock; JSON is stored as text, written once, never queried.
+"""The tables. Times are epoch seconds of the database's clock. JSON is text that is written once and never queried.
 
 Lock order, for databases with row locks: the node, blocks (by id), the ablation, then everything else. Events get their
-sequence number under the ablation's lock, so within one ablation a reader never sees a later event before an earlier.
+sequence numbers under the ablation's lock, so readers see the events of one ablation in order.
 """
 
 from sqlalchemy import (
@@ -117,8 +117,8 @@ ablations = Table(
     Column("plan", Text, nullable=False),
     Column("trial_timeout_s", Double, nullable=False),
     Column("device_minutes", Double, nullable=False),
-    Column("device_s", Double, nullable=False, default=0.0),  # of its attempts, whatever devices each had
-    Column("settled_s", Double, nullable=False, default=0.0),  # of those among them that finished their block
+    Column("device_s", Double, nullable=False, default=0.0),  # wall time of its attempts, regardless of devices
+    Column("settled_s", Double, nullable=False, default=0.0),  # wall time of the attempts that finished their block
     Column("priority", Integer, nullable=False, default=50),
     Column("turn", BigInteger, nullable=False, default=0),
     Column("submitted_by", String(64), nullable=False),
@@ -236,9 +236,9 @@ trials = Table(
     Column("tokens_per_s", Double),
     Column("loss", Double),
     Column("step_s", Double),
-    Column("started_at", Double),  # when it was first heard of in this attempt
+    Column("started_at", Double),  # time of the first heartbeat about it in this attempt
     Column("over_at", Double),
-    Column("runs_since", Double),  # when it was last heard to run where another one of its block had run
+    Column("runs_since", Double),  # when the heartbeats switched to it from another trial of the block
     Column("receipt_digest", String(71)),
     UniqueConstraint("ablation_id", "block_index", "position"),
 )

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,9 @@ def test_a_change_of_an_ablation_without_an_event_is_written(api: Api) -> None:
 
 def test_connections_that_the_server_ended_are_replaced_before_anybody_uses_them(tmp_path: Path) -> None:
     with running_api("postgresql", tmp_path) as api:
-        api.store.warm()
+        with ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(api.store.read())
         engine = create_engine(make_url(api.store.url).set(database="postgres"), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             ended = text("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = :name")

@@ -1,4 +1,4 @@
-"""Keys of nodes: which are trusted for whom, which were revoked, and who signed the blocks of an ablation."""
+"""Keys of nodes: trusted and revoked ones, and the signers of an ablation's blocks."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ from service.store.tables import attempts, blocks, node_keys, nodes, receipts, t
 
 
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:
-    """Return the signature of the block in which the receipt of a trial was reported; None where nobody signed."""
+    """Return the signature of the report that contained a trial's receipt; None if it is not signed."""
     query = (
         select(attempts.c.id, attempts.c.signature, nodes.c.id.label("node_id"), nodes.c.name)
         .join(receipts, receipts.c.attempt_id == attempts.c.id)
@@ -38,15 +38,15 @@ BY_REGISTRATION = "first registration"
 
 
 def admit(connection: Connection, node: str, key: str) -> None:
-    """Let `node` register with `key`: its first key counts, another one only after an operator trusted it.
+    """Let `node` register with `key`: its first key is trusted, another one only if an operator trusts it.
 
     Raises KeyRefused.
     """
-    known = list(connection.execute(select(node_keys).where((node_keys.c.key == key) | (node_keys.c.node == node))))
-    for row in known:
+    rows = list(connection.execute(select(node_keys).where((node_keys.c.key == key) | (node_keys.c.node == node))))
+    for row in rows:
         if row.key == key and row.revoked_at is not None:
             raise KeyRefused(f"key {key} of node '{row.node}' was revoked: {row.reason}")
-    own = {row.key for row in known if row.node == node and row.revoked_at is None}
+    own = {row.key for row in rows if row.node == node and row.revoked_at is None}
     if own and key not in own:
         raise KeyRefused(
             f"node '{node}' is known by key {', '.join(sorted(own))} and offers {key}; if it is the same machine with "
@@ -57,7 +57,7 @@ def admit(connection: Connection, node: str, key: str) -> None:
 
 
 def trust(connection: Connection, node: str, key: str, *, by: str) -> None:
-    """Trust `key` for `node` from now on, also after it was revoked."""
+    """Trust `key` for `node` from now on, even if it was revoked."""
     mine = (node_keys.c.key == key) & (node_keys.c.node == node)
     fresh = {"trusted_by": by, "trusted_at": db_now(), "revoked_at": None, "reason": None}
     if not connection.execute(update(node_keys).where(mine).values(**fresh)).rowcount:
@@ -65,7 +65,7 @@ def trust(connection: Connection, node: str, key: str, *, by: str) -> None:
 
 
 def replace(connection: Connection, node: str, key: str, *, by: str) -> None:
-    """Trust `key` for `node` in place of every other key of it."""
+    """Trust `key` for `node`, and revoke its other keys."""
     others = (node_keys.c.node == node) & (node_keys.c.key != key) & node_keys.c.revoked_at.is_(None)
     ended = {"revoked_at": db_now(), "reason": f"replaced by {key}"}
     connection.execute(update(node_keys).where(others).values(**ended))
@@ -73,44 +73,44 @@ def replace(connection: Connection, node: str, key: str, *, by: str) -> None:
 
 
 def revoke(connection: Connection, key: str, *, reason: str) -> None:
-    """Take nothing more that `key` signs; what was taken stays and can be found by it. Raises NotFound."""
+    """Accept no new signature of `key`; accepted receipts stay and still name it. Raises NotFound."""
     gone = {"revoked_at": db_now(), "reason": reason}
     if not connection.execute(update(node_keys).where(node_keys.c.key == key).values(**gone)).rowcount:
         raise NotFound(f"no node is known by key {key}")
 
 
 def refusals(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
-    """Return why keys are not trusted, by key."""
-    found = {}
+    """Return the reasons against the keys that are not trusted, by key."""
+    reasons = {}
     for key in sorted(keys):
         rows = list(connection.execute(select(node_keys).where(node_keys.c.key == key)))
         if not rows:
-            found[key] = "is not known here"
+            reasons[key] = "is not known here"
         elif all(row.revoked_at is not None for row in rows):
-            found[key] = f"was revoked: {rows[0].reason}"
-    return found
+            reasons[key] = f"was revoked: {rows[0].reason}"
+    return reasons
 
 
 def list_keys(connection: Connection) -> list[Row[Any]]:
-    """Return every key, revoked ones too."""
+    """Return every key, including revoked ones."""
     return list(connection.execute(select(node_keys).order_by(node_keys.c.node, node_keys.c.trusted_at)))
 
 
 def key_of_attempt(connection: Connection, attempt_id: str) -> str | None:
-    """Return the key that the node of an attempt registered."""
+    """Return the key that the node of an attempt registered with."""
     query = select(nodes.c.registration).join(attempts, attempts.c.node_id == nodes.c.id)
     row = connection.execute(query.where(attempts.c.id == attempt_id)).one()
     return NodeRegistration.model_validate_json(row.registration).public_key
 
 
 def store_signature(connection: Connection, attempt_id: str, signature: Signature) -> None:
-    """Keep what the node signed its report with."""
+    """Store the node's signature of a report."""
     mine = update(attempts).where(attempts.c.id == attempt_id)
     connection.execute(mine.values(signature=signature.model_dump_json()))
 
 
 def signers(connection: Connection, ablation_id: str) -> tuple[BlockSigner, ...]:
-    """Return who signed the finished blocks of an ablation."""
+    """Return the signers of the finished blocks of an ablation."""
     query = (
         select(nodes.c.id, nodes.c.name, attempts.c.signature, blocks.c["index"])
         .join(attempts, attempts.c.id == blocks.c.attempt_id)
@@ -128,7 +128,7 @@ def signers(connection: Connection, ablation_id: str) -> tuple[BlockSigner, ...]
 
 
 def imported_suffix(node_id: str) -> str:
-    """Return what follows the name of an imported node here: names of machines that reach nothing are not unique."""
+    """Return the suffix of an imported node's stored name, because names of offline machines are not unique."""
     return f" ({node_id})"
 
 

@@ -1,4 +1,4 @@
-"""Tokens and node keys: a name with a scope, and its secrets as SHA-256; several count while one is replaced."""
+"""Tokens of people and nodes: a name, a scope, and the SHA-256 of its secrets. Several are valid during a rotation."""
 
 import secrets
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from service.store.columns import db_now
 from service.store.tables import ablations, token_secrets, tokens
 
 SETTINGS = "settings"
-"""Creator of the tokens whose secrets the settings hold."""
+"""Creator of the tokens whose secrets are in the settings."""
 _KEY = "node/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewToken:
-    """A token that is wanted."""
+    """A token to create."""
 
     name: str
     scope: Scope
@@ -32,29 +32,29 @@ class NewToken:
 
 
 def node_token(node: str, node_class: str | None = None) -> NewToken:
-    """Return the token that is the key of a node; no token of a person can have its name."""
+    """Return the token for a node. No token of a person can have its name."""
     return NewToken(name=key_name(node), scope=Scope.WORKER, node=node, node_class=node_class)
 
 
 def key_name(node: str) -> str:
-    """Return the name of the token that is the key of `node`."""
+    """Return the name of the token of `node`."""
     return f"{_KEY}{node}"
 
 
 def node_of(name: str) -> str | None:
-    """Return the node whose key has this name, None for a token of a person."""
+    """Return the node whose token has this name, None for a token of a person."""
     return name.removeprefix(_KEY) if name.startswith(_KEY) else None
 
 
 def secret_digest(secret: str) -> str:
-    """Return what is stored of a secret."""
+    """Return the stored form of a secret."""
     return digest_bytes(secret.encode("utf-8", "surrogateescape"))
 
 
 def find(connection: Connection, digest: str) -> Row[Any] | None:
-    """Return the token behind a secret's digest, with `counts` and with `left_s` until that secret ends (None: never).
+    """Return the token of a secret's digest, with `counts` (whether it is valid) and `left_s` until the secret ends.
 
-    What was revoked or replaced is found too, and does not count.
+    Also returns revoked tokens and replaced secrets, which do not count. `left_s` is None if the secret never ends.
     """
     query = select(tokens, (token_secrets.c.ends_at - db_now()).label("left_s"), _secret_counts().label("counts"))
     query = query.join(token_secrets, token_secrets.c.token_id == tokens.c.id)
@@ -66,19 +66,19 @@ def _secret_counts() -> ColumnElement[bool]:
 
 
 def has_revoked_key(node: ColumnElement[str]) -> ColumnElement[bool]:
-    """Return the condition that the node of this name had a key and has none; what was imported never had one."""
+    """Return the condition that all keys of the node of this name are revoked; an imported node never had one."""
     of_nodes = select(tokens.c.node).where(tokens.c.node.is_not(None))
     lives = of_nodes.where(tokens.c.revoked_at.is_(None))
     return node.in_(of_nodes) & node.not_in(lives)
 
 
 def counts() -> ColumnElement[bool]:
-    """Return the condition under which a secret counts."""
+    """Return the condition that a secret has not ended."""
     return or_(token_secrets.c.ends_at.is_(None), token_secrets.c.ends_at > db_now())
 
 
 def create(connection: Connection, wanted: NewToken, *, by: str) -> str:
-    """Store a token and return its secret, which nobody can read again. Raises NameTaken."""
+    """Store a token and return its secret, which cannot be read again. Raises NameTaken."""
     secret = _fresh_secret()
     _add_secret(connection, _insert(connection, wanted, by=by), secret)
     return secret
@@ -113,7 +113,7 @@ def _add_secret(connection: Connection, token_id: str, secret: str) -> None:
 
 
 def rotate(connection: Connection, name: str, *, grace_s: float) -> str:
-    """Return a fresh secret of a token; the ones before it end after `grace_s`. Raises NotFound, TokenOfSettings."""
+    """Return a new secret of a token; its older ones end after `grace_s`. Raises NotFound, TokenOfSettings."""
     token = _changeable(connection, name)
     _end(connection, token.id, after_s=grace_s)
     secret = _fresh_secret()
@@ -122,14 +122,14 @@ def rotate(connection: Connection, name: str, *, grace_s: float) -> str:
 
 
 def end_old_secrets(connection: Connection, name: str) -> None:
-    """End every secret of a token but the newest, now. Raises NotFound, TokenOfSettings."""
+    """End every secret of a token except the newest, now. Raises NotFound, TokenOfSettings."""
     token = _changeable(connection, name)
     newest = select(func.max(token_secrets.c.created_at)).where(token_secrets.c.token_id == token.id)
     _end(connection, token.id, token_secrets.c.created_at < newest.scalar_subquery())
 
 
 def revoke(connection: Connection, name: str, *, reason: str) -> None:
-    """End a token: its name is free again, and what it did stays under its id. Raises NotFound, TokenOfSettings."""
+    """End a token. Its name becomes free, and its ablations keep its id. Raises NotFound, TokenOfSettings."""
     token = _changeable(connection, name)
     _end(connection, token.id)
     gone = {"revoked_at": db_now(), "reason": reason}
@@ -137,7 +137,7 @@ def revoke(connection: Connection, name: str, *, reason: str) -> None:
 
 
 def set_quota(connection: Connection, name: str, device_minutes: float | None) -> None:
-    """Let the ablations of a token use so many device minutes in all, None for no limit. Raises NotFound, Invalid."""
+    """Limit the device minutes of all ablations of a token; None for no limit. Raises NotFound, Invalid."""
     if node_of(name) is not None:
         raise Invalid(f"'{name}' is the key of a node, which submits nothing; a quota limits tokens that submit")
     token = _changeable(connection, name)
@@ -152,7 +152,7 @@ def _end(connection: Connection, token_id: str, *which: ColumnElement[bool], aft
 
 
 def _changeable(connection: Connection, name: str) -> Row[Any]:
-    token = _found(_live(connection, name, lock=True), name)
+    token = _require(_live(connection, name, lock=True), name)
     if token.created_by == SETTINGS:
         variable = "ABLATE_WORKER_TOKEN" if token.scope == Scope.WORKER else "ABLATE_ADMIN_TOKEN"
         raise TokenOfSettings(f"the secret of '{name}' comes from the service's settings; change {variable} there")
@@ -164,7 +164,7 @@ def _live(connection: Connection, name: str, *, lock: bool = False) -> Row[Any] 
     return connection.execute(query.with_for_update() if lock else query).first()
 
 
-def _found(token: Row[Any] | None, name: str) -> Row[Any]:
+def _require(token: Row[Any] | None, name: str) -> Row[Any]:
     if token is None:
         node = node_of(name)
         none = f"there is no token {name!r}; ablate tokens list shows all"
@@ -173,52 +173,52 @@ def _found(token: Row[Any] | None, name: str) -> Row[Any]:
 
 
 def list_tokens(connection: Connection) -> list[Row[Any]]:
-    """Return every token, revoked ones too, by name."""
+    """Return every token by name, including revoked ones."""
     return list(connection.execute(select(tokens).order_by(tokens.c.name, tokens.c.created_at)))
 
 
 def get_token(connection: Connection, name: str) -> Row[Any]:
     """Return a token that is not revoked. Raises NotFound."""
-    return _found(_live(connection, name), name)
+    return _require(_live(connection, name), name)
 
 
 def secrets_of(connection: Connection, token_ids: Sequence[str]) -> list[Row[Any]]:
-    """Return (token id, created at, ends at) of every secret that counts now, oldest first."""
+    """Return (token id, created at, ends at) of every valid secret, oldest first."""
     query = select(token_secrets.c.token_id, token_secrets.c.created_at, token_secrets.c.ends_at)
     mine = token_secrets.c.token_id.in_(token_ids)
     return list(connection.execute(query.where(mine, counts()).order_by(token_secrets.c.created_at)))
 
 
 def replace_settings_tokens(connection: Connection, wanted: Sequence[tuple[NewToken, str]]) -> None:
-    """Make these tokens and secrets the only ones that the settings hold. Raises ConfigurationError."""
-    held = [(_of_settings(connection, token), secret) for token, secret in wanted]
+    """Make these the only tokens and secrets of the settings. Raises ConfigurationError."""
+    current = [(_of_settings(connection, token), secret) for token, secret in wanted]
     ours = select(tokens.c.id).where(tokens.c.created_by == SETTINGS)
     connection.execute(delete(token_secrets).where(token_secrets.c.token_id.in_(ours)))
-    unwanted = (tokens.c.created_by == SETTINGS) & tokens.c.id.not_in([token_id for token_id, _ in held])
+    unwanted = (tokens.c.created_by == SETTINGS) & tokens.c.id.not_in([token_id for token_id, _ in current])
     gone = {"revoked_at": db_now(), "reason": "no longer in the settings"}
     connection.execute(update(tokens).where(unwanted, tokens.c.revoked_at.is_(None)).values(**gone))
-    for token_id, secret in held:
+    for token_id, secret in current:
         try:
             _add_secret(connection, token_id, secret)
         except IntegrityError as error:
-            raise ConfigurationError("a secret in the settings is that of a token which was created here") from error
+            raise ConfigurationError("a secret in the settings belongs to another token of this database") from error
 
 
 def _of_settings(connection: Connection, wanted: NewToken) -> str:
-    """Return the id of the settings' token of this name, locked, stored if it is not there."""
-    known = _live(connection, wanted.name, lock=True)
-    if known is None:
+    """Lock the token of this name from the settings, or create it; return its id."""
+    token = _live(connection, wanted.name, lock=True)
+    if token is None:
         return _insert(connection, wanted, by=SETTINGS)
-    if known.created_by != SETTINGS:
+    if token.created_by != SETTINGS:
         raise ConfigurationError(
-            f"the settings hold a secret for '{wanted.name}', to which {known.created_by} gave another one at "
-            f"{known.created_at:.0f} s; revoke that, or leave ABLATE_WORKER_TOKEN unset"
+            f"the settings have a secret for '{wanted.name}', but {token.created_by} created another one at "
+            f"{token.created_at:.0f} s; revoke that one, or leave ABLATE_WORKER_TOKEN unset"
         )
-    return str(known.id)
+    return str(token.id)
 
 
 def check_owner(connection: Connection, principal: Principal, ablation_id: str) -> None:
-    """Raise NotOwner unless the principal may change the ablation: operators any, others what they submitted.
+    """Raise NotOwner unless the principal may change the ablation: operators any, others only their own.
 
     Raises NotFound.
     """
@@ -228,6 +228,6 @@ def check_owner(connection: Connection, principal: Principal, ablation_id: str) 
         raise NotFound(f"there is no ablation {ablation_id!r}")
     if row.token_id != principal.token_id and not principal.scope.includes(Scope.OPERATE):
         raise NotOwner(
-            f"ablation {ablation_id} was submitted by '{row.submitted_by}'; token '{principal.name}' may change what "
-            "it submitted itself, a token with scope 'operate' everything"
+            f"ablation {ablation_id} was submitted by '{row.submitted_by}'; token '{principal.name}' may "
+            "change only its own ablations, a token with scope 'operate' all"
         )

@@ -1,7 +1,7 @@
-"""Signing in to the pages: a link that counts once and briefly, and the session that it becomes.
+"""Signing in to the pages: a short-lived link that works once, and the session that it becomes.
 
-Both are secrets of which the digest is stored, beside the digest of the token's secret that asked for them: when that
-one ends, by revoking or replacing the token, so do they.
+Both are secrets; the digests are stored, with the digest of the token's secret that asked for them. They end with that
+secret.
 """
 
 import secrets
@@ -17,20 +17,20 @@ from service.store.tables import token_secrets, web_sessions
 from service.store.tables import tokens as token_rows
 
 LINK_S = 120.0
-"""So long counts a link that nobody used."""
+"""Lifetime of an unused link, in seconds."""
 SESSION_S = 12 * 3600.0
-"""So long counts a session: a working day."""
+"""Lifetime of a session, in seconds: a working day."""
 
 
 class SecretKind(StrEnum):
-    """What a secret of the pages is for."""
+    """The purpose of a secret of the pages."""
 
     LINK = "link"
     SESSION = "session"
 
 
 def add_link(connection: Connection, token_id: str, secret_digest: str, scope: Scope) -> str:
-    """Store a link for the holder of a token's secret and return the link's secret; forget what has ended."""
+    """Store a link for a token's secret and return the link's secret; delete ended links and sessions."""
     connection.execute(delete(web_sessions).where(web_sessions.c.ends_at <= db_now()))
     return _add(connection, SecretKind.LINK, token_id, secret_digest, scope)
 
@@ -44,11 +44,11 @@ def _add(connection: Connection, kind: SecretKind, token_id: str, secret_digest:
 
 
 def find(connection: Connection, kind: SecretKind, secret: str) -> Row[Any] | None:
-    """Return the token behind a link or a session, with `session_scope`: what it may do. None where none counts."""
-    return connection.execute(_counting(kind, secret)).first()
+    """Return the token behind a valid link or session, with its `session_scope`; None if it is not valid."""
+    return connection.execute(_valid(kind, secret)).first()
 
 
-def _counting(kind: SecretKind, secret: str) -> Select[Any]:
+def _valid(kind: SecretKind, secret: str) -> Select[Any]:
     query = select(token_rows, web_sessions.c.scope.label("session_scope"), web_sessions.c.secret_digest)
     query = query.join(web_sessions, web_sessions.c.token_id == token_rows.c.id)
     query = query.join(token_secrets, token_secrets.c.digest == web_sessions.c.secret_digest)
@@ -57,9 +57,9 @@ def _counting(kind: SecretKind, secret: str) -> Select[Any]:
 
 
 def use_link(connection: Connection, secret: str) -> str | None:
-    """Turn a link into a session and return the session's secret; None for a link that does not count any more.
+    """Turn a link into a session and return the session's secret; None if the link is not valid.
 
-    Of several who use a link at the same moment, one deletes it and gets a session.
+    Of several concurrent users of a link, the one that deletes it gets a session.
     """
     row = find(connection, SecretKind.LINK, secret)
     if row is None or not _delete(connection, secret):
@@ -68,7 +68,7 @@ def use_link(connection: Connection, secret: str) -> str | None:
 
 
 def end(connection: Connection, secret: str) -> None:
-    """End a session; again changes nothing."""
+    """End a session. A second call changes nothing."""
     _delete(connection, secret)
 
 

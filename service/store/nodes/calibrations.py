@@ -1,4 +1,4 @@
-"""A/A blocks in the database, and the calibrations and the ledger that follow from them."""
+"""Stored A/A blocks, and the calibrations and the ledger computed from them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,10 +16,12 @@ from experiments.records.receipts import Receipt
 from service.store.tables import aa_blocks
 
 
-def store_aa_blocks(connection: Connection, ablation_id: str, found: Iterable[tuple[CalibrationKey, AABlock]]) -> None:
-    """Store the A/A blocks of an ablation; those that are there stay as they are."""
+def store_aa_blocks(
+    connection: Connection, ablation_id: str, new_blocks: Iterable[tuple[CalibrationKey, AABlock]]
+) -> None:
+    """Store the A/A blocks of an ablation; stored ones stay as they are."""
     query = select(aa_blocks.c.block_index).where(aa_blocks.c.ablation_id == ablation_id)
-    there = set(connection.execute(query).scalars())
+    stored = set(connection.execute(query).scalars())
     rows = [
         {
             "ablation_id": ablation_id,
@@ -29,8 +31,8 @@ def store_aa_blocks(connection: Connection, ablation_id: str, found: Iterable[tu
             "key": key.model_dump_json(),
             "payload": block.model_dump_json(),
         }
-        for key, block in found
-        if block.block_index not in there
+        for key, block in new_blocks
+        if block.block_index not in stored
     ]
     if rows:
         connection.execute(insert(aa_blocks), rows)
@@ -55,14 +57,14 @@ def read_calibrations(
 
 
 def read_ledger(connection: Connection) -> Ledger:
-    """Return the false words over all A/A ablations that the service knows."""
+    """Return the counts of false verdicts over all A/A ablations of this service."""
     return keep_ledger(read_calibrations(connection))
 
 
 def read_admission(
     connection: Connection, ablation_id: str, spec: AblationSpec, receipts: Sequence[Receipt]
 ) -> Admission:
-    """Return whether the A/A blocks that the service knows allow words about an ablation."""
+    """Return whether the stored A/A blocks allow verdicts about speed for an ablation."""
     node_class = spec.placement.node_class
     return admission_of(
         spec,

@@ -1,6 +1,6 @@
-"""What keeps a node from taking work: an operator drains it, or it is quarantined because its work keeps breaking.
+"""Stopped nodes: an operator drains a node, or it is quarantined because its attempts keep breaking.
 
-A stopped node finishes the block that it runs and gets no other, until an operator resumes it.
+A stopped node finishes its running block and gets no other until an operator resumes it.
 """
 
 from typing import Any
@@ -17,21 +17,21 @@ from service.store.tables import attempts, nodes
 
 _ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
 _LOOK_BACK = 30
-"""Attempts of a node that are looked at."""
+"""Newest attempts of a node that are read."""
 
 
 def drain(connection: Connection, name: str, *, by: str) -> None:
-    """Let a node finish its block and give it no other. Raises NotFound."""
+    """Let a node finish its block, then give it no work. Raises NotFound."""
     _change(connection, name, draining=True, stopped_by=by, stopped_at=db_now())
 
 
 def quarantine(connection: Connection, name: str, reason: str, *, by: str) -> None:
-    """Give a node nothing more, for a reason that people read; a running block goes on. Raises NotFound."""
+    """Give a node no new block, for a reason that operators read. Raises NotFound."""
     _change(connection, name, quarantined_reason=storable(reason), stopped_by=by, stopped_at=db_now())
 
 
 def resume(connection: Connection, name: str) -> None:
-    """Give a node work again; what broke on it until now does not count any more. Raises NotFound."""
+    """Give a node work again; its earlier broken attempts no longer count. Raises NotFound."""
     stopped: dict[str, Any] = {"draining": False, "quarantined_reason": None, "stopped_by": None, "stopped_at": None}
     _change(connection, name, **stopped, resumed_at=db_now())
 
@@ -43,26 +43,25 @@ def _change(connection: Connection, name: str, **values: Any) -> None:
 
 
 def note_device(connection: Connection, node_id: str, state: DeviceHealth, reason: str | None) -> bool:
-    """Quarantine a node that says so of its device; return whether it says "ok", which ends no quarantine."""
+    """Quarantine a node that reports a bad device; return whether it reports "ok", which ends no quarantine."""
     if state is DeviceHealth.OK:
         return True
-    told = f"its worker says: {reason or 'no reason given'}"
-    _stop(connection, node_id, told, by="worker")
+    _stop(connection, node_id, f"its worker says: {reason or 'no reason given'}", by="worker")
     return False
 
 
 def _stop(connection: Connection, node_id: str, reason: str, *, by: str) -> bool:
-    """Quarantine a node unless it is already; tell whether this did."""
+    """Quarantine a node unless it is quarantined; return whether this call did it."""
     healthy = (nodes.c.id == node_id, nodes.c.quarantined_reason.is_(None))
     values = {"quarantined_reason": storable(reason), "stopped_by": by, "stopped_at": db_now()}
     return bool(connection.execute(update(nodes).where(*healthy).values(**values)).rowcount)
 
 
 def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | None:
-    """Quarantine a node whose last attempts broke for its sake; return the reason, None when it goes on.
+    """Quarantine a node after `limit` broken attempts in a row (0: never); return the reason, None if it goes on.
 
-    Attempts since its last finished block count that ended by a class which speaks against the node: `limit` in a row
-    (0 for never), over different work. An ablation that broke so on another node too is no evidence against this one.
+    Counts attempts since its last finished block whose failure class speaks against the node. They must come from
+    different work. An ablation that broke in such a way on another node too does not count.
     """
     if limit == 0:
         return None
@@ -77,21 +76,21 @@ def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | Non
 
 
 def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:
-    """Return what broke on a node since its last finished block and since it was resumed, newest first."""
+    """Return the attempts that broke on a node since its last finished block and its last resume, newest first."""
     since = select(nodes.c.resumed_at).where(nodes.c.id == node_id).scalar_subquery()
     query = select(attempts).where(attempts.c.node_id == node_id, attempts.c.ended_at > since)
     query = query.where(attempts.c.state.in_(_ENDED)).order_by(attempts.c.started_at.desc()).limit(_LOOK_BACK)
-    found = []
+    broken = []
     for row in connection.execute(query):
         if row.state == AttemptState.DONE:
             break
         if row.failure_class in SPEAKS_AGAINST_NODE:
-            found.append(row)
-    return found
+            broken.append(row)
+    return broken
 
 
 def _broken_elsewhere(connection: Connection, node_id: str, broken: list[Row[Any]]) -> set[str]:
-    """Return the ablations among those of `broken` that broke by such a class on another node as well."""
+    """Return the ablations of `broken` that also broke on another node, by a class that speaks against nodes."""
     query = select(attempts.c.ablation_id).where(
         attempts.c.ablation_id.in_(sorted({row.ablation_id for row in broken})),
         attempts.c.node_id != node_id,
@@ -102,9 +101,10 @@ def _broken_elsewhere(connection: Connection, node_id: str, broken: list[Row[Any
 
 
 def _work(row: Row[Any]) -> tuple[str, str]:
-    """Return what an attempt tells apart: a whole ablation where the trial died, which an arm does as well.
+    """Return a key for "the same work".
 
-    A lost device, or a worker that fell silent, is told by the arm; where that is not known, by the attempt.
+    For a trial that died without a receipt, that is the ablation, because an arm can cause it. Otherwise it is the arm,
+    or the attempt if no arm is named.
     """
     if row.failure_class == FailureClass.NO_RECEIPT:
         return row.ablation_id, ""

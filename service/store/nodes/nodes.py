@@ -1,11 +1,11 @@
-"""Nodes: what registered, with which key, and who was heard lately."""
+"""Nodes: registration, the time of the last call, and the trials that run on them."""
 
 import json
 import re
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
 from experiments.outcomes import BlockState, TrialState
@@ -19,41 +19,10 @@ from service.store.nodes.placement import lanes_that_ran
 from service.store.tables import ablations, attempts, blocks, events, nodes, trials
 
 MOST_POINTS = 400
-"""Heartbeats of one trial that are read, the newest."""
-
-
-def runs_now() -> ColumnElement[bool]:
-    """Return the condition for the one trial of a block that runs now: the last that was heard to run.
-
-    Trials start in their block's order and one runs at a time; in slices the others wait for their turn.
-    """
-    other = trials.alias("other")
-    since, other_since = func.coalesce(trials.c.runs_since, 0), func.coalesce(other.c.runs_since, 0)
-    later = (other_since > since) | ((other_since == since) & (other.c.position > trials.c.position))
-    beside = (other.c.block_id == trials.c.block_id, other.c.state == TrialState.RUNNING)
-    return (trials.c.state == TrialState.RUNNING) & ~select(other.c.id).where(*beside, later).exists()
-
-
-def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
-    """Return the trials that run, with the node's name."""
-    query = select(trials, nodes.c.name.label("node")).join(blocks, blocks.c.id == trials.c.block_id)
-    query = query.outerjoin(nodes, nodes.c.id == blocks.c.node_id)
-    mine = (trials.c.ablation_id == ablation_id, runs_now())
-    return list(connection.execute(query.where(*mine).order_by(trials.c.block_index, trials.c.position).limit(limit)))
-
-
-def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
-    """Return what a running trial told of itself, oldest first: steps done, tokens per second, loss."""
-    told = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
-    newest = select(events.c.data).where(*told).order_by(events.c.seq.desc()).limit(MOST_POINTS)
-    return [json.loads(data) for data in connection.execute(newest).scalars()][::-1]
-
-
+"""Newest heartbeats of a trial that are read."""
 EVER_S = 1e12
-"""A silence that no node reaches: all that ever registered."""
+"""A silence that includes every registered node."""
 _ID = re.compile(id_pattern("nod"))
-_WITHOUT_REGISTRATION = [column for column in nodes.c if column.name != "registration"]
-_SEEN = update(nodes).where(nodes.c.id == bindparam("node")).values(seen_at=db_now()).returning(*_WITHOUT_REGISTRATION)
 
 
 def check_key(principal: Principal, name: str, node_class: str) -> None:
@@ -71,9 +40,9 @@ def check_key(principal: Principal, name: str, node_class: str) -> None:
 
 
 def register(connection: Connection, name: str, registration: NodeRegistration, *, silent_s: float) -> str:
-    """Store what a node found on itself; return the node's id, the same for the same name.
+    """Store a node's registration; return its id, the same for the same name.
 
-    Raises NodeTaken when a node of this name that was heard within `silent_s` is of another class.
+    Raises NodeTaken if a node of this name but another class called within `silent_s`.
     """
     values = {
         "node_class": registration.node_class,
@@ -84,70 +53,56 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "seen_at": db_now(),
     }
     query = select(nodes.c.id, nodes.c.node_class, (db_now() - nodes.c.seen_at).label("silent_s"))
-    known = connection.execute(query.where(nodes.c.name == name).with_for_update()).first()
-    if known is None:
+    node = connection.execute(query.where(nodes.c.name == name).with_for_update()).first()
+    if node is None:
         node_id = new_id("nod")
         connection.execute(insert(nodes).values(id=node_id, name=name, **values))
         return node_id
-    if known.node_class != registration.node_class and known.silent_s <= silent_s:
+    if node.node_class != registration.node_class and node.silent_s <= silent_s:
         raise NodeTaken(
-            f"node '{name}' is of class '{known.node_class}' and was heard {known.silent_s:.1f} s ago; it cannot "
+            f"node '{name}' is of class '{node.node_class}' and was heard {node.silent_s:.1f} s ago; it cannot "
             f"register as '{registration.node_class}' before it was silent for {silent_s:g} s"
         )
-    connection.execute(update(nodes).where(nodes.c.id == known.id).values(**values))
-    return str(known.id)
+    connection.execute(update(nodes).where(nodes.c.id == node.id).values(**values))
+    return str(node.id)
 
 
 def mark_seen(connection: Connection, node_id: str, *, owner: str | None) -> Row[Any]:
-    """Note that the node of the key `owner` spoke, and lock it; return it.
+    """Lock the node of the key `owner`, store the time of its call, and return it.
 
-    Raises NotFound for an unknown node, Forbidden for one that the key does not belong to.
+    Raises NotFound for an unknown node, Forbidden for another node than the key's.
     """
     if not _ID.fullmatch(node_id):
         raise NotFound(f"{ascii(node_id)[:80]} is not a node id; PUT /v1/nodes/{{name}} returns one")
-    row = connection.execute(_SEEN, {"node": node_id}).first()
+    seen = update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now()).returning(nodes)
+    row = connection.execute(seen).first()
     if row is None:
         raise NotFound(f"node {node_id!r} is not registered; PUT /v1/nodes/{{name}} first")
     _check_owner(f"node {node_id} is '{row.name}'", row.name, owner)
     return row
 
 
-_OF_ATTEMPT = select(attempts.c.node_id).where(attempts.c.id == bindparam("attempt"))
-_ATTEMPT_SEEN = (
-    update(nodes)
-    .where(nodes.c.id == _OF_ATTEMPT.scalar_subquery())
-    .values(seen_at=db_now())
-    .returning(nodes.c.id, nodes.c.name)
-)
-_NODE = select(nodes.c.id, nodes.c.name).where(nodes.c.id == _OF_ATTEMPT.scalar_subquery())
-
-
 def mark_attempt_seen(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
-    """Note that the node to which an attempt was given spoke, and lock it; return the node's id.
+    """Lock the node of an attempt and store the time of its call; return the node's id.
 
-    Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
+    Raises NotFound, and Forbidden if `owner`, the node of the caller's key, is another one.
     """
-    return _node_of(attempt_id, connection.execute(_ATTEMPT_SEEN, {"attempt": attempt_id}).first(), owner)
+    node_id = node_of_attempt(connection, attempt_id, owner=owner)
+    connection.execute(update(nodes).where(nodes.c.id == node_id).values(seen_at=db_now()))
+    return node_id
 
 
 def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
-    """Return the id of the node that an attempt was given to.
+    """Return the id of the node of an attempt.
 
-    Raises NotFound, and Forbidden when that is not the node that the key `owner` belongs to.
+    Raises NotFound, and Forbidden if `owner`, the node of the caller's key, is another one.
     """
-    return _node_of(attempt_id, connection.execute(_NODE, {"attempt": attempt_id}).first(), owner)
-
-
-def _node_of(attempt_id: str, row: Row[Any, Any] | None, owner: str | None) -> str:
+    query = select(nodes.c.id, nodes.c.name).join(attempts, attempts.c.node_id == nodes.c.id)
+    row = connection.execute(query.where(attempts.c.id == attempt_id)).first()
     if row is None:
         raise NotFound(f"there is no attempt {attempt_id!r}")
-    check_owner(attempt_id, row.name, owner)
+    _check_owner(f"attempt {attempt_id} was given to node '{row.name}'", row.name, owner)
     return str(row.id)
-
-
-def check_owner(attempt_id: str, node: str, owner: str | None) -> None:
-    """Raise Forbidden unless the key `owner` is that of the node that an attempt was given to."""
-    _check_owner(f"attempt {attempt_id} was given to node '{node}'", node, owner)
 
 
 def _check_owner(what: str, name: str, owner: str | None) -> None:
@@ -156,15 +111,48 @@ def _check_owner(what: str, name: str, owner: str | None) -> None:
 
 
 def list_nodes(connection: Connection) -> list[Row[Any]]:
-    """Return every node with the seconds since it spoke, and whether its key is revoked."""
+    """Return every node with the seconds since its last call, and whether its key is revoked."""
     query = select(
         nodes, (db_now() - nodes.c.seen_at).label("silent_s"), has_revoked_key(nodes.c.name).label("revoked")
     )
     return list(connection.execute(query.order_by(nodes.c.name)))
 
 
+def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
+    """Return the number of nodes that called within `silent_s`, by node class."""
+    query = select(nodes.c.node_class, func.count()).where(nodes.c.seen_at > db_now() - silent_s)
+    return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}
+
+
+def runs_now() -> ColumnElement[bool]:
+    """Return the condition for the one trial of a block that runs now, by the newest heartbeat.
+
+    Trials start in their block's order and run one at a time. In slices the others wait for their turn.
+    """
+    other = trials.alias("other")
+    since, other_since = func.coalesce(trials.c.runs_since, 0), func.coalesce(other.c.runs_since, 0)
+    later = (other_since > since) | ((other_since == since) & (other.c.position > trials.c.position))
+    beside = (other.c.block_id == trials.c.block_id, other.c.state == TrialState.RUNNING)
+    return (trials.c.state == TrialState.RUNNING) & ~select(other.c.id).where(*beside, later).exists()
+
+
+def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
+    """Return the running trials with the names of their nodes."""
+    query = select(trials, nodes.c.name.label("node")).join(blocks, blocks.c.id == trials.c.block_id)
+    query = query.outerjoin(nodes, nodes.c.id == blocks.c.node_id)
+    mine = (trials.c.ablation_id == ablation_id, runs_now())
+    return list(connection.execute(query.where(*mine).order_by(trials.c.block_index, trials.c.position).limit(limit)))
+
+
+def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
+    """Return the progress of a running trial, oldest first: steps done, tokens per second, loss."""
+    own = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
+    newest = select(events.c.data).where(*own).order_by(events.c.seq.desc()).limit(MOST_POINTS)
+    return [json.loads(data) for data in connection.execute(newest).scalars()][::-1]
+
+
 def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """Return by node's id the blocks that it runs: ablation, its name, block_index, arms of the trials that run."""
+    """Return the running blocks by node id: ablation, name, block_index, and the arms of its running trials."""
     query = (
         select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], trials.c.arm)
         .join(ablations, ablations.c.id == blocks.c.ablation_id)
@@ -172,14 +160,9 @@ def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
         .where(blocks.c.state == BlockState.RUNNING)
         .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
     )
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_node: dict[str, list[dict[str, Any]]] = {}
     for (node_id, *block), rows in groupby(connection.execute(query), key=lambda row: row[:4]):
-        told = dict(zip(("ablation", "name", "block_index"), block, strict=True))
-        found.setdefault(node_id, []).append({**told, "arms": [row.arm for row in rows if row.arm is not None]})
-    return found
-
-
-def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
-    """Return the number of nodes heard within `silent_s`, by node class."""
-    query = select(nodes.c.node_class, func.count()).where(nodes.c.seen_at > db_now() - silent_s)
-    return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}
+        ablation = dict(zip(("ablation", "name", "block_index"), block, strict=True))
+        arms = [row.arm for row in rows if row.arm is not None]
+        by_node.setdefault(node_id, []).append({**ablation, "arms": arms})
+    return by_node
