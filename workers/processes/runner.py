@@ -103,7 +103,7 @@ class TrialRunner:
         self._preempted = preempted
 
     def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
-        """Run `order` until it ends, its time is up, or it has to stop for a lease, the service or our own end."""
+        """Run `order` until it ends, times out, or has to stop for its lease, the service or this worker's end."""
         with self.started(order, lease, timeout_s=timeout_s) as trial:
             self.follow(trial, lease)
             return self.end(trial, lease)
