@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Path, Request
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from pydantic_core import from_json
 from starlette.convertors import Convertor, register_url_convertor
 
 from experiments.design.load import CONTENT_TYPES
 from experiments.errors import SpecProblem
 from experiments.ids import id_pattern
-from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
+from service.errors import Forbidden, Invalid, UnsupportedMediaType
 from service.http.authentication import Authenticator, RateLimiter
 from service.principals import Principal, Scope
 from service.queue.wake_ups import WakePublisher
@@ -43,27 +43,21 @@ class Services:
 
 
 async def _services(request: Request) -> Services:
-    return _services_of(request)
-
-
-def _services_of(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
 
-def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
-    """Return the dependency that allows tokens with `scope` (None: any) and enforces their rate limit."""
+ServicesDep = Annotated[Services, Depends(_services)]
 
-    async def check(
-        request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-    ) -> Principal:
-        services = _services_of(request)
-        if credentials is None:
-            raise Unauthorized
-        secret = credentials.credentials
-        principal = services.authenticator.cached(secret)
-        if principal is None:
-            principal = await to_thread.run_sync(services.authenticator.lookup, secret)
+
+def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
+    """Return the dependency that allows tokens with `scope` (None: any) and enforces their rate limit.
+
+    The middleware has looked the principal up.
+    """
+
+    async def check(request: Request, services: ServicesDep, _: Annotated[Any, Depends(_bearer)]) -> Principal:
+        principal: Principal = request.state.principal
         if scope is not None and not principal.scope.includes(scope):
             raise Forbidden(f"this needs a token with scope '{scope}'; this one has '{principal.scope}'")
         services.limiter.spend(principal.token_id)
@@ -72,7 +66,6 @@ def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
     return check
 
 
-ServicesDep = Annotated[Services, Depends(_services)]
 Reader = Annotated[Principal, Depends(requires(Scope.READ))]
 Submitter = Annotated[Principal, Depends(requires(Scope.SUBMIT))]
 Operator = Annotated[Principal, Depends(requires(Scope.OPERATE))]

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -30,17 +29,11 @@ REQUESTS = Counter("ablate_requests_total", "Requests answered.", ["method", "ro
 SECONDS = Histogram("ablate_request_seconds", "Seconds until the answer was sent.", ["route"])
 
 
-@lru_cache(maxsize=2048)
-def _children(method: str, route: str, status: int) -> tuple[Any, Any]:
-    return REQUESTS.labels(method, route, str(status)), SECONDS.labels(route)
-
-
 def observe_request(scope: Mapping[str, Any], status: int, seconds: float) -> None:
     """Count one answered request under its route's template."""
     route = getattr(scope.get("route"), "path_format", "unmatched")
-    counter, histogram = _children(scope["method"], route, status)
-    counter.inc()
-    histogram.observe(seconds)
+    REQUESTS.labels(scope["method"], route, str(status)).inc()
+    SECONDS.labels(route).observe(seconds)
 
 
 class StoreCollector(Collector):

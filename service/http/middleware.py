@@ -121,6 +121,7 @@ class RequestMiddleware:
                 answer.headers["Connection"] = "close"  # instead of reading an unwanted body
             await answer(scope, receive, send)
             return
+        scope["state"]["principal"] = principal
         with self._budget.share() as take:
             limit = self._limit(scope["path"], principal)
             await self._app(scope, _limited(receive, headers, limit, take), send)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import yaml
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
@@ -40,19 +41,7 @@ JSON_EXAMPLE: dict[str, Any] = {
     "labels": {"team": "kernels"},
 }
 
-YAML_EXAMPLE = """\
-ablation: psiv-cache
-question: Does caching PsiV raise step throughput without costing memory or loss?
-workload: {recipe: hybrid-tiny, steps: {warmup: 2, timed: 6}}
-baseline: {gates: {schedule: chunk_parallel, chunk_size: 16}}
-variants:
-  psiv-on: {gates: {psiv_cache: true}}
-  chunk-32: {gates: {chunk_size: 32}}
-design: {seeds: [1, 2, 3], blocks: {count: 6}, order_seed: 20261120}
-placement: {node_class: cpu, devices: 1}
-verdict:
-  primary: {metric: tokens_per_s, margin: 2%, adopt_if: 5%}
-"""
+YAML_EXAMPLE = yaml.safe_dump(JSON_EXAMPLE, sort_keys=False)
 
 
 def install(app: FastAPI) -> None:

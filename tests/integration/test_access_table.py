@@ -237,11 +237,10 @@ def test_foreign_attempts_ablations_and_nodes_are_refused_by_name(world: World) 
     block = world.attempt()
     body = {"token": block["token"], "failure_class": "preempted", "message": "x"}
     ask = Ask("POST", f"/v1/attempts/{block['attempt_id']}:release", body)
-    assert send(world, ask, "node-b").json()["detail"] == (
-        f"attempt {block['attempt_id']} was given to node 'node-a', and this key belongs to node 'node-b'"
-    )
-    told = send(world, REGISTERED, "node-b").json()["detail"]
-    assert told.startswith("this key belongs to node 'node-b' and cannot register 'node-a'")
+    detail = send(world, ask, "node-b").json()["detail"]
+    assert all(word in detail for word in (block["attempt_id"], "'node-a'", "'node-b'"))
+    detail = send(world, REGISTERED, "node-b").json()["detail"]
+    assert detail.startswith("this key belongs to node 'node-b' and cannot register 'node-a'")
     ablation = world.ablation()
-    told = send(world, Ask("POST", f"/v1/ablations/{ablation}:cancel"), "other").json()["detail"]
-    assert told.startswith(f"ablation {ablation} was submitted by 'owner'; token 'other' may change what it submitted")
+    detail = send(world, Ask("POST", f"/v1/ablations/{ablation}:cancel"), "other").json()["detail"]
+    assert all(word in detail for word in (ablation, "'owner'", "'other'", "'operate'"))
