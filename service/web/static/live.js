@@ -1,4 +1,4 @@
-/* Keeps the live parts of a page fresh: a stream of events says when, the server says what. */
+/* Replaces the live sections of a page after each event of the stream, with HTML from the server. */
 (() => {
   "use strict";
   const main = document.querySelector("main[data-events]");
@@ -8,10 +8,10 @@
   const shown = new Map();
   let source = null;
   let last = "";
-  let wanted = false;
-  let asking = false;
+  let again = false;
+  let loading = false;
 
-  const tell = (text) => { document.getElementById("live-state").textContent = text; };
+  const report = (text) => { document.getElementById("live-state").textContent = text; };
 
   const put = (fresh) => {
     const old = document.getElementById(fresh.id);
@@ -27,22 +27,22 @@
     if (focused) { const part = document.getElementById(focused); if (part) part.focus({ preventScroll: true }); }
   };
 
-  const ask = async () => {
-    if (asking) { wanted = true; return; }
-    asking = true;
-    wanted = false;
+  const load = async () => {
+    if (loading) { again = true; return; }
+    loading = true;
+    again = false;
     try {
       const answer = await fetch(main.dataset.live, { headers: { Accept: "text/html" } });
-      if (answer.status === 401) { source.close(); tell("The session has ended: run `ablate open` again."); return; }
+      if (answer.status === 401) { source.close(); report("The session has ended: run `ablate open` again."); return; }
       if (answer.ok) {
-        const made = new DOMParser().parseFromString(await answer.text(), "text/html");
-        for (const part of made.querySelectorAll("body > section[id]")) put(document.importNode(part, true));
+        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+        for (const part of page.querySelectorAll("body > section[id]")) put(document.importNode(part, true));
         main.dataset.fresh = String(Number(main.dataset.fresh || 0) + 1);
       }
     } catch {
-      tell("The service does not answer; trying again.");
+      report("The service does not answer; trying again.");
     } finally {
-      setTimeout(() => { asking = false; if (wanted) ask(); }, PAUSE_MS);
+      setTimeout(() => { loading = false; if (again) load(); }, PAUSE_MS);
     }
   };
 
@@ -52,18 +52,18 @@
     const address = new URL(main.dataset.events, location.href);
     if (last) address.searchParams.set("after", last);
     source = new EventSource(address);
-    for (const kind of KINDS) source.addEventListener(kind, (event) => { last = event.lastEventId; ask(); });
-    source.addEventListener("open", () => { tell("Live."); main.dataset.open = "yes"; });
+    for (const kind of KINDS) source.addEventListener(kind, (event) => { last = event.lastEventId; load(); });
+    source.addEventListener("open", () => { report("Live."); main.dataset.open = "yes"; });
     source.addEventListener("error", () => {
-      tell(source.readyState === EventSource.CLOSED ? "Not live any more; reload the page." : "Not connected; trying again.");
+      report(source.readyState === EventSource.CLOSED ? "No longer live; reload the page." : "Not connected; trying again.");
     });
-    source.addEventListener("end", () => { source.close(); tell("Over; its report is being written."); setTimeout(() => location.reload(), END_MS); });
+    source.addEventListener("end", () => { source.close(); report("Over; its report is being written."); setTimeout(() => location.reload(), END_MS); });
   };
-  const rest = () => { source.close(); main.dataset.open = "no"; };
+  const pause = () => { source.close(); main.dataset.open = "no"; };
 
   follow();
-  /* A browser keeps six connections to a server: tabs that nobody looks at hold none. */
-  document.addEventListener("visibilitychange", () => { if (document.hidden) rest(); else { follow(); ask(); } });
+  /* A browser opens at most six connections to a server, so hidden tabs close theirs. */
+  document.addEventListener("visibilitychange", () => { if (document.hidden) pause(); else { follow(); load(); } });
   const every = Number(main.dataset.every || 0);
-  if (every) setInterval(() => { if (!document.hidden) ask(); }, 1000 * every);
+  if (every) setInterval(() => { if (!document.hidden) load(); }, 1000 * every);
 })();
