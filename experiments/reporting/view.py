@@ -8,9 +8,8 @@ from typing import Final, Literal, TypeAlias
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.evidence import WholeBlocks
 from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of, mending_command
+from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
 from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
-from experiments.analysis.noise.ledger import keep_ledger
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, Verdict
 from experiments.design.plan import Plan

@@ -73,7 +73,7 @@ def false_verdicts(ledger: "Ledger") -> str:
     text = f"{counts}: {bound}, with 95{SPACE}% confidence (Clopper and Pearson)."
     if ledger.upper_bound <= ALPHA:
         return text
-    from experiments.analysis.noise.ledger import needed  # imports scipy, which most commands do not need
+    from experiments.analysis.noise.admission import needed  # imports scipy, which most commands do not need
 
     return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support at most 5{SPACE}%."
 

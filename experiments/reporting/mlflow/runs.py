@@ -1,14 +1,256 @@
-"""The children of an ablation's parent run in MLflow, and its plots, as plain data."""
+"""The runs of arms and trials under an ablation in MLflow, and its plots, as plain data."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
-from experiments.outcomes import AblationState
-from experiments.reporting.mlflow.arms import arm_runs
+from experiments.analysis.statistics import percent
+from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
+from experiments.block_numbers import block_number, place_number
+from experiments.design.arms import Arm
+from experiments.design.metrics import METRICS
+from experiments.outcomes import AblationState, Outcome, TrialState
+from experiments.records.receipts import Receipt, read_metric
+from experiments.reporting import wording
+from experiments.reporting.mlflow import content, views
 from experiments.reporting.mlflow.content import RunContent
 from experiments.reporting.mlflow.parent import OPEN, STATUS
-from experiments.reporting.mlflow.trials import trial_runs
-from experiments.reporting.pictures import registry
-from experiments.reporting.view import AblationView
+from experiments.reporting.pictures import drawing, registry
+from experiments.reporting.sentences import WITHOUT_STATISTICS
+from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
+from experiments.reporting.view import AblationView, TrialView
+from experiments.reporting.wording import changed_gates
+from model.measurements import GIB, Step
+
+MOST_POINTS = 2500
+"""Points per series that MLflow's own pages read. receipt.json has every step."""
+LONGEST_REASON = 500
+WITHOUT_RECEIPT: dict[str, str] = {TrialState.CANCELLED: "KILLED", TrialState.FAILED: "FAILED"}
+"""Status of a trial that started and left no receipt."""
+
+
+def trial_runs(view: AblationView) -> Iterator[content.RunContent]:
+    """Yield a run per trial that has ended, with or without a receipt."""
+    arms = view.plan.arm_by_name
+    for trial in view.trials:
+        if trial.receipt is not None:
+            yield _measured(view, trial, trial.receipt, arms[trial.arm])
+        elif trial.attempt_id is not None and trial.state in WITHOUT_RECEIPT:
+            yield _lost(view, trial, arms[trial.arm])
+
+
+def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) -> content.RunContent:
+    started = content.milliseconds(receipt.started_at)
+    measured = receipt.outcome is Outcome.MEASURED
+    tags = _tags(view, trial, arm) | content.source_tags([receipt])
+    tags |= {
+        "ablation.seed": str(receipt.seed),
+        "ablation.outcome": receipt.outcome.value,
+        "ablation.receipt_digest": receipt.digest,
+        "ablation.code_digest": receipt.digests.code,
+        "ablation.data_digest": receipt.digests.data,
+        "ablation.node": receipt.environment.node_name,
+        "ablation.device": receipt.environment.device_name,
+        "ablation.failure_class": receipt.failure_class.value if receipt.failure_class else "",
+        content.NOTE_TAG: wording.shorten(receipt.message or "", LONGEST_REASON),
+    }
+    place = f" s{receipt.seed} b{block_number(trial.block_index):02}"
+    return content.finite(
+        content.RunContent(
+            identity=_identity(trial),
+            name=content.run_name(trial.arm, place if measured else f"{place}: {receipt.outcome}"),
+            status="FINISHED" if measured else "FAILED",
+            started_ms=started,
+            ended_ms=content.receipt_ended_ms(receipt),
+            tags=tags,
+            params=content.params(arm),
+            points=(*_summary_points(receipt), *_step_points(receipt, started)),
+            texts={"receipt.json": receipt.model_dump_json()},
+            datasets=content.datasets([receipt]),
+        )
+    )
+
+
+def _lost(view: AblationView, trial: TrialView, arm: Arm) -> content.RunContent:
+    created = content.milliseconds(view.created_at)
+    return content.finite(
+        content.RunContent(
+            identity=_identity(trial),
+            name=content.run_name(trial.arm, f" b{block_number(trial.block_index):02}: {trial.state}"),
+            status=WITHOUT_RECEIPT[trial.state],
+            started_ms=created,
+            ended_ms=created,
+            tags=_tags(view, trial, arm)
+            | {"ablation.outcome": trial.state, content.NOTE_TAG: wording.shorten(trial.reason or "", LONGEST_REASON)},
+            params=content.params(arm),
+        )
+    )
+
+
+def _identity(trial: TrialView) -> str:
+    return f"{trial.trial_id}/{trial.attempt_id}"
+
+
+def _tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str]:
+    return content.common_tags(view, content.RunKind.TRIAL, _identity(trial)) | {
+        "ablation.trial": trial.trial_id,
+        "ablation.attempt": trial.attempt_id or "",
+        "ablation.arm": trial.arm,
+        "ablation.role": arm.role,
+        "ablation.block": str(block_number(trial.block_index)),
+        "ablation.order": str(place_number(trial.position)),
+        "ablation.arm_digest": arm.digest,
+    }
+
+
+def _summary_points(receipt: Receipt) -> list[content.Point]:
+    values = {name: read_metric(metric, receipt) for name, metric in METRICS.items()}
+    values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
+    if receipt.summary is not None:
+        values |= {"mfu": receipt.summary.mfu, "step_s_median": receipt.summary.step_s_median}
+    ended = content.receipt_ended_ms(receipt)
+    return [content.Point(name, value, ended, 0) for name, value in values.items() if value is not None]
+
+
+def _step_points(receipt: Receipt, started_ms: int) -> list[content.Point]:
+    points: list[content.Point] = []
+    seconds = 0.0
+    kept = {step.index for step in drawing.thin(receipt.steps, MOST_POINTS)}
+    for step in receipt.steps:
+        seconds += step.seconds if math.isfinite(step.seconds) else 0.0
+        if step.index in kept:
+            at_ms = started_ms + round(1000 * seconds)
+            points += [
+                content.Point(f"steps/{name}", value, at_ms, step.index) for name, value in _step_values(step).items()
+            ]
+    return points
+
+
+def _step_values(step: Step) -> dict[str, float]:
+    values = {"loss": step.loss, "grad_norm": step.grad_norm, "seconds": step.seconds}
+    if step.seconds > 0:
+        values["tokens_per_s"] = step.tokens / step.seconds
+    if step.clock_mhz is not None:
+        values["clock_mhz"] = step.clock_mhz
+    return values
+
+
+DIFFERENCE = "difference_pct"
+"""Metric with one value per block, in percent."""
+
+
+def arm_runs(view: AblationView) -> Iterator[content.RunContent]:
+    """Yield the runs of the variants and of the baseline; none without a verdict."""
+    if view.verdict is None or view.answer is None:
+        return
+    variants = {variant.arm: variant for variant in view.verdict.variants}
+    for place, layout in enumerate(view.answer.variants):
+        yield _variant(view, variants[layout.arm], layout, metric=view.answer.rule.metric, place=place)
+    yield _baseline(view, view.verdict, place=len(variants))
+
+
+def _variant(
+    view: AblationView, variant: VariantVerdict, layout: VariantLayout, *, metric: str, place: int
+) -> content.RunContent:
+    arm, broken = view.plan.arm_by_name[variant.arm], variant.verdict in WITHOUT_STATISTICS
+    tags = {
+        "ablation.verdict": variant.verdict.value,
+        "ablation.decision": variant.decision.value,
+        "ablation.cause": "" if variant.cause is None else variant.cause.value,
+        "ablation.gates": changed_gates(arm, view.plan.baseline),
+        "ablation.metric": metric,
+        content.NOTE_TAG: _note(layout),
+    }
+    points = (*_numbers(view, layout.numbers | _improvement(variant)), *_differences(view, variant.arm))
+    name = content.variant_name(layout)
+    return _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
+
+
+def _improvement(variant: VariantVerdict) -> dict[str, float]:
+    """Return the improvement in percent, by which the view of variants sorts; empty if there is none."""
+    gain = improvement_pct(variant)
+    return {views.IMPROVEMENT: gain} if variant.other_work is None and math.isfinite(gain) else {}
+
+
+def _note(layout: VariantLayout) -> str:
+    """Return the sentence, the reason if the sentence lacks it, and the remarks."""
+    parts = (layout.sentence, layout.why, *layout.remarks)
+    return wording.shorten("\n\n".join(text for text in parts if text), content.LONGEST_TAG)
+
+
+def _baseline(view: AblationView, verdict: Verdict, *, place: int) -> content.RunContent:
+    arm = view.plan.baseline
+    noise = (
+        f"`{DIFFERENCE}` is its difference from itself in A/A blocks of the same devices, in time order."
+        if verdict.circumstances.admission.calibrations
+        else "The devices that ran have no A/A blocks, so there is no noise to show."
+    )
+    tags = {content.NOTE_TAG: f"The variants are compared with this arm. {noise}"}
+    return _run(view, arm, content.run_name(arm.name), tags, tuple(_noise(view, verdict)), place=place)
+
+
+def _run(
+    view: AblationView,
+    arm: Arm,
+    name: str,
+    tags: dict[str, str],
+    points: tuple[content.Point, ...],
+    *,
+    place: int,
+    status: str = "FINISHED",
+) -> content.RunContent:
+    """Return an arm's run. MLflow lists the newest run first, so the best arm starts a few ms later than the others."""
+    identity = f"arm/{arm.name}"
+    receipts = view.whole_blocks.of(arm.name)
+    at_ms = content.ended_ms(view)
+    own = {"ablation.arm": arm.name, "ablation.role": arm.role, "ablation.arm_digest": arm.digest}
+    own["ablation.nodes"] = wording.shorten(wording.of_arm(view.arms[arm.name], receipts), content.LONGEST_TAG)
+    return content.finite(
+        content.RunContent(
+            identity=identity,
+            name=name,
+            status=status,
+            started_ms=at_ms - place,
+            ended_ms=at_ms,
+            tags=content.common_tags(view, content.RunKind.ARM, identity) | own | content.source_tags(receipts) | tags,
+            params=content.params(arm),
+            points=(*_numbers(view, _means(view.arms[arm.name])), *points),
+            datasets=content.datasets(receipts),
+        )
+    )
+
+
+def _numbers(view: AblationView, values: Mapping[str, float]) -> Iterator[content.Point]:
+    """Yield values of the whole ablation; their step is the number of blocks that count."""
+    at_ms, step = content.ended_ms(view), len(view.whole_blocks.blocks)
+    return (content.Point(name, value, at_ms, step) for name, value in values.items())
+
+
+def _means(summary: ArmSummary) -> dict[str, float]:
+    """Return an arm's means and peaks under the metric names of its trials."""
+    names = ("tokens_per_s", "step_s", "model_tflops_per_s", "mfu", "compile_s", "loss_step1", "loss_final", "loss_val")
+    values = {name: getattr(summary, name) for name in names}
+    for name in ("peak_allocated", "peak_reserved"):
+        peak = getattr(summary, f"{name}_bytes")
+        values[f"{name}_gib"] = None if peak is None else peak / GIB
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _differences(view: AblationView, arm: str) -> Iterator[content.Point]:
+    if view.answer is None:
+        return
+    ended = {pair.block_index: content.receipt_ended_ms(pair.variant) for pair in view.whole_blocks.pairs(arm)}
+    for block_index, change in view.changes(arm, view.answer.rule.metric).items():
+        yield content.Point(DIFFERENCE, change, ended[block_index], block_number(block_index))
+
+
+def _noise(view: AblationView, verdict: Verdict) -> Iterator[content.Point]:
+    """Yield the A/A blocks of all devices that ran, in time order, and their standard deviation."""
+    calibrations = verdict.circumstances.admission.calibrations
+    samples = sorted((sample for one in calibrations for sample in one.samples), key=lambda sample: sample.started_at)
+    for number, sample in enumerate(samples, start=1):
+        yield content.Point(DIFFERENCE, percent(sample.difference), content.milliseconds(sample.started_at), number)
+    if calibrations:
+        yield from _numbers(view, {"sd_pct": max(one.sd_pct for one in calibrations)})
 
 
 def is_open(state: AblationState) -> bool:

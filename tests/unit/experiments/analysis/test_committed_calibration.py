@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.analysis.noise.admission import standing_problems
+from experiments.analysis.noise.admission import keep_ledger, standing_problems
 from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, join_calibrations, seconds
-from experiments.analysis.noise.ledger import keep_ledger
 from experiments.records import receipt_check
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle

@@ -7,9 +7,8 @@ import pytest
 
 from experiments.analysis.guards import receipt_problems
 from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of
+from experiments.analysis.noise.admission import admission_of, keep_ledger
 from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, key_of
-from experiments.analysis.noise.ledger import keep_ledger
 from experiments.design.plan import make_plan
 from experiments.design.rule import COMPILE_TIME, rule_of
 from experiments.errors import SpecError

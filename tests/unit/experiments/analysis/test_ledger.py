@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.analysis.noise.admission import keep_ledger, needed, upper_bound
 from experiments.analysis.noise.calibrate import calibrate
-from experiments.analysis.noise.ledger import keep_ledger, needed, upper_bound
 from experiments.records.calibration import Ledger
 from experiments.reporting.wording import false_verdicts
 from tests.calibrations import KEY, noisy_blocks

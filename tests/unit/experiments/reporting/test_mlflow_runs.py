@@ -11,11 +11,9 @@ from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import AblationState, Outcome, TrialState, VerdictWord
 from experiments.records.circumstances import Admission, Circumstances
-from experiments.reporting.mlflow.arms import DIFFERENCE
 from experiments.reporting.mlflow.content import NOTE_TAG, RunContent
 from experiments.reporting.mlflow.parent import parent
-from experiments.reporting.mlflow.runs import children
-from experiments.reporting.mlflow.trials import trial_runs
+from experiments.reporting.mlflow.runs import DIFFERENCE, children, trial_runs
 from experiments.reporting.view import AblationView
 from tests import views
 from tests.calibrations import KEY, noisy_blocks

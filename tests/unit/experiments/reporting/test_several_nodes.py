@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 from experiments.reporting import wording
-from experiments.reporting.mlflow.arms import arm_runs
 from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.mlflow.runs import arm_runs
 from experiments.reporting.pages import evidence_tables
 from experiments.reporting.pages.first_screen import first_screen
 from experiments.reporting.pages.report import render

@@ -16,8 +16,8 @@ from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Admission
 from experiments.reporting import wording
-from experiments.reporting.mlflow.arms import arm_runs
 from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.mlflow.runs import arm_runs
 from experiments.reporting.pages import report
 from experiments.reporting.pages.first_screen import first_screen, headline
 from experiments.reporting.sentences import lead
