@@ -1,7 +1,5 @@
 """The expected cost of a design, from earlier trials of its arms, and the check against its budget."""
 
-from collections.abc import Mapping
-
 from sqlalchemy import Connection
 
 from experiments.analysis.sizing import budget_problems
@@ -15,11 +13,7 @@ from service.store.nodes.calibrations import read_sizing
 
 def expected_device_minutes(connection: Connection, plan: Plan) -> float | None:
     """Return the device minutes that `plan` should take; None if an arm has no earlier trial on its node class."""
-    return device_minutes(plan, mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class))
-
-
-def device_minutes(plan: Plan, seconds: Mapping[str, float]) -> float | None:
-    """Return the device minutes of `plan` from the seconds of a trial by arm digest; None if an arm has none."""
+    seconds = mean_trial_s(connection, [arm.digest for arm in plan.arms], plan.node_class)
     if any(arm.digest not in seconds for arm in plan.arms):
         return None
     return sum(seconds[arm.digest] for arm in plan.arms) * len(plan.blocks) * plan.busy_devices / 60

@@ -10,16 +10,60 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row
 
 from experiments.block_numbers import block_name
+from experiments.design.plan import Plan
 from experiments.outcomes import AblationState
 from experiments.reporting.wording import counted, duration
 from kernels.backends import NODE_CLASSES
 from service.lifecycle import OVER
-from service.queue.eligible_nodes import Takers, takers
 from service.store.ablations import queue
 from service.store.ablations.queue import Pace, QueuePlace
-from service.store.nodes.placement import Needs
+from service.store.nodes.placement import Needs, lacks, lanes_of
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EligibleNodes:
+    """The nodes of one class, sorted for blocks with the same needs."""
+
+    node_class: str
+    count: int
+    """Nodes that may run the blocks, busy ones included."""
+    reasons: Sequence[str]
+    """Why each other node may not."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the blocks wait for if no node may run them, else None."""
+        if self.count:
+            return None
+        why = f": {'; '.join(self.reasons)}" if self.reasons else "; none has registered yet"
+        return f"a live node of class '{self.node_class}'{why}"
+
+
+def eligible_nodes(connection: Connection, plan: Plan, *, silent_s: float) -> EligibleNodes:
+    """Return the nodes that may run the blocks of `plan` now; a node that was silent for `silent_s` is not live."""
+    needs = Needs(lanes=lanes_of(plan), devices=plan.devices)
+    return _eligible(plan.node_class, queue.nodes_of(connection, [plan.node_class]), needs, silent_s)
+
+
+def _eligible(node_class: str, nodes: Sequence[Row[Any]], needs: Needs, silent_s: float) -> EligibleNodes:
+    reasons = [_why_not(node, needs, silent_s) for node in nodes]
+    others = [reason for reason in reasons if reason is not None]
+    return EligibleNodes(node_class=node_class, count=reasons.count(None), reasons=others)
+
+
+def _why_not(node: Row[Any], needs: Needs, silent_s: float) -> str | None:
+    if node.revoked:
+        return f"the key of '{node.name}' is revoked"
+    if node.quarantined_reason is not None:
+        return f"'{node.name}' is quarantined ({node.quarantined_reason})"
+    if node.draining:
+        return f"'{node.name}' is drained"
+    if node.silent_s > silent_s:
+        return f"'{node.name}' was last seen {duration(node.silent_s)} ago"
+    lacking = lacks(node, needs)
+    return None if lacking is None else f"'{node.name}' {lacking}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +85,7 @@ class _Snapshot:
     """The database's state behind a page of ablations."""
 
     places: Mapping[str, QueuePlace]
-    needs: Mapping[str, Needs]
-    takers: Mapping[tuple[str, Needs], Takers]
+    eligible: Mapping[tuple[str, Needs], EligibleNodes]
     """By node class and needs of queued blocks."""
     paces: Mapping[str, Pace]
     own: Mapping[str, Sequence[Row[Any]]]
@@ -62,15 +105,14 @@ def waiting(connection: Connection, rows: Sequence[Row[Any]], *, silent_s: float
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]], silent_s: float) -> _Snapshot:
-    classes, queued = {row.node_class for row in rows}, {row.id: row for row in rows if row.blocks_queued}
+    classes = {row.node_class for row in rows}
     running, paces = queue.running(connection, classes), queue.paces(connection)
-    needs = queue.needs(connection, queued)
+    places = queue.places(connection, [row.id for row in rows if row.blocks_queued])
     nodes = _grouped((node.node_class, node) for node in queue.nodes_of(connection, classes))
-    kinds = {(row.node_class, needs[row.id]) for row in queued.values()}
+    kinds = {(row.node_class, places[row.id].needs) for row in rows if row.id in places}
     return _Snapshot(
-        places=queue.places(connection, queued),
-        needs=needs,
-        takers={kind: takers(kind[0], nodes.get(kind[0], ()), kind[1], silent_s=silent_s) for kind in kinds},
+        places=places,
+        eligible={kind: _eligible(kind[0], nodes.get(kind[0], ()), kind[1], silent_s) for kind in kinds},
         paces=paces,
         own=_grouped((block.ablation_id, block) for block in running),
         rests=_grouped((block.node_class, _rest_s(block, paces)) for block in running),
@@ -110,14 +152,14 @@ def _waiting(row: Row[Any], snapshot: _Snapshot) -> Waiting:
         held = not own and row.blocks_held
         waits = Waiting(waiting_for="the look at its blocks so far to decide" if held else None)
         return replace(waits, time_left_s=_time_left_s(row, snapshot, 0.0, 1))
-    nodes = snapshot.takers[row.node_class, snapshot.needs[row.id]]
+    nodes = snapshot.eligible[row.node_class, place.needs]
     waits = Waiting() if own else _in_queue(row, snapshot, place, nodes)
-    if not nodes.working:
+    if not nodes.count:
         return waits
     pace = snapshot.paces.get(row.node_class)
-    others_s = place.blocks_between * pace.block_s / nodes.working if pace else 0.0
+    others_s = place.blocks_between * pace.block_s / nodes.count if pace else 0.0
     before_s = max(waits.starts_in_s or 0.0, others_s)
-    return replace(waits, time_left_s=_time_left_s(row, snapshot, before_s, nodes.working))
+    return replace(waits, time_left_s=_time_left_s(row, snapshot, before_s, nodes.count))
 
 
 def _lost(block: Row[Any]) -> str:
@@ -128,7 +170,7 @@ def _lost(block: Row[Any]) -> str:
     )
 
 
-def _in_queue(row: Row[Any], snapshot: _Snapshot, place: QueuePlace, nodes: Takers) -> Waiting:
+def _in_queue(row: Row[Any], snapshot: _Snapshot, place: QueuePlace, nodes: EligibleNodes) -> Waiting:
     """Say why no node has claimed a block of an ablation of which none runs."""
     ahead = place.blocks_ahead
     if nodes.waits_for is not None:
@@ -136,15 +178,13 @@ def _in_queue(row: Row[Any], snapshot: _Snapshot, place: QueuePlace, nodes: Take
     if place.pause_s > 0:
         pause = f"the pause after a broken attempt to end, in {duration(place.pause_s)}"
         return Waiting(waiting_for=pause, blocks_ahead=ahead, starts_in_s=place.pause_s)
-    words = (
-        f"a free node of class '{row.node_class}' ({nodes.working} live, {counted(ahead, 'block')} ahead in the queue"
-    )
+    words = f"a free node of class '{row.node_class}' ({nodes.count} live, {counted(ahead, 'block')} ahead in the queue"
     pace = snapshot.paces.get(row.node_class)
     if pace is None:
         return Waiting(waiting_for=f"{words})", blocks_ahead=ahead)
     rests = snapshot.rests.get(row.node_class, ())
-    busy_s = sum(rests) if len(rests) >= nodes.working else 0.0
-    starts_in_s = (busy_s + ahead * pace.block_s) / nodes.working
+    busy_s = sum(rests) if len(rests) >= nodes.count else 0.0
+    starts_in_s = (busy_s + ahead * pace.block_s) / nodes.count
     words = f"{words}, about {duration(starts_in_s)} at the recent pace)"
     return Waiting(waiting_for=words, blocks_ahead=ahead, starts_in_s=starts_in_s)
 
@@ -160,7 +200,7 @@ def _time_left_s(row: Row[Any], snapshot: _Snapshot, before_s: float, nodes: int
     rests = [_rest_s(block, snapshot.paces) for block in snapshot.own.get(row.id, ())]
     queued_s = 0.0
     if row.blocks_queued:
-        busy_devices = NODE_CLASSES[row.node_class].occupied(snapshot.needs[row.id].devices)
+        busy_devices = NODE_CLASSES[row.node_class].occupied(snapshot.places[row.id].needs.devices)
         allowed_s = row.device_minutes * 60 / busy_devices - row.device_s
         queued_s = min(row.blocks_queued * block_s, max(0.0, allowed_s))
     at_once = max(1, min(nodes, len(rests) + row.blocks_queued))

@@ -22,8 +22,8 @@ from service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
 from service.http.responses import etag_of, secured
 from service.http.serializers import accepted_public, links_of, plan_public, silent_limit_s
 from service.principals import Principal
-from service.queue.eligible_nodes import Takers, needs_of, takers_of
 from service.queue.plan_cost import check_budget, expected_device_minutes, warnings_of
+from service.queue.waiting import EligibleNodes, eligible_nodes
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.store.ablations.quotas import check_quota
 from service.store.ablations.submissions import (
@@ -76,11 +76,11 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         plan = make_plan(spec)
     silent_s = silent_limit_s(services.settings)
     with services.store.read() as connection:
-        takers = takers_of(connection, plan.node_class, needs_of(plan), silent_s=silent_s)
+        nodes = eligible_nodes(connection, plan, silent_s=silent_s)
         sizing = read_sizing(connection, spec, plan)
         minutes = expected_device_minutes(connection, plan)
         live = count_live(connection, silent_s=silent_s)
-    answers = [_eligibility(entry, takers, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
+    answers = [_eligibility(entry, nodes, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
     return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
 
 
@@ -99,12 +99,12 @@ def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpe
     return SpecBody(content=content, content_type=content_type), spec, plan
 
 
-def _eligibility(node_class: NodeClass, takers: Takers, live: int) -> NodeClassAnswer:
+def _eligibility(node_class: NodeClass, nodes: EligibleNodes, live: int) -> NodeClassAnswer:
     """Say whether nodes of a class could run a plan; only those of the class in its spec could."""
-    if node_class.name != takers.node_class:
-        reason: str | None = f"the spec asks for node class '{takers.node_class}'"
+    if node_class.name != nodes.node_class:
+        reason: str | None = f"the spec asks for node class '{nodes.node_class}'"
     else:
-        live, reason = takers.working, takers.waits_for and f"it waits for {takers.waits_for}"
+        live, reason = nodes.count, nodes.waits_for and f"it waits for {nodes.waits_for}"
     return NodeClassAnswer(node_class=node_class.name, live_nodes=live, eligible=reason is None, reason=reason)
 
 
@@ -191,7 +191,7 @@ def _answer_to(services: Services, submission: Submission) -> GivenAnswer:
     with services.store.read() as connection:
         minutes = expected_device_minutes(connection, plan)
         silent_s = silent_limit_s(services.settings)
-        waits_for = takers_of(connection, plan.node_class, needs_of(plan), silent_s=silent_s).waits_for
+        waits_for = eligible_nodes(connection, plan, silent_s=silent_s).waits_for
     warnings = [*warnings_of(submission.spec, minutes), *_warnings(plan, waits_for)]
     accepted = accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
     return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())

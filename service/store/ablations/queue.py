@@ -46,6 +46,8 @@ class QueuePlace:
     """Blocks of others that nodes claim before its last queued one."""
     pause_s: float
     """Seconds until its first queued block may run after a broken attempt; 0 or less without a pause."""
+    needs: Needs
+    """Shared by all of its blocks."""
 
 
 def _places() -> Select[Any]:
@@ -62,15 +64,18 @@ def _places() -> Select[Any]:
 
     beside = (other.c.priority == ablations.c.priority) & (other.c.id != ablations.c.id) & (last > 0)
     in_queue = (other.c.node_class == ablations.c.node_class) & (other.c.blocks_queued > literal_column("0"))
-    query = select(ablations.c.id, before(first), before(last), _pause_s().label("pause_s"))
-    query = query.select_from(ablations.outerjoin(other, in_queue & (is_higher | beside)))
-    return query.where(ablations.c.id.in_(_IDS), WAITS).group_by(ablations.c.id)
+    needs = (blocks.c.lanes, blocks.c.num_devices)
+    query = select(ablations.c.id, before(first), before(last), _pause_s().label("pause_s"), *needs)
+    one_block = (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0)
+    query = query.select_from(ablations.join(blocks, one_block).outerjoin(other, in_queue & (is_higher | beside)))
+    return query.where(ablations.c.id.in_(_IDS), WAITS).group_by(ablations.c.id, *needs)
 
 
 def _pause_s() -> ColumnElement[float]:
-    own = (blocks.c.ablation_id == ablations.c.id, blocks.c.state == BlockState.QUEUED)
-    may_run = select(blocks.c.id).where(*own, blocks.c.not_before <= db_now()).exists()
-    first_end = select(func.min(blocks.c.not_before)).where(*own).scalar_subquery()
+    queued = blocks.alias("queued")
+    own = (queued.c.ablation_id == ablations.c.id, queued.c.state == BlockState.QUEUED)
+    may_run = select(queued.c.id).where(*own, queued.c.not_before <= db_now()).exists()
+    first_end = select(func.min(queued.c.not_before)).where(*own).scalar_subquery()
     return case((may_run, 0.0), else_=first_end - db_now())
 
 
@@ -81,8 +86,13 @@ def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Q
     """Return the places of those ablations that have a queued block."""
     rows = connection.execute(_PLACES, {"ids": list(ablation_ids)})
     return {
-        ablation_id: QueuePlace(blocks_ahead=int(ahead), blocks_between=int(between), pause_s=float(pause_s))
-        for ablation_id, ahead, between, pause_s in rows
+        ablation_id: QueuePlace(
+            blocks_ahead=int(ahead),
+            blocks_between=int(between),
+            pause_s=float(pause_s),
+            needs=Needs(lanes=lanes, devices=devices),
+        )
+        for ablation_id, ahead, between, pause_s, lanes, devices in rows
     }
 
 
@@ -161,14 +171,3 @@ def paces(connection: Connection) -> dict[str, Pace]:
         node_class: Pace(block_s=float(seconds) / int(done), trial_s=float(seconds) / float(trials))
         for node_class, seconds, done, trials in connection.execute(_PACES)
     }
-
-
-_NEEDS = select(blocks.c.ablation_id, blocks.c.lanes, blocks.c.num_devices).where(
-    blocks.c["index"] == 0, blocks.c.ablation_id.in_(_IDS)
-)
-
-
-def needs(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Needs]:
-    """Return the needs of these ablations, which all blocks of one share."""
-    rows = connection.execute(_NEEDS, {"ids": list(ablation_ids)})
-    return {row.ablation_id: Needs(lanes=row.lanes, devices=row.num_devices) for row in rows}
