@@ -1,4 +1,4 @@
-"""Claimed blocks for workers, and the verification of their reports; nothing here runs in a transaction."""
+"""Claimed blocks for workers, and the checks of their reports and signatures; nothing here runs in a transaction."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,9 @@ from experiments.records.identity import (
 )
 from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.receipt_check import verify
+from experiments.records.signing import Signature, signature_problem
 from service.errors import Invalid
+from service.store.access import keys
 from service.store.blocks.attempts import breaks_of, find_attempt
 from service.store.blocks.reports import VerifiedReceipt
 from service.store.session import Store
@@ -130,4 +132,27 @@ def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
         wall_s=float(receipt["wall_s"]),
         digest=receipt["digest"],
         payload=canonical_json(receipt),
+    )
+
+
+def checked_signature(store: Store, attempt_id: str, report: BlockReport) -> Signature:
+    """Return the signature of the attempt's node. Raises Invalid unless it fits this report."""
+    with store.read() as connection:
+        key = keys.key_of_attempt(connection, attempt_id)
+        refused = keys.refusals(connection, [key] if key else [])
+    if key in refused:
+        raise _unsigned_report(f"key {key} {refused[key]}")
+    signature = report.signature
+    if signature is None or signature.key != key:
+        signer = "nobody" if signature is None else signature.key
+        raise _unsigned_report(f"is by {signer}; the node that holds this attempt registered {key or 'no key'}")
+    problem = signature_problem(signature, report.statement(claimed_block(store, attempt_id)))
+    if problem is not None:
+        raise _unsigned_report(problem)
+    return signature
+
+
+def _unsigned_report(problem: str) -> Invalid:
+    return Invalid(
+        "the report is not signed by its node", problems=[SpecProblem(pointer="#/signature", detail=problem)]
     )

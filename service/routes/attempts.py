@@ -7,10 +7,9 @@ from fastapi import APIRouter, Depends, Response
 from experiments.outcomes import AttemptState, BlockState, FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
-from service.http.block_wire import claimed_block, report_digest, verify_report
+from service.http.block_wire import checked_signature, claimed_block, report_digest, verify_report
 from service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from service.http.responses import secured
-from service.http.signatures import checked_signature
 from service.schemas.nodes import AttemptClosed
 from service.store.ablations import logs
 from service.store.access import keys

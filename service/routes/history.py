@@ -1,24 +1,32 @@
-"""The route about the baselines of a recipe over time."""
+"""Routes about past measurements: the baselines of a recipe over time, and the noise of the nodes."""
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from sqlalchemy import Connection
 
+from experiments.analysis.noise.admission import mending_command, standing_problems
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import HistorySeries
 from experiments.design.metrics import METRIC_LABELS, METRICS
 from experiments.design.recipes import RECIPES
+from experiments.records.calibration import Calibration
+from experiments.reporting.wording import false_verdicts
 from service.http.deps import Reader, ServicesDep
 from service.http.problems import check_known
 from service.http.responses import secured
+from service.schemas.calibrations import CalibrationList, CalibrationPublic
 from service.store.ablations.history import baseline_runs
+from service.store.nodes import calibrations
 
-router = APIRouter(prefix="/v1", tags=["ablations"])
+router = APIRouter(prefix="/v1")
 
 
 @router.get(
     "/history/{recipe}",
     operation_id="getHistory",
+    tags=["ablations"],
     summary="The baseline of a recipe over time",
     responses=secured(422),
 )
@@ -35,3 +43,29 @@ def get_history(
     with services.store.read() as connection:
         runs = baseline_runs(connection, recipe, node_class=node_class)
     return history_of(metric, runs)
+
+
+@router.get(
+    "/calibrations",
+    operation_id="listCalibrations",
+    tags=["calibrations"],
+    summary="List calibrations",
+    responses=secured(),
+)
+def list_calibrations(services: ServicesDep, principal: Reader) -> CalibrationList:
+    """Return every calibration, whether it is valid now, and the service's rate of false verdicts."""
+    with services.store.read() as connection:
+        items = read_noise(connection)
+        ledger = calibrations.read_ledger(connection)
+    return CalibrationList(items=items, ledger=ledger, statement=false_verdicts(ledger))
+
+
+def read_noise(connection: Connection) -> list[CalibrationPublic]:
+    """Return every calibration, and whether it is valid now."""
+    return [_public(one) for one in calibrations.read_calibrations(connection)]
+
+
+def _public(calibration: Calibration) -> CalibrationPublic:
+    problem = next(standing_problems(calibration, time.time()), None)
+    mended_by = mending_command(calibration.key.node_class, calibration.ablations[-1])
+    return CalibrationPublic(calibration=calibration, problem=problem, mended_by=mended_by if problem else None)

@@ -1,7 +1,7 @@
 """The route that imports bundles: ablations that ran without a service."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
@@ -22,11 +22,12 @@ from service.http.block_wire import verified
 from service.http.deps import LongRoute, Operator, Services, ServicesDep, body_of_type
 from service.http.responses import secured
 from service.http.serializers import links_of
-from service.http.signatures import check_bundle
 from service.schemas.submissions import ImportPublic
 from service.store.ablations.ablations import get_ablation
 from service.store.ablations.imports import Import, known_bundles, store_import
 from service.store.ablations.submissions import Submission
+from service.store.access import keys
+from service.store.session import Store
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 
@@ -34,6 +35,8 @@ MEDIA_TYPE = "application/x-tar"
 MAX_BUNDLES = 100
 """Bundles in one archive."""
 _ARCHIVE = "archive"
+_SHOWN = 5
+"""Most names in a list of names."""
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -75,7 +78,7 @@ def import_bundles(
     Importing the same bundles again changes nothing.
     """
     bundle = _verified(archive)
-    check_bundle(services.store, bundle, trusted=options.trust, unsigned=options.unsigned)
+    _check_signatures(services.store, bundle, trusted=options.trust, unsigned=options.unsigned)
     changed = _store(services, _import_of(bundle, principal.name, options.trust))
     if changed:
         services.wakes.notify()
@@ -197,3 +200,40 @@ def _remarks(bundle: Bundle) -> Iterator[str]:
     codes = {trial.receipt.digests.code for block in bundle.blocks for trial in block.trials}
     for code in sorted(codes - {bundle.plan_file.code_digest}):
         yield f"the trials ran code {code[:19]}; the plan was made with {bundle.plan_file.code_digest[:19]}"
+
+
+def _check_signatures(store: Store, bundle: Bundle, *, trusted: Collection[str], unsigned: bool) -> None:
+    """Check that all files of `bundle` are signed, by keys that are trusted here or in `trusted`. Raises Invalid."""
+    with store.read() as connection:
+        refused = keys.refusals(connection, bundle.keys - set(trusted))
+    problems = [*_untrusted(refused), *_unused(bundle, trusted)]
+    if bundle.unsigned and not unsigned:
+        problems.append(_unsigned(bundle.unsigned))
+    if problems:
+        raise Invalid("the origin of these bundles is not proved; nothing was imported", problems=problems)
+
+
+def _untrusted(refused: dict[str, str]) -> Iterator[SpecProblem]:
+    for key, why in refused.items():
+        hint = f"compare it with the key that `ablate exec` printed on the node, then import with --trust {key}"
+        yield _at("query:trust", f"the bundles are signed by {key}, which {why}", hint)
+
+
+def _unused(bundle: Bundle, trusted: Collection[str]) -> Iterator[SpecProblem]:
+    for key in sorted(set(trusted) - bundle.keys):
+        yield _at("query:trust", f"{key} signed nothing in these bundles; they are signed by {_listed(bundle.keys)}")
+
+
+def _unsigned(files: Collection[str]) -> SpecProblem:
+    hint = "if you know their origin, import with --unsigned; the verdict will mention it"
+    return _at("query:unsigned", f"{len(files)} files are not signed: {_listed(files)}", hint)
+
+
+def _listed(names: Collection[str]) -> str:
+    ordered = sorted(names)
+    rest = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    return (", ".join(ordered[:_SHOWN]) or "nobody") + rest
+
+
+def _at(pointer: str, detail: str, hint: str | None = None) -> SpecProblem:
+    return SpecProblem(pointer=pointer, detail=detail, hint=hint)
