@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 from service.http import mlflow_links
 from service.http.deps import AblationId, ServicesDep
 from service.http.event_streams import streams_of
-from service.routes.calibrations import read_noise
+from service.routes.history import read_noise
 from service.store.ablations import names
 from service.store.ablations.events import last_event
 from service.store.ablations.results import latest_experiment
