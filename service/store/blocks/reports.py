@@ -66,10 +66,8 @@ def check_wanted(connection: Connection, attempt_id: str, token: str, *, has_res
 def lock_wanted(connection: Connection, attempt_id: str, token: str) -> LockedAttempt:
     """Lock the block of an attempt for its result, and give the block back to an expired attempt. Raises StaleToken."""
     locked = lock_block(connection, attempt_id)
-    attempt, block = locked.attempt, locked.block
-    if _is_unclaimed(attempt, block):
-        check_token(attempt, token)
-        _take_back(connection, attempt, block)
+    if _is_unclaimed(locked.attempt, locked.block):
+        _take_back(connection, locked.attempt, locked.block)
     return lock_attempt(connection, attempt_id, token)
 
 
