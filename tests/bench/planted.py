@@ -20,9 +20,8 @@ import typer
 import yaml
 
 from experiments.analysis.judge import judge
-from experiments.analysis.noise.admission import admission_of, mending_command
+from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
 from experiments.analysis.noise.calibrate import calibrations_of
-from experiments.analysis.noise.ledger import keep_ledger
 from experiments.analysis.statistics import log_ratio
 from experiments.analysis.verdicts import VariantVerdict
 from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, REPEAT, calibration_spec

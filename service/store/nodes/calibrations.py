@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, insert, select
 
-from experiments.analysis.noise.admission import admission_of, mending_command
+from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
 from experiments.analysis.noise.calibrate import calibrate_all
-from experiments.analysis.noise.ledger import keep_ledger
 from experiments.analysis.sizing import size_of, workload_of
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
