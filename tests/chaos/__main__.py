@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: break a real installation as a seed says, then check its books; 1 if they are wrong.
+"""`python -m tests.chaos`: inject the faults of a seed into a real installation and check its books; 1 if wrong.
 
 Faults come in rounds. After each round everything is repaired, the system gets time to finish its work, and the checker
 reads the books of all rounds until then.
@@ -23,12 +23,12 @@ from tests.stopping import leave_when_told
 ROUND = 250
 SETTLE_S = 600.0
 STEPS_PER_S = 70.0
-"""Of the smallest model; trials of that many steps for each second of a lease outlive it."""
+"""Steps of the smallest model; a trial with so many steps per second of a lease outlives the lease."""
 CLOCKS = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")
 
 
 def main() -> int:
-    """Run as the arguments say."""
+    """Run the program."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--count", type=int, default=40, help="faults on each store")
     parser.add_argument("--seed", default="1", help="the same seed plans the same faults")
@@ -36,26 +36,26 @@ def main() -> int:
     parser.add_argument("--pace", type=float, default=1.2, help="mean seconds from one fault to the next")
     parser.add_argument("--lease", type=float, default=6.0, help="seconds; a crowded machine needs more")
     parser.add_argument("--receipt", type=Path, help="folder for README.md and the list of faults")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     leave_when_told()
-    stores = ["sqlite", "postgresql"] if given.store == "both" else [given.store]
-    outcomes = [run(store, given) for store in stores]
-    if given.receipt is not None:
-        write_receipt(given.receipt, outcomes)
+    stores = ["sqlite", "postgresql"] if arguments.store == "both" else [arguments.store]
+    outcomes = [run(store, arguments) for store in stores]
+    if arguments.receipt is not None:
+        write_receipt(arguments.receipt, outcomes)
     return int(any(outcome.problems for outcome in outcomes))
 
 
-def run(store: str, given: argparse.Namespace) -> Outcome:
-    """Break one installation as often as asked; its folder stays when its books are wrong."""
-    seed, count = given.seed, given.count
+def run(store: str, arguments: argparse.Namespace) -> Outcome:
+    """Inject faults into one installation and check it; its folder stays if the books are wrong."""
+    seed, count = arguments.seed, arguments.count
     home = Path(tempfile.mkdtemp(prefix=f"ablate-chaos-{store}-"))
     home.chmod(0o755)
     clock = next((path for path in map(Path, CLOCKS) if path.is_file()), None)
     began = time.monotonic()
-    with System(store, home, lease_s=given.lease, clock=clock) as system, system.client() as client:
+    with System(store, home, lease_s=arguments.lease, clock=clock) as system, system.client() as client:
         say(store, f"up after {time.monotonic() - began:.0f} s with {len(system.nodes)} nodes")
-        with People(client, f"{store}-{seed}", long_steps=round(given.lease * STEPS_PER_S)) as people:
-            injector = Injector(system, people, plan(f"{store}-{seed}", system, pace_s=given.pace))
+        with People(client, f"{store}-{seed}", long_steps=round(arguments.lease * STEPS_PER_S)) as people:
+            injector = Injector(system, people, plan(f"{store}-{seed}", system, pace_s=arguments.pace))
             outcome = Outcome(store, seed, count)
             while len(injector.records) < count:
                 _round(outcome, system, people, injector)
@@ -86,7 +86,7 @@ def _round(outcome: Outcome, system: System, people: People, injector: Injector)
 
 
 def _settle(system: System, people: People, injector: Injector) -> float:
-    """Wait until all work is done, or give up: the checker says what is left. Return how long it took."""
+    """Wait until all work is done or the time is over; return how long it took. The checker reports the rest."""
     began = looked = time.monotonic()
     while time.monotonic() - began < SETTLE_S:
         injector.tick()
@@ -98,7 +98,7 @@ def _settle(system: System, people: People, injector: Injector) -> float:
 
 
 def say(store: str, line: str) -> None:
-    """Print one line at once."""
+    """Print one line without buffering."""
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {store}: {line}\n")
     sys.stdout.flush()
 

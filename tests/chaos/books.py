@@ -1,6 +1,6 @@
-"""All that is known after a run, as plain rows: database, MLflow's own database, receipts on the nodes, trainers.
+"""The books of a run as plain rows: database, MLflow's database, receipts on nodes, trainers.
 
-Nothing here asks the service or its code.
+Independent of the service's code.
 """
 
 import json
@@ -22,28 +22,28 @@ class Run:
     status: str
     tags: dict[str, str]
     metrics: dict[str, float]
-    """Last value by name."""
+    """Last values by name."""
     receipt: str | None
-    """The artefact receipt.json."""
+    """Text of the artefact receipt.json."""
 
 
 @dataclass
 class Books:
-    """What the checker reads."""
+    """The input of the checker."""
 
     tables: dict[str, list[Row]]
     """Rows of the database by table."""
     runs: list[Run] = field(default_factory=list)
-    """Runs of MLflow that are not deleted."""
+    """MLflow's runs, without deleted ones."""
     on_nodes: dict[str, Row] = field(default_factory=dict)
     """Receipts on the disks of the nodes, by "attempt/trial"."""
     spans: list[Span] = field(default_factory=list)
     accepted: dict[str, str] = field(default_factory=dict)
-    """Every submission that was answered 2xx: Idempotency-Key and the id that was given."""
+    """The ablation ids of accepted submissions, by Idempotency-Key."""
     cancelled: set[str] = field(default_factory=set)
-    """Ablations that somebody asked to cancel."""
+    """Ablations for which a user asked to cancel."""
     clock_was_set: bool = False
-    """Whether the database's clock jumped: then times in rows do not order anything."""
+    """Whether the database's clock jumped, so that times in rows give no order."""
 
     def of(self, table: str, **values: Any) -> list[Row]:
         """Return the rows of a table with these values."""
@@ -57,30 +57,30 @@ def read_runs(folder: Path) -> list[Run]:
     tags = _by_run(database, "SELECT run_uuid, key, value FROM tags")
     metrics = _by_run(database, "SELECT run_uuid, key, value FROM latest_metrics")
     runs = database.execute("SELECT run_uuid, status, artifact_uri FROM runs WHERE lifecycle_stage = 'active'")
-    found = [
+    runs = [
         Run(run["run_uuid"], run["status"], tags.get(run["run_uuid"], {}), metrics.get(run["run_uuid"], {}), None)
         for run in runs
     ]
     database.close()
-    for run in found:
+    for run in runs:
         (path,) = [*folder.glob(f"artifacts/*/{run.id}/artifacts/receipt.json"), None][:1]
         run.receipt = None if path is None else path.read_text()
-    return found
+    return runs
 
 
 def _by_run(database: sqlite3.Connection, query: str) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+    values: dict[str, Row] = {}
     for run, key, value in database.execute(query):
-        found.setdefault(run, {})[key] = value
-    return found
+        values.setdefault(run, {})[key] = value
+    return values
 
 
 def read_nodes(home: Path) -> dict[str, Row]:
-    """Read every receipt that lies on a node's disk whole."""
-    found = {}
+    """Read every complete receipt on the nodes' disks."""
+    receipts = {}
     for path in home.glob("*/work/*/*/receipt.json"):
         try:
-            found[f"{path.parent.parent.name}/{path.parent.name}"] = json.loads(path.read_text())
-        except (OSError, ValueError):  # a full disk, or a node that cleans up at this moment
+            receipts[f"{path.parent.parent.name}/{path.parent.name}"] = json.loads(path.read_text())
+        except (OSError, ValueError):  # a full disk, or a node that deletes it at this moment
             continue
-    return found
+    return receipts

@@ -1,7 +1,7 @@
-"""The independent checker: reads the books of a run and returns a sentence for everything that is wrong with them.
+"""The independent checker: reads the books of a run and returns a sentence for every problem.
 
-It shares no code with the service: the rules below are written down again from docs/glossary.md and docs/structure.md.
-`test_checker.py` doctors books and sees every rule fail.
+It shares no code with the service: the rules are written a second time, from docs/glossary.md and docs/block-life.md.
+`test_checker.py` falsifies books and sees every rule fail.
 """
 
 import hashlib
@@ -13,8 +13,57 @@ from itertools import pairwise
 from typing import Any
 
 from tests.chaos.books import Books, Row
-from tests.chaos.moves import ATTEMPT_LIMITS, MOVES, OVER, START
 from tests.chaos.projection import mlflow_equals_the_database
+
+START: dict[str, set[str]] = {
+    "ablation": {"queued"},
+    "block": {"queued", "held"},
+    "trial": {"queued"},
+    "attempt": {"running"},
+}
+"""Initial states."""
+
+OVER: dict[str, set[str]] = {
+    "ablation": {"completed", "failed", "cancelled"},
+    "block": {"done", "failed", "cancelled"},
+    "trial": {"done", "failed", "cancelled"},
+    "attempt": {"done", "broken", "released", "expired"},
+}
+"""States with no work left."""
+
+MOVES: dict[str, dict[str, set[str]]] = {
+    "ablation": {
+        "queued": {"running", "cancelling"},
+        "running": {"cancelling", "completed", "failed"},
+        "cancelling": {"cancelled", "completed"},
+    },
+    "block": {
+        "held": {"queued", "cancelled"},
+        "queued": {"running", "cancelled"},
+        "running": {"queued", "done", "failed", "cancelled"},
+    },
+    "trial": {
+        "queued": {"running", "done", "cancelled", "failed"},
+        "running": {"queued", "done", "cancelled", "failed"},
+    },
+    "attempt": {"running": {"done", "broken", "released", "expired"}, "expired": {"done"}},
+}
+"""An expired attempt becomes done if its result comes before another attempt claims the block."""
+
+ATTEMPT_LIMITS: dict[str, int] = {
+    "user_error": 1,
+    "oom": 1,
+    "numerics": 1,
+    "gate_refused": 1,
+    "cancelled": 1,
+    "timeout": 2,
+    "invalid_measurement": 3,
+    "no_receipt": 3,
+    "infra_node": 5,
+    "infra_control": 5,
+    "preempted": 10,
+}
+"""Attempts at one block that may end by a class before the block fails."""
 
 Rule = Callable[[Books], Iterator[str]]
 
@@ -22,12 +71,12 @@ LEAST_OVERLAP_S = 0.0
 
 
 def problems(books: Books) -> list[str]:
-    """Return everything that is wrong, by the name of its rule."""
+    """Return every problem, after the name of its rule."""
     return [f"{rule.__name__}: {sentence}" for rule in RULES for sentence in rule(books)]
 
 
 def canonical(value: Any) -> str:
-    """Write JSON as receipts are digested: keys sorted, no spaces."""
+    """Return the JSON that is digested: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -38,7 +87,7 @@ def sealed(document: Row) -> str:
 
 
 def accepted_is_stored_once(books: Books) -> Iterator[str]:
-    """What was answered 2xx is there, once for each Idempotency-Key."""
+    """Every accepted submission is stored, once for each Idempotency-Key."""
     stored = {row["id"] for row in books.tables["ablations"]}
     for key, ablation in books.accepted.items():
         if ablation not in stored:
@@ -52,7 +101,7 @@ def accepted_is_stored_once(books: Books) -> Iterator[str]:
 
 
 def everything_ends(books: Books) -> Iterator[str]:
-    """When the faults are over, all work is done and nothing is left to do."""
+    """After the faults all ablations end, and the outbox is empty."""
     for row in books.tables["ablations"]:
         if row["state"] not in OVER["ablation"]:
             yield f"ablation {row['id']} is still {row['state']}"
@@ -74,7 +123,7 @@ def plan_is_stored_whole(books: Books) -> Iterator[str]:
 
 
 def ended_ablations_add_up(books: Books) -> Iterator[str]:
-    """An ablation that is over has no open part, its counters are true, and its state says what happened."""
+    """An ended ablation has no open part, true counters, and the right state."""
     for row in books.tables["ablations"]:
         if row["state"] not in OVER["ablation"]:
             continue
@@ -84,9 +133,9 @@ def ended_ablations_add_up(books: Books) -> Iterator[str]:
                 if part["state"] not in OVER[kind]:
                     yield f"{kind} {part['id']} of {row['id']}, which is {row['state']}, is {part['state']}"
         states = Counter(block["state"] for block in blocks)
-        told = {name.removeprefix("blocks_"): row[name] for name in row if name.startswith("blocks_")}
-        if told != {**{state: states[state] for state in told}, "planned": len(blocks)}:
-            yield f"{row['id']} counts blocks as {told}, there are {dict(states)}"
+        counters = {name.removeprefix("blocks_"): row[name] for name in row if name.startswith("blocks_")}
+        if counters != {**{state: states[state] for state in counters}, "planned": len(blocks)}:
+            yield f"{row['id']} counts blocks as {counters}, there are {dict(states)}"
         done = sum(trial["state"] == "done" for trial in trials)
         if row["trials_done"] != done or row["trials_planned"] != len(trials):
             yield f"{row['id']} counts {row['trials_done']} of {row['trials_planned']} trials, there are {done} done"
@@ -108,7 +157,7 @@ def _state_fits(row: Row, states: Counter[str], books: Books) -> Iterator[str]:
 
 
 def one_receipt_for_every_counted_trial(books: Books) -> Iterator[str]:
-    """Every trial of a finished block has exactly one receipt, of the attempt that finished it; no other has one."""
+    """Every trial of a finished block has one receipt, from the attempt that finished it; no other trial has one."""
     attempts = {row["id"]: row for row in books.tables["attempts"]}
     blocks = {row["id"]: row for row in books.tables["blocks"]}
     receipts: dict[str, list[Row]] = defaultdict(list)
@@ -116,10 +165,10 @@ def one_receipt_for_every_counted_trial(books: Books) -> Iterator[str]:
         receipts[row["trial_id"]].append(row)
     for trial in books.tables["trials"]:
         block = blocks.get(trial["block_id"], {"id": trial["block_id"], "state": "missing", "attempt_id": None})
-        found = receipts.pop(trial["id"], [])
-        if len(found) != (block["state"] == "done"):
-            yield f"trial {trial['id']} of block {block['id']} ({block['state']}) has {len(found)} receipts"
-        for row in found:
+        own = receipts.pop(trial["id"], [])
+        if len(own) != (block["state"] == "done"):
+            yield f"trial {trial['id']} of block {block['id']} ({block['state']}) has {len(own)} receipts"
+        for row in own:
             yield from _receipt_fits(row, trial, block, attempts.get(row["attempt_id"]))
     for trial_id in receipts:
         yield f"a receipt belongs to trial {trial_id}, which nobody planned"
@@ -145,7 +194,7 @@ def _receipt_fits(row: Row, trial: Row, block: Row, attempt: Row | None) -> Iter
 
 
 def attempts_follow_each_other(books: Books) -> Iterator[str]:
-    """A block's attempts are numbered without a gap, one at most finished it, none is open, no token comes twice."""
+    """A block's attempts have numbers without a gap and different tokens; at most one finished it, none is open."""
     by_block: dict[str, list[Row]] = defaultdict(list)
     for row in books.tables["attempts"]:
         by_block[row["block_id"]].append(row)
@@ -173,7 +222,7 @@ def _in_time(block: Row, tried: list[Row]) -> Iterator[str]:
 
 
 def every_move_is_allowed(books: Books) -> Iterator[str]:
-    """The events of everything that moves form one chain of allowed moves that ends in the state of its row."""
+    """The events of each row form one chain of allowed moves that ends in its state."""
     now = {row["id"]: row["state"] for name in START for row in books.tables[f"{name}s"]}
     state: dict[str, str] = {}
     for event in sorted(books.tables["events"], key=lambda row: row["seq"]):
@@ -181,9 +230,9 @@ def every_move_is_allowed(books: Books) -> Iterator[str]:
         if what != "state":
             continue
         subject, old, new = event["subject"], event["old"], event["new"]
-        known = state.get(subject)
-        if old is not None and old != known and not (known is None and old in START[kind]):
-            yield f"{kind} {subject} moved from {old} to {new} while it was {known} (event {event['seq']})"
+        before = state.get(subject)
+        if old is not None and old != before and not (before is None and old in START[kind]):
+            yield f"{kind} {subject} moved from {old} to {new} while it was {before} (event {event['seq']})"
         if old is not None and new not in MOVES[kind].get(old, ()):
             yield f"{kind} {subject} moved from {old} to {new}, which is forbidden (event {event['seq']})"
         state[subject] = new
@@ -193,7 +242,7 @@ def every_move_is_allowed(books: Books) -> Iterator[str]:
 
 
 def failed_blocks_used_their_attempts_up(books: Books) -> Iterator[str]:
-    """A block fails only when one failure class has ended it as often as that class allows."""
+    """A block fails only after one failure class has used up its attempts."""
     for block in books.of("blocks", state="failed"):
         classes = Counter(row["failure_class"] for row in books.of("attempts", block_id=block["id"]))
         if not any(count >= ATTEMPT_LIMITS[name] for name, count in classes.items() if name):
@@ -201,7 +250,7 @@ def failed_blocks_used_their_attempts_up(books: Books) -> Iterator[str]:
 
 
 def verdicts_use_what_counts(books: Books) -> Iterator[str]:
-    """A verdict's means and counts are those of the stored receipts, and its broken attempts those of the database."""
+    """A verdict's means and counts equal those of the stored receipts, its broken attempts those of the database."""
     for row in books.tables["ablations"]:
         if row["state"] in ("completed", "failed") and row["verdict"] is None:
             yield f"{row['id']} is {row['state']} and has no verdict"
@@ -216,14 +265,14 @@ def _verdict_fits(row: Row, verdict: Row, books: Books) -> Iterator[str]:
     for receipt in books.of("receipts", ablation_id=row["id"]):
         content = json.loads(receipt["payload"])
         by_arm[content["arm"]].append(content)
-    for arm, told in verdict["arms"].items():
+    for arm, judged in verdict["arms"].items():
         outcomes = Counter(content["outcome"] for content in by_arm[arm])
-        if told["outcomes"] != dict(outcomes):
-            yield f"the verdict of {row['id']} counts {arm} as {told['outcomes']}, stored are {dict(outcomes)}"
+        if judged["outcomes"] != dict(outcomes):
+            yield f"the verdict of {row['id']} counts {arm} as {judged['outcomes']}, stored are {dict(outcomes)}"
         speeds = [c["summary"]["tokens_per_s"] for c in by_arm[arm] if c["outcome"] == "measured"]
         mean = math.fsum(speeds) / len(speeds) if speeds else None
-        if mean != told["tokens_per_s"]:
-            yield f"the verdict of {row['id']} has {told['tokens_per_s']} tokens/s for {arm}, its receipts {mean}"
+        if mean != judged["tokens_per_s"]:
+            yield f"the verdict of {row['id']} has {judged['tokens_per_s']} tokens/s for {arm}, its receipts {mean}"
     yield from _attempts_fit(row, verdict, books)
 
 
@@ -234,13 +283,14 @@ def _attempts_fit(row: Row, verdict: Row, books: Books) -> Iterator[str]:
         for attempt in books.tables["attempts"]
         if attempt["block_id"] in index and attempt["state"] in ("broken", "released", "expired")
     )
-    told = Counter((a["block_index"], a["number"], a["failure_class"]) for a in verdict["circumstances"]["attempts"])
-    if told != broken:
-        yield f"the verdict of {row['id']} names other broken attempts than there are: {told - broken}, {broken - told}"
+    named = Counter((a["block_index"], a["number"], a["failure_class"]) for a in verdict["circumstances"]["attempts"])
+    if named != broken:
+        wrong = f"{named - broken}, {broken - named}"
+        yield f"the verdict of {row['id']} names other broken attempts than the database: {wrong}"
 
 
 def receipts_on_nodes_agree(books: Books) -> Iterator[str]:
-    """What a node kept of an attempt that counts is what was stored; what it kept of a lost one is stored nowhere."""
+    """A node's receipt of a counted attempt is the stored one; its receipt of a lost attempt is not stored."""
     stored = {f"{row['attempt_id']}/{row['trial_id']}": row["digest"] for row in books.tables["receipts"]}
     for place, content in books.on_nodes.items():
         if place in stored and stored[place] != content["digest"]:
@@ -250,7 +300,7 @@ def receipts_on_nodes_agree(books: Books) -> Iterator[str]:
 
 
 def never_two_trainers_on_one_device(books: Books) -> Iterator[str]:
-    """No two trainers of one node were alive at the same time, but for those of one block that runs in slices."""
+    """No two trainers of one node were alive at the same time, except those of one block that runs in slices."""
     sliced = _sliced_attempts(books)
     by_node: dict[str, list[Any]] = defaultdict(list)
     for span in sorted(books.spans, key=lambda span: span.began):
@@ -264,7 +314,7 @@ def never_two_trainers_on_one_device(books: Books) -> Iterator[str]:
 
 
 def _sliced_attempts(books: Books) -> set[str]:
-    """Return the attempts at blocks of ablations that asked for slices."""
+    """Return the attempts of ablations with slices."""
     asked = {
         row["id"]
         for row in books.tables["ablations"]
@@ -275,7 +325,7 @@ def _sliced_attempts(books: Books) -> set[str]:
 
 
 def trainers_of_a_sliced_block_run_by_turns(books: Books) -> Iterator[str]:
-    """No two measured trials of one block that ran in slices made a step at the same time."""
+    """No two measured trials of one sliced block made a step at the same time."""
     by_attempt: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     sliced = _sliced_attempts(books)
     for row in books.tables["receipts"]:

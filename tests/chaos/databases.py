@@ -1,4 +1,4 @@
-"""The database under test: how it runs, how it is made slow, and its rows as the checker reads them."""
+"""The databases under test, and the small disks that faults fill."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,59 @@ import psycopg
 from psycopg.rows import dict_row
 
 from service.threads import CONNECTIONS
-from tests.chaos.disks import SmallDisk
 from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies
 from tests.ports import free_port
 from tests.waiting import until
 
+SIZE = "768m"
+_TRIES = 5
+
+
+class SmallDisk:
+    """A folder on a file system in memory, or an ordinary folder if mounting is not allowed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.mounted = _run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "ablate-chaos", str(folder))
+
+    @contextmanager
+    def full(self) -> Iterator[bool]:
+        """Fill the disk; yield whether that worked."""
+        yield self.mounted and any(self._resize(str(self._used())) for _ in range(_TRIES))
+        self._resize(SIZE)
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self.mounted:
+            _run("umount", "--lazy", str(self.folder))
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _used(self) -> int:
+        state = os.statvfs(self.folder)
+        return max(4096, (state.f_blocks - state.f_bfree) * state.f_frsize)
+
+    def _resize(self, size: str) -> bool:
+        return self.mounted and _run("mount", "-o", f"remount,size={size}", str(self.folder))
+
+
+def _run(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 Rows = list[dict[str, Any]]
 
 TABLES = ("ablations", "blocks", "trials", "attempts", "receipts", "events", "outbox", "idempotency", "nodes")
 _OTHERS = 10
-"""Connections of the checker, and those that PostgreSQL keeps for administrators."""
+"""Connections of the checker and of PostgreSQL's administrators."""
 _PERSON = "pgserver"
-"""System user of the wheel's PostgreSQL where we are root: it refuses to run as root."""
+"""System user for the wheel's PostgreSQL if we are root, because it refuses to run as root."""
 
 
 class Sqlite:
-    """A file; it has no process of its own."""
+    """A database file without a process of its own."""
 
     kind = "sqlite"
 
@@ -41,10 +77,10 @@ class Sqlite:
         self.url = f"sqlite:///{self._file}"
 
     def create(self) -> None:
-        """Do nothing: the service makes the file."""
+        """Do nothing: the service creates the file."""
 
     def slow(self, _seconds: float) -> AbstractContextManager[None] | None:
-        """Hold the write lock from outside; None while somebody else holds it."""
+        """Take the write lock from outside; None if another process has it."""
         holder = sqlite3.connect(self._file, timeout=0.2, isolation_level=None, check_same_thread=False)
         try:
             holder.execute("BEGIN IMMEDIATE")
@@ -57,9 +93,9 @@ class Sqlite:
         """Return every row of a table."""
         reader = sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=30)
         reader.row_factory = sqlite3.Row
-        found = [dict(row) for row in reader.execute(f'SELECT * FROM "{table}"')]  # noqa: S608 - our own names
+        rows = [dict(row) for row in reader.execute(f'SELECT * FROM "{table}"')]  # noqa: S608 - our own names
         reader.close()
-        return found
+        return rows
 
 
 @contextmanager
@@ -70,7 +106,7 @@ def _released(holder: sqlite3.Connection) -> Iterator[None]:
 
 
 class Postgres:
-    """A server of its own from the wheel `pgserver`, behind a proxy."""
+    """A server from the wheel `pgserver`, behind a proxy."""
 
     kind = "postgresql"
 
@@ -95,7 +131,7 @@ class Postgres:
         return self._proxy
 
     def create(self) -> None:
-        """Make the cluster, start it and make an empty database."""
+        """Create and start the cluster, and create an empty database."""
         assert self.part is not None
         command = [str(_binaries() / "initdb"), "-D", str(self._data), "-A", "trust", "-U", "postgres", "-E", "utf8"]
         subprocess.run(command, check=True, capture_output=True, user=self._user, group=self._user, extra_groups=[])
@@ -103,11 +139,11 @@ class Postgres:
         until(self._made, patience_s=60, what="PostgreSQL")
 
     def slow(self, seconds: float) -> AbstractContextManager[None] | None:
-        """Hold every message up."""
+        """Delay every message."""
         return self._proxy.slow(min(0.2, seconds / 10))  # type: ignore[no-any-return]
 
     def rows(self, table: str) -> Rows:
-        """Return every row of a table, by a way around the proxy."""
+        """Return every row of a table, bypassing the proxy."""
         with self._connect("ablate") as connection, connection.cursor(row_factory=dict_row) as cursor:
             return list(cursor.execute(f'SELECT * FROM "{table}"'))  # noqa: S608 - our own names
 

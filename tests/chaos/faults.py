@@ -1,4 +1,4 @@
-"""The faults: what is done to which target, and which of them happen in which order for a seed."""
+"""The faults, their targets, and the plan of a seed."""
 
 import random
 import shutil
@@ -17,7 +17,7 @@ _VERBS = ("claim", "heartbeat", "report")
 _BELOW_NODE = ("trainer", "forkserver", "guardian")
 
 Begun = AbstractContextManager[object] | None
-"""What ends a fault when it is left; None when its target is not there now."""
+"""Ends the fault when it is left; None if its target is absent."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Fault:
     target: str
     seconds: float
     pause_s: float
-    """After the fault before it in the plan."""
+    """Pause after the previous fault of the plan."""
 
     @property
     def room(self) -> str:
-        """What it needs for itself: two faults in one room would hide each other, or excuse what neither may do."""
+        """Its part of the system: two faults in one room would hide each other or excuse each other's damage."""
         if self.kind == "clock":
             return "clock"
         node = self.target.rpartition(":")[2]
         return node if self.kind in ("kill", "freeze", "end", "fill", "remove") else f"{self.kind}:{self.target}"
 
     def begin(self, system: System, people: People) -> Begun:
-        """Do it; None when the target is not there now."""
+        """Start the fault; return None if the target is absent."""
         act = _trick if self.kind in TRICKS else _ACTS[self.kind]
         return act(self, system, people)
 
@@ -84,8 +84,8 @@ def catalogue(system: System) -> Iterator[tuple[str, str]]:
 def _kill(fault: Fault, system: System, _people: People) -> Begun:
     kind, _, part = fault.target.partition(":")
     pids = system.pids(part)[1:] if kind == "session" else system.pids(fault.target)
-    found = pids[-1:] if kind == "session" else pids[:1]
-    return nullcontext() if signal_all(found, signal.SIGKILL) else None
+    victim = pids[-1:] if kind == "session" else pids[:1]
+    return nullcontext() if signal_all(victim, signal.SIGKILL) else None
 
 
 def _end(fault: Fault, system: System, _people: People) -> Begun:

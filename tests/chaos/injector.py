@@ -1,4 +1,4 @@
-"""Does the faults of a plan to a running system, some of them at the same time, and keeps a record of each."""
+"""Injects the faults of a plan into a running system, some at the same time, and records each."""
 
 import time
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from tests.chaos.system import System
 _TICK_S = 0.05
 _AT_ONCE = 5
 _TARGET_PATIENCE_S = 20.0
-"""How long a fault waits for its target, such as a trainer that runs."""
+"""How long a fault waits for its target, such as a running trainer."""
 _TRICK_PATIENCE_S = 10.0
 
 
 @dataclass
 class Active:
-    """A fault that goes on."""
+    """A fault in progress."""
 
     fault: Fault
     until: float
@@ -29,29 +29,29 @@ class Active:
 
 @dataclass(frozen=True)
 class Record:
-    """A fault that was done."""
+    """An injected fault."""
 
     kind: str
     target: str
     seconds: float
     at_s: float
-    """Since the beginning."""
+    """Seconds since the start of the run."""
 
 
 class Injector:
-    """One plan against one system."""
+    """Injects one plan into one system."""
 
     def __init__(self, system: System, people: People, faults: Iterator[Fault]) -> None:
         self.records: list[Record] = []
         self.missed: list[Fault] = []
-        """Faults whose target did not come."""
+        """Faults whose target did not appear."""
         self._system, self._people, self._faults = system, people, faults
         self._active: list[Active] = []
         self._waiting: list[tuple[float, Fault]] = []
         self._began = time.monotonic()
 
     def inject(self, count: int) -> None:
-        """Do faults until `count` more of them have hit, then take back what goes on."""
+        """Inject `count` more faults, then end those in progress."""
         wanted, next_at = len(self.records) + count, time.monotonic()
         while len(self.records) < wanted:
             now = time.monotonic()
@@ -66,7 +66,7 @@ class Injector:
         self._end_active(float("inf"))
 
     def tick(self) -> None:
-        """Let the operator look, and wait a little."""
+        """Let the operator act, and wait a little."""
         self._system.tick()
         time.sleep(_TICK_S)
 
@@ -110,5 +110,5 @@ class Injector:
         self.records.append(Record(fault.kind, fault.target, round(fault.seconds, 2), at_s))
 
     def history(self) -> list[dict[str, object]]:
-        """Return every fault that was done, oldest first."""
+        """Return every injected fault, oldest first."""
         return [asdict(record) for record in self.records]

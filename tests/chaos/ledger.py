@@ -1,4 +1,4 @@
-"""Books of a service that runs in this process: its tables, and what it would have written into MLflow."""
+"""Books of a service in this process: its tables, and the runs that it would have written into MLflow."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from tests.projectors import projector
 
 
 class Ledger:
-    """Takes projections in MLflow's place and keeps them as runs; the last one of an ablation counts."""
+    """Keeps projections as runs, in place of MLflow; the last one of an ablation counts."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[Run]] = {}
@@ -26,21 +26,21 @@ class Ledger:
     def project(
         self, view: AblationView, report_html: str | None, *, slice_s: float, check: Check, was_tried: bool
     ) -> Projection:
-        """Keep what MLflow would hold; all of it at once, however short `slice_s` is."""
+        """Keep the whole projection at once, however short `slice_s` is."""
         check()
         contents = [parent(view, report_html), *children(view)]
-        found = []
+        runs = []
         for number, content in enumerate(contents):
             own = {"ablation.id": view.ablation_id, "ablation.run": content.identity, "ablation.projected": "1"}
             metrics = {point.key: point.value for point in content.points}
             name, receipt = f"{view.ablation_id}-{number}", content.texts.get("receipt.json")
-            found.append(Run(name, content.status, {**content.tags, **own}, metrics, receipt))
-        self.runs[view.ablation_id] = found
-        return Projection(parent_run_id=found[0].id, experiment_id="1")
+            runs.append(Run(name, content.status, {**content.tags, **own}, metrics, receipt))
+        self.runs[view.ablation_id] = runs
+        return Projection(parent_run_id=runs[0].id, experiment_id="1")
 
 
 def settle(store: Store, ledger: Ledger) -> None:
-    """Do everything that the outbox asks for."""
+    """Do all work of the outbox."""
     handlers, mlflow = OutboxHandlers(store), projector(store, ledger)
     kinds = (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)
     while any(handlers.run_due(kind) for kind in kinds) or mlflow.run_due():
@@ -50,7 +50,7 @@ def settle(store: Store, ledger: Ledger) -> None:
 
 
 def books_of(store: Store, ledger: Ledger) -> Books:
-    """Read the books."""
+    """Return the books."""
     with store.read() as connection:
         tables: dict[str, list[dict[str, Any]]] = {
             name: [dict(row._mapping) for row in connection.execute(text(f'SELECT * FROM "{name}"'))]  # noqa: S608

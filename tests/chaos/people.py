@@ -1,4 +1,4 @@
-"""Who uses the system under test: submits and cancels ablations, and resumes nodes as an operator, in a thread.
+"""The users of the system under test: a thread that submits and cancels ablations and resumes nodes.
 
 A submission is repeated under its Idempotency-Key until it is answered, as every client of the product does it.
 """
@@ -12,13 +12,13 @@ import httpx
 
 _EVERY_S = 0.4
 _OPEN, _UNFINISHED = 3, 8
-"""Most ablations that wait or run, and most that are not in MLflow yet."""
+"""Most unfinished ablations, and most that MLflow does not show yet."""
 _PATIENCE_S = 4.0
 _OVER = ("completed", "failed", "cancelled")
 
 
 def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[str, Any]:
-    """Return a legal spec of short trials, or of four that outlive a lease; memory decides, so times do not matter."""
+    """Return a spec of short trials, or of four that outlive a lease. Its metric is memory, not time."""
     gates: dict[str, dict[str, Any]] = {
         "chunk-8": {"gates": {"chunk_size": 8}},
         "psiv-on": {"gates": {"psiv_cache": True}},
@@ -57,7 +57,7 @@ def small_spec(chance: random.Random, number: int, *, long_steps: int) -> dict[s
 
 
 class People:
-    """The thread of all people; `accepted` and `cancelled` are what the checker compares the database with."""
+    """The thread of all users. The checker compares `accepted` and `cancelled` with the database."""
 
     def __init__(self, client: httpx.Client, seed: str, *, long_steps: int) -> None:
         self.accepted: dict[str, str] = {}
@@ -65,7 +65,7 @@ class People:
         self.refusals: list[str] = []
         self.resumed = 0
         self.open: list[str] = []
-        """Ablations that are not over, as they were seen last."""
+        """Unfinished ablations at the last look."""
         self._client, self._chance = client, random.Random(seed)  # noqa: S311 - a seeded run, no secret
         self._seed, self._number, self._long_steps = seed, 0, long_steps
         self._waiting: tuple[str, dict[str, Any]] | None = None
@@ -86,12 +86,12 @@ class People:
         self._submitting.set()
 
     def pause(self) -> None:
-        """Submit nothing new; what was begun is repeated until it is answered."""
+        """Stop submitting; repeat pending submissions until they are answered."""
         self._submitting.clear()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for an answer."""
+        """Whether every submission is answered."""
         return self._waiting is None and not self._wishes
 
     def cancel(self, ablation: str) -> None:
@@ -136,7 +136,7 @@ class People:
                 self.resumed += self._send("POST", f"/v1/nodes/{node['name']}:resume").is_success
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request; raises httpx.HTTPError for what a client would try again, on a read without an answer too."""
+        """Send a request. Raises httpx.HTTPError if a client would retry it."""
         answer = self._client.request(method, path, timeout=_PATIENCE_S, **options)
         if method == "GET":
             answer.raise_for_status()

@@ -1,4 +1,4 @@
-"""The parts of a system under test as processes: started, found, stopped, and started again when they end.
+"""The parts of a system under test as processes: start, find, stop and restart them.
 
 Whoever runs the product starts a part again when it ends (systemd, a container engine); here it is `Part.tick`.
 """
@@ -16,7 +16,7 @@ RESTART_S = 0.5
 
 @dataclass
 class Part:
-    """One part: how it is started, and the process that runs it now."""
+    """One part: its command and its current process."""
 
     name: str
     command: Sequence[str]
@@ -24,17 +24,17 @@ class Part:
     log: Path
     user: str | None = None
     owns_group: bool = False
-    """Whether its children end with it, as a unit file or a container would do it; else that is the part's own task."""
+    """Whether its children are killed with it, as by a unit file or container; otherwise the part does it."""
     process: "subprocess.Popen[bytes] | None" = None
     works: bytes = b""
-    """What its log says once it works; nothing: it works as soon as it lives."""
+    """Words in its log that show that it works; without them it works as soon as it lives."""
     ends: int = 0
     _log_begins: int = field(default=0, repr=False)
     _has_worked: bool = field(default=False, repr=False)
     _down_since: float | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Start the process in a session of its own."""
+        """Start the process in a new session."""
         with self.log.open("ab") as sink:
             self._log_begins = sink.tell()
             self._has_worked = False
@@ -51,7 +51,7 @@ class Part:
             )
 
     def tick(self) -> None:
-        """Start the part again, a little after it ended."""
+        """Restart the part a little after it ended."""
         if self.process is None or self.process.poll() is None:
             return
         now = time.monotonic()
@@ -65,7 +65,7 @@ class Part:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process lives and has said that it works."""
+        """Whether the process lives and its log says that it works."""
         if self.pid is None:
             return False
         if not self._has_worked:
@@ -76,11 +76,11 @@ class Part:
 
     @property
     def pid(self) -> int | None:
-        """Return the number of the process while it lives."""
+        """Return the process id while the process lives."""
         return None if self.process is None or self.process.poll() is not None else self.process.pid
 
     def stop(self, *, patience_s: float) -> None:
-        """Ask the process to end, then end its whole session."""
+        """Send SIGTERM to the process, then kill its whole session."""
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -99,17 +99,17 @@ def _plain_environment() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What /proc says of one living process."""
+    """The entry of one living process in /proc."""
 
     pid: int
     parent: int
     session: int
     born: int
-    """Clock ticks since boot: with the number of the process, its identity."""
+    """Start in clock ticks since boot; with the process id it identifies the process."""
 
 
 def look(pid: int) -> Seen | None:
-    """Return a living process, None for zombies and the gone."""
+    """Return a living process, None for a zombie or an ended one."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -125,7 +125,7 @@ def all_processes() -> list[Seen]:
 
 
 def command_line(pid: int) -> str:
-    """Return the words of a process's command."""
+    """Return the command line of a process."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -133,21 +133,21 @@ def command_line(pid: int) -> str:
 
 
 def descendants(pid: int) -> list[Seen]:
-    """Return the living processes below `pid`, that one excepted."""
-    everyone, found, parents = all_processes(), [], {pid}
-    while fresh := [seen for seen in everyone if seen.parent in parents and seen not in found]:
-        found += fresh
+    """Return the living descendants of `pid`."""
+    everyone, below, parents = all_processes(), [], {pid}
+    while fresh := [seen for seen in everyone if seen.parent in parents and seen not in below]:
+        below += fresh
         parents = {seen.pid for seen in fresh}
-    return found
+    return below
 
 
 def kill_session(leader: int) -> None:
-    """Kill what is left of the session that `leader` began."""
+    """Kill the remaining processes of the session of `leader`."""
     signal_all([seen.pid for seen in all_processes() if seen.session == leader], signal.SIGKILL)
 
 
 def signal_all(pids: Sequence[int], number: signal.Signals) -> int:
-    """Send a signal to those that are still there; return how many those were."""
+    """Send a signal to the living processes; return their number."""
     count = 0
     for pid in pids:
         try:

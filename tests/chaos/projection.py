@@ -1,4 +1,4 @@
-"""Whether MLflow holds what the database holds: one parent for every ablation, one child for every trial that ended."""
+"""A rule of the checker: MLflow has one parent run for every ablation and one child for every ended trial."""
 
 import json
 from collections import defaultdict
@@ -12,7 +12,7 @@ _METRICS = ("tokens_per_s", "loss_step1", "loss_final")
 
 
 def mlflow_equals_the_database(books: Books) -> Iterator[str]:
-    """Every run is there once, complete, with the numbers of its receipt; none is there for a lost attempt."""
+    """Every run exists once, complete, with the numbers of its receipt; a lost attempt has none."""
     by_ablation: dict[str, list[Run]] = defaultdict(list)
     for run in books.runs:
         by_ablation[run.tags.get("ablation.id", "nobody")].append(run)
@@ -46,7 +46,7 @@ def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
 
 
 def _projected(row: Row, books: Books) -> list[tuple[Row, str]]:
-    """Return the trials that MLflow shows, with their attempts: those that are done, and those that ended in one."""
+    """Return the trials that MLflow shows, with their attempts: the ended ones that have an attempt."""
     attempts = {block["id"]: block["attempt_id"] for block in books.tables["blocks"]}
     return [
         (trial, attempt)
@@ -63,13 +63,13 @@ def _parent(row: Row, run: Run) -> Iterator[str]:
     if row["verdict"] is None:
         return
     verdict: dict[str, Any] = json.loads(row["verdict"])
-    told = {name: run.tags.get(f"ablation.{name}") for name in ("verdict_digest", "state")}
-    if told != {"verdict_digest": verdict["digest"], "state": row["state"]}:
-        yield f"the parent run of {row['id']} says {told}"
+    tags = {name: run.tags.get(f"ablation.{name}") for name in ("verdict_digest", "state")}
+    if tags != {"verdict_digest": verdict["digest"], "state": row["state"]}:
+        yield f"the parent run of {row['id']} says {tags}"
 
 
 def _judged(row: Row) -> dict[str, str | None]:
-    """Return the word of every arm that a verdict speaks of; the baseline has none."""
+    """Return the verdict word of every arm of a verdict; None for the baseline."""
     if row["verdict"] is None:
         return {}
     verdict: dict[str, Any] = json.loads(row["verdict"])
@@ -77,9 +77,9 @@ def _judged(row: Row) -> dict[str, str | None]:
 
 
 def _arm(row: Row, arm: str, word: str | None, run: Run) -> Iterator[str]:
-    told = run.tags.get("ablation.verdict")
-    if told != word:
-        yield f"the run of arm {arm} of {row['id']} says {told}, the verdict {word}"
+    tag = run.tags.get("ablation.verdict")
+    if tag != word:
+        yield f"the run of arm {arm} of {row['id']} says {tag}, the verdict {word}"
 
 
 def _child(run: Run, receipt: Row) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Proxies that can be told to be slow, to fall silent, to cut, and to lose or repeat single requests."""
+"""Proxies that can be slow, silent or cut, and that lose or repeat single requests."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 
 
 class Proxies:
-    """The thread in which all proxies of one system run."""
+    """The thread that runs all proxies of one system."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -38,7 +38,7 @@ class Proxies:
 
 
 class Proxy:
-    """Carries bytes both ways; its three faults are set from any thread and hold until they are taken back."""
+    """Carries bytes both ways. Its three faults can be set from any thread and last until they are removed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, target: int) -> None:
         self.port = 0
@@ -50,13 +50,13 @@ class Proxy:
         self._is_cut = False
 
     async def listen(self) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
 
     @contextmanager
     def slow(self, delay_s: float) -> Iterator[None]:
-        """Hold every piece of data up for `delay_s`."""
+        """Delay all data by `delay_s`."""
         self._delay_s = delay_s
         yield
         self._delay_s = 0.0
@@ -122,18 +122,18 @@ class Proxy:
 
 @dataclass
 class Trick:
-    """What happens to the next request whose path ends with `verb`: once."""
+    """A fault for the next request whose path ends with `verb`."""
 
     verb: str
     kind: str
     """lose_request, lose_answer, double, late or replay."""
     wait_s: float = 0.0
-    """For late and replay: how long after the request came."""
+    """For late and replay: the delay after the request."""
     played: bool = False
 
 
 class HttpProxy(Proxy):
-    """A proxy that knows where requests end: it can lose, repeat and delay single ones."""
+    """A proxy that can lose, repeat and delay single requests."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, target: int) -> None:
         super().__init__(loop, target)
@@ -162,7 +162,7 @@ class HttpProxy(Proxy):
         return None
 
     async def _send(self, request: bytes) -> bytes:
-        """Send a request over a connection of its own, whatever became of who sent it; b"" when nobody answers."""
+        """Send a request over a new connection, even if its sender is gone; return b"" if nobody answers."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             async with self._upstream() as (answers, requests):
                 await self._pass(request, requests)
@@ -182,7 +182,7 @@ class HttpProxy(Proxy):
         return False
 
     async def _double(self, request: bytes, writer: Writer, _trick: Trick) -> bool:
-        """Send it twice at the same time; the second answer is the one that is given."""
+        """Send it twice at the same time and return the second answer."""
         _first, second = await asyncio.gather(self._send(request), self._send(request))
         await self._pass(second, writer)
         return bool(second)
@@ -206,7 +206,7 @@ _running: set["asyncio.Task[None]"] = set()
 
 
 def _keep(task: "asyncio.Task[None]") -> None:
-    """Hold a task until it ends: the loop itself keeps none alive."""
+    """Keep a reference to a task until it ends, because the loop keeps none."""
     _running.add(task)
     task.add_done_callback(_running.discard)
 
@@ -217,5 +217,5 @@ async def _message(reader: Reader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return b""
-    found = _LENGTH.search(head)
-    return head + (await reader.readexactly(int(found[1])) if found else b"")
+    length = _LENGTH.search(head)
+    return head + (await reader.readexactly(int(length[1])) if length else b"")

@@ -1,4 +1,4 @@
-"""What a run found, and the page that is kept of it."""
+"""The outcome of a run, and the page that records it."""
 
 import json
 from collections import Counter
@@ -21,13 +21,13 @@ class Outcome:
     count: int
     problems: list[str] = field(default_factory=list)
     settled_s: list[float] = field(default_factory=list)
-    """After each round: from the last repair until all work was done."""
+    """Seconds of each round from the last repair until all work was done."""
     books: dict[str, Any] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
     def count_books(self, books: Books) -> None:
-        """Note how much was run and how it ended."""
+        """Count the work and how it ended."""
         ablations, attempts = books.tables["ablations"], books.tables["attempts"]
         self.books = {
             "ablations": dict(Counter(row["state"] for row in ablations)),
@@ -40,7 +40,7 @@ class Outcome:
         }
 
     def close(self, system: System, people: People, injector: Injector, *, seconds: float) -> None:
-        """Note what was done to the system."""
+        """Record the injected faults."""
         self.faults = injector.history()
         self.facts = {
             "seconds": round(seconds),
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def write_receipt(folder: Path, outcomes: list[Outcome]) -> None:
-    """Write README.md and, for every store, the list of faults."""
+    """Write README.md, and the list of faults of every store."""
     folder.mkdir(parents=True, exist_ok=True)
     for outcome in outcomes:
         (folder / f"faults-{outcome.store}.json").write_text(
@@ -62,11 +62,11 @@ def write_receipt(folder: Path, outcomes: list[Outcome]) -> None:
         )
     total = sum(len(outcome.faults) for outcome in outcomes)
     wrong = sum(len(outcome.problems) for outcome in outcomes)
-    lines = [f"# {total} faults, {wrong} problems", "", *[line for one in outcomes for line in _told(one)]]
+    lines = [f"# {total} faults, {wrong} problems", "", *[line for one in outcomes for line in _lines(one)]]
     (folder / "README.md").write_text("\n".join(lines) + "\n")
 
 
-def _told(outcome: Outcome) -> list[str]:
+def _lines(outcome: Outcome) -> list[str]:
     kinds = Counter(f"{fault['kind']} {fault['target'].replace(':', ' of ')}" for fault in outcome.faults)
     return [
         f"## {outcome.store}, seed {outcome.seed}",

