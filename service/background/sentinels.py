@@ -20,7 +20,7 @@ from experiments.records.messages import NodeRegistration
 from service.lifecycle import OVER
 from service.principals import SERVICE
 from service.store.ablations import results
-from service.store.ablations.submissions import GivenAnswer, IdempotencyKey, Submission, store_submission
+from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission, store_submission
 from service.store.columns import db_now
 from service.store.nodes import nodes
 from service.store.nodes.calibrations import read_calibrations
@@ -91,5 +91,5 @@ def _submit(connection: Connection, calibration: Calibration) -> str:
         submitted_by=SERVICE,
     )
     key = IdempotencyKey(token_id=SERVICE, key=ablation_id, body_digest=digest_bytes(text))
-    store_submission(connection, submission, key, GivenAnswer(ablation_id=ablation_id, text=json.dumps(None)))
+    store_submission(connection, submission, key, StoredAnswer(ablation_id=ablation_id, text=json.dumps(None)))
     return ablation_id

@@ -27,9 +27,9 @@ from service.queue.waiting import EligibleNodes, eligible_nodes
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.store.ablations.quotas import check_quota
 from service.store.ablations.submissions import (
-    GivenAnswer,
     IdempotencyKey,
-    KeyKnown,
+    KeyUsed,
+    StoredAnswer,
     Submission,
     find_answer,
     store_submission,
@@ -154,7 +154,7 @@ def _body_digest(body: SpecBody) -> str:
     return digest_bytes(body.content_type.encode() + b"\0" + body.content)
 
 
-def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> GivenAnswer:
+def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> StoredAnswer:
     spec = parse_spec(body.content, body.content_type)
     if spec.design.blocks.auto:
         with services.store.read() as connection:
@@ -177,7 +177,7 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         with services.store.write() as connection:
             _check_size(spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
-    except KeyKnown:
+    except KeyUsed:
         with services.store.read() as connection:
             earlier = find_answer(connection, key)
         if earlier is None:
@@ -186,7 +186,7 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
     return answer
 
 
-def _answer_to(services: Services, submission: Submission) -> GivenAnswer:
+def _answer_to(services: Services, submission: Submission) -> StoredAnswer:
     plan = submission.plan
     with services.store.read() as connection:
         minutes = expected_device_minutes(connection, plan)
@@ -194,7 +194,7 @@ def _answer_to(services: Services, submission: Submission) -> GivenAnswer:
         waits_for = eligible_nodes(connection, plan, silent_s=silent_s).waits_for
     warnings = [*warnings_of(submission.spec, minutes), *_warnings(plan, waits_for)]
     accepted = accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
-    return GivenAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
+    return StoredAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
 
 
 def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:
@@ -219,7 +219,7 @@ def _check_size(spec: AblationSpec, sizing: Sizing | None) -> None:
         raise SpecError(problems)
 
 
-def _accepted(answer: GivenAnswer) -> Response:
+def _accepted(answer: StoredAnswer) -> Response:
     body = answer.text.encode()
     headers = {"Location": links_of(answer.ablation_id).self, "Retry-After": str(RETRY_AFTER_S), "ETag": etag_of(body)}
     return Response(body, HTTPStatus.ACCEPTED, headers, "application/json")

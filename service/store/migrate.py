@@ -52,17 +52,17 @@ def known_revisions() -> list[str]:
 
 def check_revision(current: str | None) -> None:
     """Raise ConfigurationError unless this code can upgrade from `current`; None is an empty database."""
-    known = known_revisions()
-    if current is None or current in known:
+    revisions = known_revisions()
+    if current is None or current in revisions:
         return
-    if current < known[0]:
+    if current < revisions[0]:
         raise ConfigurationError(
-            f"the database is at revision {current!r}; this version upgrades only from {known[0]!r} on. Keep the "
+            f"the database is at revision {current!r}; this version upgrades only from {revisions[0]!r} on. Keep the "
             "version that wrote it; or save what you need with that version (ablate receipts get, ablate verdict "
             "--json) and start this version with an empty database"
         )
     raise ConfigurationError(
-        f"the database is at revision {current!r}, which this version does not know (its newest is {known[-1]!r}): "
+        f"the database is at revision {current!r}, which this version does not know (its newest is {revisions[-1]!r}): "
         "a newer version has migrated it. Run that version, or restore the backup from before the upgrade"
     )
 

@@ -12,8 +12,7 @@ from service.lifecycle import OVER
 from service.store.access import keys
 from service.store.blocks.attempts import broken_attempts
 from service.store.columns import rfc3339
-from service.store.tables import ablations, blocks
-from service.store.tables import questions as asked
+from service.store.tables import ablations, blocks, questions
 
 _SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
 
@@ -23,7 +22,7 @@ def family_of(connection: Connection, ablation_id: str) -> Family:
 
     Leaves out ablations that ended before any block was claimed, because nobody saw a result of theirs.
     """
-    own = connection.execute(select(asked.c.digest, asked.c.arm).where(asked.c.ablation_id == ablation_id))
+    own = connection.execute(select(questions.c.digest, questions.c.arm).where(questions.c.ablation_id == ablation_id))
     arms: dict[str, list[str]] = {}
     for digest, arm in own:
         arms.setdefault(digest, []).append(arm)
@@ -42,8 +41,8 @@ def _earlier(ablation_id: str, digests: list[str]) -> Select[Any]:
     mine = select(ablations.c.created_at).where(ablations.c.id == ablation_id).scalar_subquery()
     before = or_(ablations.c.created_at < mine, and_(ablations.c.created_at == mine, ablations.c.id < ablation_id))
     ran = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
-    query: Select[Any] = select(*_SHOWN, asked.c.digest).join(asked, asked.c.ablation_id == ablations.c.id)
-    return query.where(asked.c.digest.in_(digests), before, ran).order_by(ablations.c.created_at, ablations.c.id)
+    query: Select[Any] = select(*_SHOWN, questions.c.digest).join(questions, questions.c.ablation_id == ablations.c.id)
+    return query.where(questions.c.digest.in_(digests), before, ran).order_by(ablations.c.created_at, ablations.c.id)
 
 
 def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:

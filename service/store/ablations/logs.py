@@ -29,7 +29,7 @@ NEWEST_ATTEMPT = (
     .correlate(trials)
     .scalar_subquery()
 )
-"""The newest attempt at the block of a trial, in whatever state."""
+"""the newest attempt at the block of a trial, in any state."""
 _NUMBER = (
     select(func.coalesce(func.max(attempts.c.number), 0))
     .where(attempts.c.block_id == trials.c.block_id)

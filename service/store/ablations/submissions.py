@@ -53,18 +53,18 @@ class IdempotencyKey:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenAnswer:
+class StoredAnswer:
     """The answer to a submission, word for word."""
 
     ablation_id: str
     text: str
 
 
-class KeyKnown(ServiceError):
+class KeyUsed(ServiceError):
     """This Idempotency-Key was answered before."""
 
 
-def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | None:
+def find_answer(connection: Connection, key: IdempotencyKey) -> StoredAnswer | None:
     """Return the stored answer to this key, or None. Raises IdempotencyMismatch for another body."""
     own = (idempotency.c.token_id == key.token_id, idempotency.c.key == key.key)
     row = connection.execute(select(idempotency).where(*own)).first()
@@ -72,22 +72,22 @@ def find_answer(connection: Connection, key: IdempotencyKey) -> GivenAnswer | No
         return None
     if row.body_digest != key.body_digest:
         raise IdempotencyMismatch
-    return GivenAnswer(ablation_id=row.ablation_id, text=row.answer)
+    return StoredAnswer(ablation_id=row.ablation_id, text=row.answer)
 
 
 def store_submission(
-    connection: Connection, submission: Submission, key: IdempotencyKey, answer: GivenAnswer
+    connection: Connection, submission: Submission, key: IdempotencyKey, answer: StoredAnswer
 ) -> Sizing | None:
     """Insert the idempotency row, then the ablation with its rows, first event, wake-up and announcement.
 
     Returns the effect that its plan can detect at the noise that the service measured; None if it measured none.
-    Raises KeyKnown if the key was answered before, which ends the transaction.
+    Raises KeyUsed if the key was answered before, which ends the transaction.
     """
     answered = {**vars(key), **{"ablation_id": answer.ablation_id, "answer": answer.text, "created_at": db_now()}}
     try:
         connection.execute(insert(idempotency).values(answered))
     except IntegrityError as error:
-        raise KeyKnown from error
+        raise KeyUsed from error
     ablation_id, plan = submission.ablation_id, submission.plan
     first_look = submission.spec.design.blocks.schedule[0]
     insert_rows(connection, submission, new_block_ids(plan), first_look=first_look)
@@ -113,15 +113,15 @@ def insert_rows(
     """
     held_from = len(ids) if first_look is None else first_look
     own = submission.ablation_id
-    asked = question_digests(submission.spec, submission.plan).items()
     connection.execute(insert(ablations).values(**_ablation_row(submission, held_from), bundles=bundles))
     connection.execute(insert(blocks), _block_rows(submission, ids, held_from=held_from))
     connection.execute(insert(trials), _trial_rows(submission, ids))
-    asked_rows = [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in asked]
+    digests = question_digests(submission.spec, submission.plan)
+    question_rows = [{"ablation_id": own, "arm": arm, "digest": digest} for arm, digest in digests.items()]
     label_rows = [
         {"ablation_id": own, "key": key, "value": str(value)} for key, value in submission.spec.labels.items()
     ]
-    for table, rows in ((questions, asked_rows), (labels, label_rows)):
+    for table, rows in ((questions, question_rows), (labels, label_rows)):
         if rows:
             connection.execute(insert(table), rows)
 
