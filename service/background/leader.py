@@ -118,7 +118,7 @@ def duty(leader: Leader, name: str, work: Callable[[], bool], *, stop: threading
             try:
                 busy = leader.leads and work()
             except LeaseLost:
-                log.warning("a round of %s was given up: another process leads", name)
+                log.warning("a round of %s was given up: this process does not lead any more", name)
                 busy = False
             except Exception:  # the boundary of a background loop: recorded, and the loop goes on
                 log.exception("a round of %s failed", name)
