@@ -84,9 +84,7 @@ def _routes() -> list[BaseRoute]:
     """Return the routes of every module in `service.routes` and of the pages, in one flat list."""
     modules = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
     return [
-        route
-        for module in (*modules, pages, actions, sign_in, interface_page, html)
-        for route in module.router.routes
+        route for module in (*modules, pages, actions, sign_in, interface_page, html) for route in module.router.routes
     ]
 
 
