@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import socket
 import tempfile
 import threading
@@ -18,7 +19,7 @@ import httpx
 import uvicorn
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
@@ -27,6 +28,7 @@ from experiments.records.signing import Signer
 from service.app import create_app
 from service.http.connection_limits import BoundedHttp
 from service.settings import ServiceSettings
+from service.store.migrate import upgrade
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
 from tests.watched_postgres import end_with_this_process
@@ -53,7 +55,11 @@ def _postgres() -> Any:
     folder = Path(tempfile.mkdtemp(prefix="ablate-pg-")).resolve()
     end_with_this_process(folder)
     with mock.patch.object(postgres_server, "pg_ctl", patient):  # it would give up after 10 s and leave a server behind
-        return get_server(folder, cleanup_mode=None)
+        server = get_server(folder, cleanup_mode=None)
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # the data need not survive a power failure
+        server.psql(f"ALTER SYSTEM SET {setting} = off")
+    server.psql("SELECT pg_reload_conf()")
+    return server
 
 
 @lru_cache(maxsize=1)
@@ -72,11 +78,36 @@ def database_url(kind: str, folder: Path) -> str:
     """Return the URL of a fresh, empty database of `kind`: sqlite or postgresql."""
     if kind == "sqlite":
         return f"sqlite:///{folder / f'{next(_numbers)}.db'}"
+    return _postgres_database("template1")
+
+
+@lru_cache
+def _migrated(kind: str) -> str:
+    """Return the URL of a migrated database of `kind` to copy from."""
+    url = database_url(kind, Path(tempfile.mkdtemp(prefix="ablate-schema-")))
+    store = Store(url)
+    upgrade(store)
+    store.close()
+    return url
+
+
+def migrated_url(kind: str, folder: Path) -> str:
+    """Return the URL of a fresh database of `kind` with the newest schema."""
+    template = make_url(_migrated(kind)).database
+    assert template is not None
+    if kind == "postgresql":
+        return _postgres_database(template)
+    url = database_url(kind, folder)
+    shutil.copy(template, str(make_url(url).database))
+    return url
+
+
+def _postgres_database(template: str) -> str:
     uri = _postgres().get_uri().replace("postgresql://", "postgresql+psycopg://")
     name = f"ablate_{next(_numbers)}"
     engine = create_engine(uri, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
     engine.dispose()
     return uri.replace("/postgres?", f"/{name}?")
 
@@ -232,8 +263,8 @@ def parse_events(body: str) -> list[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def running_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
-    """Run the API on a fresh database of `kind`."""
-    settings = settings_for(database_url(kind, folder), folder / "home", **changes)
+    """Run the API on a fresh, migrated database of `kind`."""
+    settings = settings_for(migrated_url(kind, folder), folder / "home", **changes)
     store = Store(settings.sqlalchemy_url)
     with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
         yield Api(client, store)
@@ -242,7 +273,7 @@ def running_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
 @contextmanager
 def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
     """Run the API behind a real HTTP server in a thread of this process."""
-    settings = settings_for(database_url(kind, folder), folder / "home", **changes)
+    settings = settings_for(migrated_url(kind, folder), folder / "home", **changes)
     store = Store(settings.sqlalchemy_url)
     config = uvicorn.Config(
         create_app(settings, store),

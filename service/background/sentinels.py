@@ -21,11 +21,10 @@ from service.lifecycle import OVER
 from service.principals import SERVICE
 from service.store.ablations import results
 from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission, store_submission
-from service.store.columns import db_now
 from service.store.nodes import nodes
 from service.store.nodes.calibrations import read_calibrations
 from service.store.session import Store
-from service.store.tables import ablations, labels
+from service.store.tables import ablations, db_now, labels
 
 log = logging.getLogger(__name__)
 

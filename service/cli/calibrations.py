@@ -18,7 +18,7 @@ from experiments.reporting import wording
 from service.cli.offline import read_bundle
 
 if TYPE_CHECKING:
-    from service.schemas.calibrations import CalibrationList, CalibrationPublic
+    from service.schemas.nodes import CalibrationList, CalibrationPublic
 
 _BLOCKS = (6, 20, 60)
 """Numbers of blocks whose detectable effect `ablate aa` prints."""

@@ -17,8 +17,7 @@ from experiments.reporting.terminal.terminal_table import TerminalTable, ids, na
 
 if TYPE_CHECKING:
     from service.schemas.ablations import AblationPublic, TrialPublic
-    from service.schemas.calibrations import CalibrationList
-    from service.schemas.nodes import NodePublic, NodeRuns
+    from service.schemas.nodes import CalibrationList, NodePublic, NodeRuns
     from service.schemas.submissions import NodeClassAnswer, PlanPublic
 
 _STATE_COLOURS: dict[str, str] = {

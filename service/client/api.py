@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from service.client.ablations import Ablations, StillRunning, Trials
     from service.client.access import Keys, NodeKeys, NodeStates, Tokens
     from service.client.connection import ClientError, Refused, ServiceFailed, Unreachable
-    from service.schemas.calibrations import CalibrationList
-    from service.schemas.nodes import NodePublic
+    from service.schemas.nodes import CalibrationList, NodePublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
 _ELSEWHERE = {
@@ -116,7 +115,7 @@ class Client:
 
     def calibrations(self) -> "CalibrationList":
         """Return the calibrations of the nodes and the service's own rate of false words."""
-        from service.schemas.calibrations import CalibrationList
+        from service.schemas.nodes import CalibrationList
 
         return self._connection.get("/v1/calibrations", CalibrationList)
 

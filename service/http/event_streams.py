@@ -25,8 +25,8 @@ from service.schemas.ablations import Event
 from service.store.ablations.ablations import check_exists
 from service.store.ablations.events import ending, events_after, last_event
 from service.store.ablations.logs import read_log
-from service.store.columns import rfc3339
 from service.store.session import Store
+from service.store.tables import rfc3339
 
 log = logging.getLogger(__name__)
 

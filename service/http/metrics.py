@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from experiments.records.calibration import Ledger
 from service.http.readiness import SharedAnswer
 from service.http.serializers import silent_limit_s
-from service.schemas.health import DependencyCheck
+from service.schemas.public import DependencyCheck
 from service.settings import ServiceSettings
 from service.store import leaders, outbox
 from service.store.ablations.ablations import count_by_state

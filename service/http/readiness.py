@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.runtime.wake import celery_app
-from service.schemas.health import DependencyCheck, Readiness
+from service.schemas.public import DependencyCheck, Readiness
 from service.settings import ServiceSettings
 from service.store import leaders
 from service.store.session import Store

@@ -30,7 +30,7 @@ from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanP
 from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
 from service.store.ablations.quotas import Minutes
-from service.store.columns import rfc3339
+from service.store.tables import rfc3339
 
 
 def links_of(ablation_id: str) -> Links:

@@ -13,7 +13,7 @@ from service.errors import Unavailable
 from service.http.deps import ServicesDep
 from service.http.metrics import DependencyCollector
 from service.http.responses import problems
-from service.schemas.health import Readiness, Version
+from service.schemas.public import Readiness, Version
 from service.store.migrate import current_revision
 
 router = APIRouter(tags=["health"])

@@ -16,7 +16,7 @@ from experiments.reporting.wording import false_verdicts
 from service.http.deps import Reader, ServicesDep
 from service.http.problems import check_known
 from service.http.responses import secured
-from service.schemas.calibrations import CalibrationList, CalibrationPublic
+from service.schemas.nodes import CalibrationList, CalibrationPublic
 from service.store.ablations.history import baseline_runs
 from service.store.nodes import calibrations
 

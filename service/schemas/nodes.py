@@ -3,9 +3,29 @@
 from pydantic import Field
 
 from experiments.outcomes import BlockState
+from experiments.records.calibration import Calibration, Ledger
 from experiments.records.messages import DeviceInfo
 from experiments.records.signing import PublicKey
 from service.schemas.public import INDEX, Public
+
+
+class CalibrationPublic(Public):
+    """Noise of one device and workload, from A/A blocks, and whether the calibration is valid."""
+
+    calibration: Calibration
+    problem: str | None
+    """Why it is not valid now; None when it is."""
+    mended_by: str | None
+    """The command that renews it; None when it is valid."""
+
+
+class CalibrationList(Public):
+    """Every calibration, newest last, and the ledger of A/A verdicts."""
+
+    items: list[CalibrationPublic]
+    ledger: Ledger
+    statement: str
+    """The conclusion from the ledger in one sentence."""
 
 
 class AttemptClosed(Public):

@@ -5,7 +5,7 @@ Clients ignore unknown fields, because a newer service may add some.
 
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Item = TypeVar("Item")
 
@@ -24,3 +24,28 @@ class Page(Public, Generic[Item]):
     items: list[Item]
     next_cursor: str | None
     """The `cursor` of the next page; null on the last."""
+
+
+class Version(Public):
+    """Versions of the code and of the schemas."""
+
+    version: str
+    schema_revision: str
+    receipt_schema: int
+
+
+class DependencyCheck(Public):
+    """The check of one dependency."""
+
+    ok: bool
+    detail: str
+
+
+class Readiness(Public):
+    """Whether this process answers requests, and the checks of all dependencies."""
+
+    ready: bool
+    degraded: list[str] = Field(
+        description="Failing checks that stop no request; empty when all is well.", examples=[["broker"]]
+    )
+    checks: dict[str, DependencyCheck]

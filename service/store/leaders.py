@@ -3,9 +3,8 @@
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from service.store.columns import db_now
 from service.store.session import Store
-from service.store.tables import leaders
+from service.store.tables import db_now, leaders
 
 DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
 """What the leader does, each in a thread of its own."""

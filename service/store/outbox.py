@@ -8,8 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from service.lifecycle import OutboxKind
-from service.store.columns import db_now, storable
-from service.store.tables import outbox
+from service.store.tables import db_now, outbox, storable
 
 
 class Rank(IntEnum):

@@ -4,6 +4,9 @@ Lock order, for databases with row locks: the node, blocks (by id), the ablation
 sequence numbers under the ablation's lock, so readers see the events of one ablation in order.
 """
 
+from datetime import UTC, datetime
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -20,9 +23,42 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from experiments.outcomes import BlockState
 from service.lifecycle import EventKind
+
+
+class db_now(FunctionElement[float]):  # noqa: N801  # reads as the SQL function it is
+    """The database's time of evaluation, in seconds since 1970."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(db_now, "sqlite")
+def _sqlite_now(element: Any, compiler: Any, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(db_now, "postgresql")
+def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+def rfc3339(epoch_s: float) -> str:
+    """Format epoch seconds as RFC 3339 UTC with milliseconds."""
+    return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+MOST_CHARACTERS = 2000
+
+
+def storable(text: str) -> str:
+    """Return external text as a column accepts it: cut, and without NUL, which PostgreSQL rejects."""
+    return text[:MOST_CHARACTERS].replace("\0", "\\0")
+
 
 metadata = MetaData(
     naming_convention={

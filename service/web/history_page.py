@@ -20,7 +20,7 @@ from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, 
 from experiments.reporting.verdict_layout import lay_out
 from service.http.problems import check_known
 from service.store.ablations.history import baseline_runs, judged_with
-from service.store.columns import rfc3339
+from service.store.tables import rfc3339
 from service.web.ablation_page import changed_gates
 
 METRIC = "tokens_per_s"

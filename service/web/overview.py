@@ -16,8 +16,7 @@ from service.lifecycle import OVER
 from service.routes.ablations import public
 from service.routes.nodes import nodes_public
 from service.schemas.ablations import AblationPublic
-from service.schemas.calibrations import CalibrationPublic
-from service.schemas.nodes import NodePublic
+from service.schemas.nodes import CalibrationPublic, NodePublic
 from service.settings import ServiceSettings
 from service.store import tables as stored
 from service.store.ablations import ablations

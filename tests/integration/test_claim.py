@@ -18,8 +18,7 @@ from service.lifecycle import OutboxKind
 from service.store.ablations.circumstances import circumstances_of
 from service.store.ablations.results import ablation_view
 from service.store.blocks.attempts import broken_attempts
-from service.store.columns import db_now
-from service.store.tables import attempts, blocks, events, outbox, receipts
+from service.store.tables import attempts, blocks, db_now, events, outbox, receipts
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
 from tests.factories import spec_values

@@ -10,8 +10,7 @@ from sqlalchemy import func, select, update
 from service.background.reconciler import Reconciler
 from service.store.blocks.attempts import broken_attempts
 from service.store.blocks.claims import BESIDE_TRIAL_S
-from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, receipts
+from service.store.tables import ablations, attempts, blocks, db_now, receipts
 from tests.api_stack import Api, receipts_of, running_api
 
 

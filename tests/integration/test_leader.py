@@ -19,7 +19,7 @@ from service.background.projector import Projector
 from service.errors import LeaseLost
 from service.lifecycle import OutboxKind
 from service.store import leaders, outbox
-from service.store.columns import db_now
+from service.store.tables import db_now
 from service.store.tables import leaders as leaders_table
 from service.store.tables import outbox as outbox_table
 from tests import mlflow_server

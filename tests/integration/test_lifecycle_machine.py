@@ -24,8 +24,7 @@ from hypothesis.stateful import (
 from sqlalchemy import func, select, update
 
 from service.background.reconciler import Reconciler
-from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, receipts
+from service.store.tables import ablations, attempts, blocks, db_now, receipts
 from tests.api_stack import receipts_of, running_api
 from tests.chaos.checker import problems
 from tests.chaos.ledger import Ledger, books_of, settle

@@ -13,8 +13,7 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
-from service.store.columns import db_now
-from service.store.tables import attempts, blocks, events, receipts, trials
+from service.store.tables import attempts, blocks, db_now, events, receipts, trials
 from tests.api_stack import Api, receipts_of, running_api
 
 LOOKS = {"looks": [6, 8, 12]}

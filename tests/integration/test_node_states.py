@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from service.background.reconciler import Reconciler
-from service.store.columns import db_now
-from service.store.tables import blocks
+from service.store.tables import blocks, db_now
 from tests.api_stack import SIGNER, Api, receipts_of, running_api
 from tests.web_pages import Person
 

@@ -26,8 +26,7 @@ from service.lifecycle import OVER, OutboxKind
 from service.queue.wake_ups import WakeResender
 from service.store import outbox
 from service.store.ablations.results import ask_for_projections, store_projection
-from service.store.columns import db_now
-from service.store.tables import ablations, blocks, idempotency
+from service.store.tables import ablations, blocks, db_now, idempotency
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
 from tests.projectors import projector

@@ -13,8 +13,8 @@ from experiments.reporting.view import AblationView
 from service.background.outbox_handlers import LAST_FIRST_EVERY, OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.store import outbox
-from service.store.columns import db_now
 from service.store.outbox import Rank
+from service.store.tables import db_now
 from service.store.tables import outbox as outbox_table
 from tests.api_stack import Api, running_api
 from tests.projectors import projector

@@ -14,10 +14,9 @@ import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
 
-from service.store.columns import db_now
 from service.store.migrate import upgrade
 from service.store.session import Store
-from service.store.tables import ablations, trials
+from service.store.tables import ablations, db_now, trials
 from tests.api_stack import SIGNER, Api, database_url, running_api
 from tests.factories import spec_values
 

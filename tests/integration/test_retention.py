@@ -8,8 +8,7 @@ from sqlalchemy import func, select, update
 
 from service.store.ablations import logs
 from service.store.ablations.logs import Retention
-from service.store.columns import db_now
-from service.store.tables import ablations, events, log_chunks, receipts
+from service.store.tables import ablations, db_now, events, log_chunks, receipts
 from tests.api_stack import Api, running_api
 
 DAY_S = 86_400.0

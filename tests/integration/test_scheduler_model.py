@@ -11,8 +11,7 @@ from sqlalchemy import func, select, update
 
 from experiments.retries import retry_wait_s
 from service.background.reconciler import Reconciler
-from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, events, nodes, receipts
+from service.store.tables import ablations, attempts, blocks, db_now, events, nodes, receipts
 from tests.api_stack import Api, receipts_of, running_api
 from tests.integration.queue_model import MOST_BREAKS, NODE_BREAKS, Model, Node
 

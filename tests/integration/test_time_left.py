@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.store.columns import db_now
-from service.store.tables import ablations, attempts
+from service.store.tables import ablations, attempts, db_now
 from tests.api_stack import Api, receipts_of, running_api
 
 BLOCKS, BLOCK_S = 6, 90.0

@@ -15,10 +15,9 @@ from service.errors import ConfigurationError, Unauthorized
 from service.http.authentication import Authenticator, bootstrap
 from service.principals import Scope
 from service.store.access.tokens import NewToken, create, node_token, replace_settings_tokens
-from service.store.columns import db_now
 from service.store.migrate import upgrade
 from service.store.session import Store
-from service.store.tables import attempts, blocks, token_secrets
+from service.store.tables import attempts, blocks, db_now, token_secrets
 from tests.api_stack import ADMIN, NODE, SIGNER, WORKER, Api, bearer, database_url, running_api, settings_for
 from tests.factories import spec_values
 from tests.waiting import until

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select, update
 
-from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, nodes
+from service.store.tables import ablations, attempts, blocks, db_now, nodes
 from tests.api_stack import Api, receipts_of, running_api
 from tests.factories import spec_values
 

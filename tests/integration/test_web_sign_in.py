@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-from service.store.columns import db_now
-from service.store.tables import web_sessions
+from service.store.tables import db_now, web_sessions
 from service.web import actions, pages
 from service.web.sessions import COOKIE, FORM_TYPE
 from tests.api_stack import ADMIN, Api, bearer, running_api

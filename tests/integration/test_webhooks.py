@@ -21,8 +21,7 @@ from service.background.webhooks import Webhook, key_of, signed_headers, webhook
 from service.errors import ConfigurationError, WebhookRefused
 from service.lifecycle import OutboxKind
 from service.settings import ServiceSettings
-from service.store.columns import db_now
-from service.store.tables import outbox
+from service.store.tables import db_now, outbox
 from tests.api_stack import Api, nobody_url, running_api
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -11,8 +11,7 @@ from experiments.records.circumstances import Circumstances, EarlierAblation, Fa
 from service.lifecycle import OVER
 from service.store.access import keys
 from service.store.blocks.attempts import broken_attempts
-from service.store.columns import rfc3339
-from service.store.tables import ablations, blocks, questions
+from service.store.tables import ablations, blocks, questions, rfc3339
 
 _SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
 

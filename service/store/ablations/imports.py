@@ -21,8 +21,7 @@ from service.store.blocks.attempts import lock_block
 from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.blocks.reports import VerifiedReceipt
 from service.store.blocks.transitions import Transitions
-from service.store.columns import db_now, storable
-from service.store.tables import ablations, attempts, blocks, nodes
+from service.store.tables import ablations, attempts, blocks, db_now, nodes, storable
 
 _MISSING = "the imported bundles do not hold every block"
 

@@ -14,9 +14,8 @@ from experiments.records.messages import LogChunk
 from service.errors import Invalid, NotFound
 from service.lifecycle import TRIAL_OVER
 from service.store.blocks.attempts import LockedAttempt
-from service.store.columns import db_now, rfc3339
 from service.store.session import Store
-from service.store.tables import ablations, attempts, log_chunks, trials
+from service.store.tables import ablations, attempts, db_now, log_chunks, rfc3339, trials
 
 PAGE_BYTES = 4 * 2**20
 """Most bytes in one response."""

@@ -24,9 +24,8 @@ from sqlalchemy import (
 from experiments.outcomes import AblationState, BlockState
 from service.store.access.tokens import has_revoked_key
 from service.store.blocks.turns import WAITS
-from service.store.columns import db_now
 from service.store.nodes.placement import Needs
-from service.store.tables import ablations, attempts, blocks, nodes
+from service.store.tables import ablations, attempts, blocks, db_now, nodes
 
 _PACE_OF = 20
 """Ablations whose blocks give the pace: so many completed and so many running ones, the newest."""

@@ -9,9 +9,8 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, sele
 from service.errors import QuotaUsedUp
 from service.lifecycle import OVER
 from service.principals import Principal
-from service.store.columns import db_now
 from service.store.nodes.placement import BUSY_DEVICES
-from service.store.tables import ablations, attempts, blocks, tokens
+from service.store.tables import ablations, attempts, blocks, db_now, tokens
 
 _USED_S: ColumnElement[float] = func.sum(
     (func.coalesce(attempts.c.ended_at, db_now()) - attempts.c.started_at) * BUSY_DEVICES

@@ -16,8 +16,7 @@ from service.store import outbox
 from service.store.ablations.ablations import get_whole
 from service.store.blocks.completion import NOT_SHOWN, failed_reason
 from service.store.blocks.transitions import Transitions, lock_ablation
-from service.store.columns import rfc3339
-from service.store.tables import ablations, blocks, receipts, trials
+from service.store.tables import ablations, blocks, receipts, rfc3339, trials
 
 _REPORTED = ablations.c.report_html.is_not(None).label("reported")
 

@@ -23,10 +23,9 @@ from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import reached
-from service.store.columns import db_now
 from service.store.nodes.calibrations import read_sizing
 from service.store.nodes.placement import lanes_of
-from service.store.tables import ablations, blocks, idempotency, labels, questions, trials
+from service.store.tables import ablations, blocks, db_now, idempotency, labels, questions, trials
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from experiments.records.messages import NodeRegistration
 from experiments.records.receipt_check import BlockSignature
 from experiments.records.signing import Signature
 from service.errors import KeyRefused, NotFound
-from service.store.columns import db_now
-from service.store.tables import attempts, blocks, node_keys, nodes, receipts, trials
+from service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, trials
 
 
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:

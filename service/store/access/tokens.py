@@ -12,8 +12,7 @@ from experiments.digest import digest_bytes
 from experiments.ids import new_id
 from service.errors import ConfigurationError, Invalid, NameTaken, NotFound, NotOwner, TokenOfSettings
 from service.principals import Principal, Scope
-from service.store.columns import db_now
-from service.store.tables import ablations, token_secrets, tokens
+from service.store.tables import ablations, db_now, token_secrets, tokens
 
 SETTINGS = "settings"
 """Creator of the tokens whose secrets are in the settings."""

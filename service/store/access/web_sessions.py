@@ -12,8 +12,7 @@ from sqlalchemy import Connection, Row, Select, delete, insert, select
 
 from service.principals import Scope
 from service.store.access import tokens
-from service.store.columns import db_now
-from service.store.tables import token_secrets, web_sessions
+from service.store.tables import db_now, token_secrets, web_sessions
 from service.store.tables import tokens as token_rows
 
 LINK_S = 120.0

@@ -22,9 +22,8 @@ from service.store import outbox
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import join_queue
-from service.store.columns import db_now, storable
 from service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
-from service.store.tables import ablations, attempts, blocks, nodes, trials
+from service.store.tables import ablations, attempts, blocks, db_now, nodes, storable, trials
 
 MAX_STEPS = 2**31 - 1
 WITHOUT_RESULT = (AttemptState.BROKEN, AttemptState.RELEASED, AttemptState.EXPIRED)

@@ -16,9 +16,8 @@ from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import ORDER, WAITS, lock_place, take_turn
-from service.store.columns import db_now
 from service.store.nodes.placement import fits
-from service.store.tables import ablations, attempts, blocks, nodes
+from service.store.tables import ablations, attempts, blocks, db_now, nodes
 
 BESIDE_TRIAL_S = 300.0
 """Time beside each trial of a block: data to prepare, a device to release, a report to send."""

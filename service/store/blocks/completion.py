@@ -15,9 +15,8 @@ from experiments.retries import budget_spent
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.blocks.transitions import Transitions
-from service.store.columns import db_now
 from service.store.nodes.placement import BUSY_DEVICES
-from service.store.tables import ablations, blocks, receipts, trials
+from service.store.tables import ablations, blocks, db_now, receipts, trials
 
 NOT_SHOWN: dict[str, None] = {"mlflow_experiment_id": None, "mlflow_run_id": None}
 """Columns of an ablation that MLflow does not show, or not in full."""

@@ -28,8 +28,7 @@ from service.store.blocks.attempts import (
 )
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
-from service.store.columns import db_now
-from service.store.tables import attempts, events, receipts, trials
+from service.store.tables import attempts, db_now, events, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Table, func, insert, select, u
 from experiments.outcomes import AblationState, AttemptState, BlockState, TrialState
 from service.errors import IllegalMove
 from service.lifecycle import STATE_EVENTS, EventKind, State, check_move
-from service.store.columns import db_now
-from service.store.tables import ablations, attempts, blocks, events, trials
+from service.store.tables import ablations, attempts, blocks, db_now, events, trials
 
 _TABLES: dict[type[StrEnum], Table] = {
     AblationState: ablations,

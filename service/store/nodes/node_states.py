@@ -12,8 +12,7 @@ from experiments.outcomes import AttemptState, FailureClass
 from experiments.records.messages import DeviceHealth
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.errors import NotFound
-from service.store.columns import db_now, storable
-from service.store.tables import attempts, nodes
+from service.store.tables import attempts, db_now, nodes, storable
 
 _ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
 _LOOK_BACK = 30

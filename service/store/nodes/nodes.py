@@ -14,9 +14,8 @@ from service.errors import Forbidden, NodeTaken, NotFound
 from service.lifecycle import EventKind
 from service.principals import Principal
 from service.store.access.tokens import has_revoked_key
-from service.store.columns import db_now
 from service.store.nodes.placement import lanes_that_ran
-from service.store.tables import ablations, attempts, blocks, events, nodes, trials
+from service.store.tables import ablations, attempts, blocks, db_now, events, nodes, trials
 
 MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""

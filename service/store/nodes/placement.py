@@ -10,8 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, case, or_, select
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES
-from service.store.columns import db_now
-from service.store.tables import blocks, nodes
+from service.store.tables import blocks, db_now, nodes
 
 ELSEWHERE_S = 300.0
 """How long a block that the node may have broken waits for another node, if another one takes work."""
