@@ -62,13 +62,8 @@ def _installed(copy: Path) -> Path:
 
 def _answered(number: int, fault: Fault, copy: Path, python: Path, out: Path | None) -> bool:
     """Plant a fault, run the tests until one fails, take the fault back. Return whether one failed."""
-    path = copy / fault.file
-    text, began = path.read_bytes(), time.monotonic()
-    fault.plant(copy)
-    try:
-        finder = next(filter(None, (_failed(arguments, copy, python) for arguments in _runs(fault, copy))), None)
-    finally:
-        path.write_bytes(text)
+    began = time.monotonic()
+    finder = next(filter(None, (_finder(fault, tests, copy, python) for tests in _runs(fault, copy))), None)
     seconds = time.monotonic() - began
     sys.stdout.write(f"{number:3} {fault}\n    {finder or 'NOT FOUND'} ({seconds:.0f} s)\n")
     sys.stdout.flush()
@@ -77,6 +72,21 @@ def _answered(number: int, fault: Fault, copy: Path, python: Path, out: Path | N
         with out.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
     return finder is not None
+
+
+def _finder(fault: Fault, tests: list[str], copy: Path, python: Path) -> str | None:
+    """Return the test that fails with the fault and passes without it; None if there is none among `tests`."""
+    path = copy / fault.file
+    text, red = path.read_bytes(), []
+    while True:
+        fault.plant(copy)
+        try:
+            failed = _failed([*tests, *(f"--deselect={name}" for name in red)], copy, python)
+        finally:
+            path.write_bytes(text)
+        if failed is None or "::" not in failed or _failed([failed], copy, python) is None:
+            return failed
+        red.append(failed)
 
 
 def _runs(fault: Fault, copy: Path) -> Iterator[list[str]]:
