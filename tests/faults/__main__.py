@@ -55,7 +55,7 @@ def _installed(copy: Path) -> Path:
     packages = Path(sysconfig.get_path("purelib", vars={"base": environment, "platbase": environment}))
     packages.joinpath("tools.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     python = environment / "bin/python"
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    options = ["--quiet", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([python, "-m", "pip", "install", *options, "--editable", copy], check=True)
     return python
 
