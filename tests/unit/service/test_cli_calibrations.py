@@ -7,7 +7,7 @@ from experiments.analysis.sizing import size_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration, Ledger
 from service.cli.calibrations import noise_lines
-from service.schemas.calibrations import CalibrationList, CalibrationPublic
+from service.schemas.nodes import CalibrationList, CalibrationPublic
 from tests.calibrations import make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
 

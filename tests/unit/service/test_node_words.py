@@ -10,8 +10,7 @@ from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.messages import DeviceInfo
 from service.cli import tables
-from service.schemas.calibrations import CalibrationPublic
-from service.schemas.nodes import NodePublic
+from service.schemas.nodes import CalibrationPublic, NodePublic
 from service.web.overview import calibrated
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_spec
