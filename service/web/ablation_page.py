@@ -19,7 +19,7 @@ from service.lifecycle import OVER
 from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
 from service.settings import ServiceSettings
-from service.store.ablations import ablations, failures, results
+from service.store.ablations import ablations, logs, results
 from service.store.ablations.events import last_event
 from service.store.nodes import nodes
 from service.web.answers import ShortAnswer, read_answer
@@ -136,9 +136,10 @@ class AblationPage:
 
 def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id: str) -> AblationPage:
     """Read an ablation's page. Raises NotFound."""
+    arms = _arms(connection, ablation_id)
     return AblationPage(
-        live=live_part(connection, settings, ablation_id),
-        gates=_gates_asked(connection, ablation_id),
+        live=_live_part(connection, settings, ablation_id, arms),
+        gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
         report=_report_of(connection, ablation_id),
     )
@@ -146,25 +147,31 @@ def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id
 
 def live_part(connection: Connection, settings: ServiceSettings, ablation_id: str) -> LivePart:
     """Read the part that changes while an ablation runs. Raises NotFound."""
+    return _live_part(connection, settings, ablation_id, _arms(connection, ablation_id))
+
+
+def _arms(connection: Connection, ablation_id: str) -> list[dict[str, Any]]:
+    """Return the arms of the plan."""
+    return list(json.loads(ablations.get_document(connection, ablation_id, "plan").document)["arms"])
+
+
+def _live_part(
+    connection: Connection, settings: ServiceSettings, ablation_id: str, arms: list[dict[str, Any]]
+) -> LivePart:
     seq = last_event(connection, ablation_id)  # read first: the stream sends later events
     row = public(connection, [ablations.get_ablation(connection, ablation_id)], settings)[0]
-    arms = [str(arm["name"]) for arm in _plan(connection, ablation_id)["arms"]]
-    broken = failures.broken_attempts(connection, ablation_id, limit=MOST_FAILURES)
-    unmeasured = failures.unmeasured_trials(connection, ablation_id, limit=MOST_UNMEASURED)
-    runs = nodes.running_trials(connection, ablation_id, limit=MOST_LIVE)
+    broken = ablations.newest_breaks(connection, ablation_id, limit=MOST_FAILURES)
+    unmeasured = ablations.newest_unmeasured(connection, ablation_id, limit=MOST_UNMEASURED)
+    is_cut = len(broken) == MOST_FAILURES or len(unmeasured) == MOST_UNMEASURED
     return LivePart(
         row=row,
         over=row.state in OVER,
         seq=seq,
-        grid=read_grid(connection, row, arms),
-        trials=tuple(_live(connection, one) for one in runs),
+        grid=read_grid(connection, row, [arm["name"] for arm in arms]),
+        trials=tuple(_live(connection, one) for one in nodes.running_trials(connection, ablation_id, limit=MOST_LIVE)),
         failures=(*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured)),
-        failed=failures.count(connection, ablation_id),
+        failed=ablations.count_failures(connection, ablation_id) if is_cut else len(broken) + len(unmeasured),
     )
-
-
-def _plan(connection: Connection, ablation_id: str) -> dict[str, Any]:
-    return dict(json.loads(ablations.get_document(connection, ablation_id, "plan").document))
 
 
 def _live(connection: Connection, row: Row[Any]) -> LiveTrial:
@@ -200,7 +207,7 @@ def _broken(connection: Connection, row: Row[Any]) -> Failure:
         what=f"{row.arm}, {where}" if row.arm else where,
         kind=row.failure_class,
         reason=row.message,
-        log=failures.tail_of_attempt(connection, row),
+        log=logs.tail_of_break(connection, row),
     )
 
 
@@ -213,7 +220,7 @@ def _unmeasured(connection: Connection, rows: Sequence[Row[Any]]) -> Iterator[Fa
     for (arm, outcome, reason), own in list(groups.items())[:MOST_FAILURES]:
         where = block_list(sorted(row.block_index for row in own))
         blocks = f"block {where}{_attempt(own[0].attempt_number)}" if len(own) == 1 else f"blocks {where}"
-        log = failures.tail(connection, own[0].id, own[0].attempt_id)
+        log = logs.tail(connection, own[0].id, own[0].attempt_id)
         yield Failure(what=f"{arm}, {blocks}", kind=outcome, reason=reason, log=log)
 
 
@@ -222,15 +229,14 @@ def _attempt(number: int) -> str:
     return f", attempt {number}" if number > 1 else ""
 
 
-def _gates_asked(connection: Connection, ablation_id: str) -> tuple[GateAsked, ...]:
+def _gates_asked(connection: Connection, ablation_id: str, arms: list[dict[str, Any]]) -> tuple[GateAsked, ...]:
     """Return every gate that a variant changes; none if this version cannot read the spec."""
     body = results.read_spec(connection, ablation_id)
     try:
         recipe = parse_spec(body.content, body.content_type).workload.recipe
     except SpecError:
         return ()
-    changed = changed_gates(_plan(connection, ablation_id)["arms"])
-    names = sorted({gate for gates in changed.values() for gate in gates})
+    names = sorted({gate for gates in changed_gates(arms).values() for gate in gates})
     return tuple(GateAsked(gate=gate, history=f"/history/{recipe}/{gate}") for gate in names)
 
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from experiments.block_numbers import block_number
 from experiments.outcomes import BlockState, Outcome, TrialState
 from experiments.reporting.table import Tone
-from service.http.serializers import block_public, trial_public
-from service.schemas.ablations import AblationPublic, BlockPublic, TrialPublic
-from service.store.ablations import ablations
+from service.schemas.ablations import AblationPublic
+from service.store.ablations.ablations import grid_trials
 
 MOST_CELLS = 900
 """Larger grids show the blocks around the first unfinished one."""
@@ -63,13 +62,7 @@ class Grid:
 def read_grid(connection: Connection, row: AblationPublic, arms: Sequence[str]) -> Grid:
     """Read the visible blocks of an ablation, with their trials."""
     width = max(FEWEST_BLOCKS, MOST_CELLS // len(arms))
-    first = _first_shown(row, width)
-    blocks = ablations.list_blocks(connection, (first - 1,), width, ablation_id=row.id)
-    before = (first - 1, len(arms))
-    trials = ablations.list_trials(connection, before, width * len(arms), ablation_id=row.id)
-    return make_grid(
-        arms, [block_public(block) for block in blocks], [trial_public(one) for one in trials], row.blocks.planned
-    )
+    return make_grid(arms, grid_trials(connection, row.id, _first_shown(row, width), width), row.blocks.planned)
 
 
 def _first_shown(row: AblationPublic, width: int) -> int:
@@ -77,19 +70,21 @@ def _first_shown(row: AblationPublic, width: int) -> int:
     return max(0, min(over - width // 2, row.blocks.planned - width))
 
 
-def make_grid(arms: Sequence[str], blocks: Sequence[BlockPublic], trials: Sequence[TrialPublic], planned: int) -> Grid:
-    """Return the grid of these blocks."""
-    held = {block.index for block in blocks if block.state is BlockState.HELD}
-    cells = {(one.arm, one.block_index): _HAS_RUN if one.had_its_turn else _cell(one, held) for one in trials}
+def make_grid(arms: Sequence[str], trials: Sequence[Row[Any]], planned: int) -> Grid:
+    """Return the grid of trials with the columns of `grid_trials`."""
+    indices = sorted({trial.block_index for trial in trials})
+    cells = {(trial.arm, trial.block_index): _cell(trial) for trial in trials}
     return Grid(
-        numbers=tuple(block_number(block.index) for block in blocks),
-        rows=tuple((arm, tuple(cells.get((arm, block.index), _NOTHING) for block in blocks)) for arm in arms),
+        numbers=tuple(map(block_number, indices)),
+        rows=tuple((arm, tuple(cells.get((arm, index), _NOTHING) for index in indices)) for arm in arms),
         planned=planned,
     )
 
 
-def _cell(trial: TrialPublic, held: set[int]) -> GridCell:
-    if trial.state is TrialState.DONE and trial.outcome is not None:
+def _cell(trial: Row[Any]) -> GridCell:
+    if trial.state == TrialState.DONE:
         return STATES[trial.outcome]
-    state: Any = BlockState.HELD if trial.state is TrialState.QUEUED and trial.block_index in held else trial.state
-    return STATES[state]
+    if trial.state == TrialState.RUNNING and not trial.runs_now:
+        return _HAS_RUN
+    is_held = trial.state == TrialState.QUEUED and trial.block_state == BlockState.HELD
+    return STATES[BlockState.HELD if is_held else trial.state]

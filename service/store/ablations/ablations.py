@@ -21,6 +21,7 @@ from sqlalchemy import (
 from experiments.outcomes import AblationState, BlockState, Outcome
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
+from service.store.blocks.attempts import WITHOUT_RESULT
 from service.store.blocks.completion import cancel_blocks, complete_if_done, lock_waiting
 from service.store.blocks.transitions import Transitions, lock_ablation
 from service.store.nodes.nodes import runs_now
@@ -130,6 +131,60 @@ def list_trials(connection: Connection, after: tuple[int, int], limit: int, *, a
         .where(trials.c.ablation_id == ablation_id, *of_page)
     )
     return list(connection.execute(query.order_by(*place).limit(limit)))
+
+
+def grid_trials(connection: Connection, ablation_id: str, first: int, num_blocks: int) -> Sequence[Row[Any]]:
+    """Return the trials of `num_blocks` blocks from index `first`, in any order, with the columns that a grid shows."""
+    query = (
+        select(trials.c.arm, trials.c.block_index, trials.c.state, trials.c.outcome, _RUNS_NOW)
+        .add_columns(blocks.c.state.label("block_state"))
+        .join(blocks, blocks.c.id == trials.c.block_id)
+        .where(trials.c.ablation_id == ablation_id)
+        .where(trials.c.block_index >= first, trials.c.block_index < first + num_blocks)
+    )
+    return connection.execute(query).all()
+
+
+_TRIALS_OF_BLOCKS = blocks.join(trials, trials.c.block_id == blocks.c.id)
+
+
+def _is_break(ablation_id: str) -> tuple[ColumnElement[bool], ...]:
+    return attempts.c.ablation_id == ablation_id, attempts.c.state.in_(WITHOUT_RESULT)
+
+
+def _is_unmeasured(ablation_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Return conditions on trials without a measurement; only done blocks have them, which spares the other trials."""
+    is_done = (blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.DONE)
+    return *is_done, trials.c.outcome != Outcome.MEASURED
+
+
+def newest_breaks(connection: Connection, ablation_id: str, *, limit: int) -> Sequence[Row[Any]]:
+    """Return the newest attempts without a result, with their `block_index` and the name of their `node`."""
+    query = select(attempts, blocks.c["index"].label("block_index"), nodes.c.name.label("node")).select_from(attempts)
+    query = query.join(blocks, blocks.c.id == attempts.c.block_id).join(nodes, nodes.c.id == attempts.c.node_id)
+    newest = query.where(*_is_break(ablation_id)).order_by(attempts.c.started_at.desc())
+    return connection.execute(newest.limit(limit)).all()
+
+
+def newest_unmeasured(connection: Connection, ablation_id: str, *, limit: int) -> Sequence[Row[Any]]:
+    """Return the newest trials whose receipts have no measurement, with the receipt's payload and attempt."""
+    query = (
+        select(trials.c.id, trials.c.arm, trials.c.outcome, trials.c.block_index)
+        .add_columns(receipts.c.payload, receipts.c.attempt_id, attempts.c.number.label("attempt_number"))
+        .select_from(_TRIALS_OF_BLOCKS)
+        .join(receipts, receipts.c.trial_id == trials.c.id)
+        .join(attempts, attempts.c.id == receipts.c.attempt_id)
+        .where(*_is_unmeasured(ablation_id))
+    )
+    newest = query.order_by(blocks.c["index"].desc(), trials.c.position.desc())
+    return connection.execute(newest.limit(limit)).all()
+
+
+def count_failures(connection: Connection, ablation_id: str) -> int:
+    """Return the number of attempts without a result and of trials without a measurement."""
+    breaks = select(func.count()).select_from(attempts).where(*_is_break(ablation_id))
+    unmeasured = select(func.count()).select_from(_TRIALS_OF_BLOCKS).where(*_is_unmeasured(ablation_id))
+    return int((connection.scalar(breaks) or 0) + (connection.scalar(unmeasured) or 0))
 
 
 def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:

@@ -6,8 +6,9 @@ Readers see the log of the newest attempt. Receipts, verdicts and events are kep
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, ScalarSelect, delete, func, insert, select, update
 
 from experiments.errors import SpecProblem
 from experiments.records.messages import LogChunk
@@ -19,6 +20,9 @@ from service.store.tables import ablations, attempts, db_now, log_chunks, rfc333
 
 PAGE_BYTES = 4 * 2**20
 """Most bytes in one response."""
+TAIL_BYTES = 2000
+"""Most bytes of the end of a log that a page shows."""
+_TAIL_CHUNKS = 50
 
 NEWEST_ATTEMPT = (
     select(attempts.c.id)
@@ -109,6 +113,29 @@ def read_log(
             data, complete = data[: _whole_characters(data, most)], False
             break
     return LogPage(attempt=trial.number, data=data, end_offset=offset + len(data), complete=complete)
+
+
+def tail_of_break(connection: Connection, attempt: Row[Any]) -> str:
+    """Return the end of the log of the trial that broke an attempt; if none is named, of the last one with a log."""
+    has_log = select(log_chunks.c.offset).where(
+        log_chunks.c.trial_id == trials.c.id, log_chunks.c.attempt_id == attempt.id
+    )
+    last = select(trials.c.id).where(trials.c.block_id == attempt.block_id, has_log.exists())
+    if attempt.arm is not None:
+        last = last.where(trials.c.arm == attempt.arm)
+    return tail(connection, last.order_by(trials.c.position.desc()).limit(1).scalar_subquery(), attempt.id)
+
+
+def tail(connection: Connection, trial_id: str | ScalarSelect[str], attempt_id: str) -> str:
+    """Return the last whole lines of an attempt's log of a trial, of at most TAIL_BYTES; empty if there is none."""
+    own = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == attempt_id)
+    query = select(log_chunks.c.data).where(*own).order_by(log_chunks.c.end_offset.desc())
+    end = b""
+    for data in connection.execute(query.limit(_TAIL_CHUNKS)).scalars():
+        end = bytes(data) + end
+        if len(end) > TAIL_BYTES:
+            return end[-TAIL_BYTES:].partition(b"\n")[2].decode("utf-8", "replace")
+    return end.decode("utf-8", "replace")
 
 
 def _whole_characters(data: bytes, length: int) -> int:

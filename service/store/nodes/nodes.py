@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
 from experiments.outcomes import BlockState, TrialState
@@ -135,12 +136,17 @@ def runs_now() -> ColumnElement[bool]:
     return (trials.c.state == TrialState.RUNNING) & ~select(other.c.id).where(*beside, later).exists()
 
 
-def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> list[Row[Any]]:
-    """Return the running trials with the names of their nodes."""
-    query = select(trials, nodes.c.name.label("node")).join(blocks, blocks.c.id == trials.c.block_id)
-    query = query.outerjoin(nodes, nodes.c.id == blocks.c.node_id)
-    mine = (trials.c.ablation_id == ablation_id, runs_now())
-    return list(connection.execute(query.where(*mine).order_by(trials.c.block_index, trials.c.position).limit(limit)))
+def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> Sequence[Row[Any]]:
+    """Return the running trials with their progress and the names of their nodes, by block."""
+    progress = (trials.c.steps_done, trials.c.steps_total, trials.c.tokens_per_s, trials.c.loss)
+    query: Select[Any] = (
+        select(trials.c.id, trials.c.arm, trials.c.block_index, *progress, nodes.c.name.label("node"))
+        .select_from(blocks)
+        .join(trials, trials.c.block_id == blocks.c.id)
+        .outerjoin(nodes, nodes.c.id == blocks.c.node_id)
+        .where(blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.RUNNING, runs_now())
+    )
+    return connection.execute(query.order_by(blocks.c["index"], trials.c.position).limit(limit)).all()
 
 
 def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:

@@ -1,26 +1,15 @@
 """The grid of arms and blocks, against a reading of its trials by hand, and the part that is shown of a large one."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.outcomes import BlockState, Outcome, TrialState
-from service.schemas.ablations import BlockPublic, TrialPublic
 from service.web import grid
-from tests.public_rows import ablation_row, trial_row
+from tests.public_rows import ablation_row
 
 ARMS = ("baseline", "b", "c")
-
-
-def block(index: int, state: BlockState) -> BlockPublic:
-    values = {"id": f"blk_{index}", "index": index, "seed": 1, "order": list(ARMS), "state": state, "attempt_no": 1}
-    return BlockPublic.model_validate(
-        {**values, "node_id": None, "started_at": None, "finished_at": None, "message": None}
-    )
-
-
-def trial(arm: str, index: int, state: TrialState, outcome: Outcome | None) -> TrialPublic:
-    return trial_row(arm=arm, block_index=index, state=state, outcome=outcome)
 
 
 def test_every_state_and_outcome_has_a_sign_of_its_own() -> None:
@@ -33,19 +22,26 @@ def test_every_state_and_outcome_has_a_sign_of_its_own() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_cells_say_how_their_trials_stand(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
-    blocks = [block(index, chance.choice(list(BlockState))) for index in range(4, 4 + chance.randint(1, 7))]
-    drawn = [
-        (arm, one.index, state, chance.choice(list(Outcome)) if state is TrialState.DONE else None)
-        for one in blocks
+    states = {index: chance.choice(list(BlockState)) for index in range(4, 4 + chance.randint(1, 7))}
+    trials = [
+        SimpleNamespace(
+            arm=arm,
+            block_index=index,
+            block_state=block_state,
+            state=state,
+            outcome=chance.choice(list(Outcome)) if state is TrialState.DONE else None,
+            runs_now=state is TrialState.RUNNING and chance.random() < 0.5,
+        )
+        for index, block_state in states.items()
         for arm in ARMS
         for state in [chance.choice(list(TrialState))]
     ]
-    made = grid.make_grid(ARMS, blocks, [trial(*values) for values in chance.sample(drawn, len(drawn))], 50)
-    held = {one.index for one in blocks if one.state == "held"}
+    made = grid.make_grid(ARMS, chance.sample(trials, len(trials)), 50)
     words = {arm: dict(zip(made.numbers, (cell.word for cell in cells), strict=True)) for arm, cells in made.rows}
-    for arm, index, state, outcome in drawn:
-        key = outcome or ("held" if state == "queued" and index in held else state)
-        assert words[arm][index + 1] == grid.STATES[key].word
+    for trial in trials:
+        key = trial.outcome or ("held" if trial.state == "queued" and trial.block_state == "held" else trial.state)
+        cell = grid._HAS_RUN if key == "running" and not trial.runs_now else grid.STATES[key]
+        assert words[trial.arm][trial.block_index + 1] == cell.word
     assert {cell.word for cell in made.legend} == {word for row in words.values() for word in row.values()}
 
 
