@@ -1,7 +1,8 @@
-"""Backward kernel of the walk: one reverse pass over each super-chunk yields every gradient.
+"""B3, the backward walk: one reverse pass over each super-chunk yields all gradients.
 
-E is the gradient of the loss with respect to the state that leaves a chunk, g = dO * phi * silu(u) that with respect
-to y, u = z * zeta. Rows are (rank, time), i = r * C + c. Letters: see shape.py; scalars per token: see prefix.py.
+E is the gradient of the loss with respect to the leaving state of a chunk. g = dO * phi * silu(u), with u = z * zeta,
+is the gradient with respect to y. Rows are (rank, time), i = r * C + c. Letters: see shape.py. Scalars per token: see
+prefix.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -33,7 +34,7 @@ def shared_bytes(s: ScanShape, v: Variant) -> int:
 
 
 def owns(s: ScanShape, v: Variant) -> bool:
-    """Return whether gw has a buffer of its own: where none lends it, or none of the blocks on a processor is lost."""
+    """Return whether gw has a buffer of its own: if no other can hold it, or if that costs no block per processor."""
     if io.lends(s, v):
         return False
     least, own = _least_bytes(s, v), 2 * s.M * s.P
@@ -41,7 +42,7 @@ def owns(s: ScanShape, v: Variant) -> bool:
 
 
 def _least_bytes(s: ScanShape, v: Variant) -> int:
-    """Return the bytes without gw's own buffer, with room for barriers, sums and alignment: more for two slots."""
+    """Return the bytes without gw's own buffer, including barriers, sums and alignment, which is more for two slots."""
     C, M, N, P, R, two = s.C, s.M, s.N, s.P, s.R, io.threads_of(s) // 128
     slots, held = max(1, v.pipeline_stages), v.pipeline_stages + 1
     halves = 2 * M * N * (slots + 1) + M * P * (1 + (held if v.psiv_cache else 1)) + N * P * (slots + 1) + 2 * M * M
@@ -53,7 +54,7 @@ def _least_bytes(s: ScanShape, v: Variant) -> int:
 
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
-    """Return what this walk cannot do."""
+    """Return the limits of this walk."""
     need, two_groups = shared_bytes(s, v), io.threads_of(s) == 256
     return (
         (
@@ -62,51 +63,56 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         ),
         (
             v.pipeline_stages == 2 and two_groups and 32 in {s.P, s.M},
-            f"pipeline_stages is 2 with P = {s.P}, {s.M} rows and two warp groups; allowed: 0, 1, since in the layout "
-            "the compiler gives to two slots of states one slot is not contiguous (plain SMEM layout is not a "
-            "bijection)",
+            f"pipeline_stages is 2 with P = {s.P}, {s.M} rows and two warp groups; allowed: 0, 1, because one slot is "
+            "not contiguous in the compiler's layout of two slots of states (plain SMEM layout is not a bijection)",
         ),
         (
             (s.N, s.P, s.M) == (64, 128, 32),
-            "chunk_size * rank is 32 with N = 64 and P = 128; allowed: 64, since the compiler finds no layout for the "
-            "half tiles (plain SMEM layout is not a bijection)",
+            "chunk_size * rank is 32 with N = 64 and P = 128; allowed: 64, because the compiler finds no layout for "
+            "the half tiles (plain SMEM layout is not a bijection)",
         ),
         (
             (s.N, s.P, s.M) == (16, 128, 64),
-            "chunk_size * rank is 64 with N = 16 and P = 128; allowed: 32, since the compiler gives one tile two "
+            "chunk_size * rank is 64 with N = 16 and P = 128; allowed: 32, because the compiler gives one tile two "
             "layouts (Get different layout for k_s)",
         ),
         (
             v.psiv_cache and (s.M > 64 or s.M * s.P > 64 * 64),
-            f"psiv_cache with {s.M} rows of width {s.P} in a chunk; allowed: up to 64 rows and 64 * 64 numbers, since "
-            "gradients from larger cached tiles were wrong on a GPU",
+            f"psiv_cache with {s.M} rows of width {s.P} in a chunk; allowed: up to 64 rows and 64 * 64 numbers, "
+            "because gradients from larger cached tiles were wrong on a GPU",
         ),
         (
             v.psiv_cache and two_groups and (s.M, v.pipeline_stages) != (64, 0),
             f"psiv_cache with state size {s.N}, head width {s.P}, {s.M} rows in a chunk and pipeline_stages "
-            f"{v.pipeline_stages}, which takes two warp groups; allowed: 64 rows with pipeline_stages 0, since with "
+            f"{v.pipeline_stages}, which takes two warp groups; allowed: 64 rows with pipeline_stages 0, because with "
             "loads in flight the gradients of z, zeta and phi were wrong on a GPU, and tiles of 32 rows do not compile",
         ),
         (
             (s.N, s.P, s.R, s.M) == (32, 128, 2, 32),
-            "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: chunk_size 32, since the outputs were wrong on a "
-            "GPU",
+            "rank 2 with N = 32, P = 128 and chunk_size 16; allowed: chunk_size 32, because the outputs were wrong "
+            "on a GPU",
         ),
     )
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
-    """B3: walk the chunks of a super-chunk backwards from E and write every gradient or its partial sum.
+    """B3: walk the chunks of a super-chunk backwards from E and write every gradient or its partial sums.
 
-    dqh, dkh bf16 [B,sums,S/C,M,N], of each head or, in the lifted form, of `in_turn` heads together; dv, dz bf16;
-    dtheta fp32 [B,H,S,A] with respect to the cumulated angle; per token `row_q`, `row_k` = <q~, dq~>, <k~, dk~>, with
-    the share `diag` of the same step in both, and `same` = d/dgamma of the same step, fp32 [B,H,S]. y is linear in q~
-    and bilinear in k~ and x, so the first two are <g, y> and <x, dx>. Partial sums over one super-chunk: `p_psi`,
-    `p_zeta`, `p_phi` [B,H,M/8,P], one per 8 rows, and `p_heads`, of q's bias, k's and D: see `place_of_d`. `edges`: see
-    edges.py. z, zeta, dz and p_zeta exist only if gated; phi and p_phi only if reduced, otherwise dO is [B,S,R,H,P];
-    psiv bf16 [B,H,S/C,M,P] only with `psiv_cache`; `first` fp32 [B,H,N,P], the gradient of the state that enters the
-    rows, only in the sequential schedule: else F2 reversed has it. `leaves`: 0 where nothing leaves, and `leaving`
-    holds no numbers.
+    Outputs:
+
+    - dqh, dkh bf16 [B,sums,S/C,M,N], per head or, in the lifted form, summed over `in_turn` heads; dv, dz bf16
+    - dtheta fp32 [B,H,S,A] with respect to the cumulated angle
+    - per token fp32 [B,H,S]: `row_q` = <q~, dq~> and `row_k` = <k~, dk~>, the same token's share `diag` in both, and
+      `same`, the same token's d/dgamma. y is linear in q~ and bilinear in k~ and x, so `row_q` = <g, y> and
+      `row_k` = <x, dx>
+    - partial sums over one super-chunk: `p_psi`, `p_zeta`, `p_phi` [B,H,M/8,P], one per 8 rows, and `p_heads` of the
+      biases of q and k and of D, see `place_of_d`
+    - `edges`, see `make_edge`
+    - `first` fp32 [B,H,N,P], the gradient of the rows' entering state, only in the sequential schedule; otherwise
+      reversed F2 has it
+
+    z, zeta, dz and p_zeta exist only if gated, phi and p_phi only if reduced (else dO is [B,S,R,H,P]), and psiv bf16
+    [B,H,S/C,M,P] only with `psiv_cache`. `leaves` is 0 if no state leaves. Then `leaving` is not read.
     """
     if lifts(s, v):
         return gradients_lifted.gradients(s, v)
@@ -125,8 +131,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         in_turn: T.int32, leaves: T.int32,
     ):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
-            # the barriers below are all that is needed, unless the compiler overlaps buffers
+            T.assume(b < s.most_walks)  # allows 32-bit offsets if the walks do
+            # the barriers below suffice unless the compiler overlaps buffers
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: not v.aggressive_smem_merge})
             T.import_source(UNPACKED)
             q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(threads)
@@ -192,7 +198,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             chunk = make_chunk(
                 s, v, loads, start, written, staged, weights, ops, acc, sums, rotation, sink, lent=lent
             )  # fmt: skip
-            # what a copy fills or empties while other turns of the loop run, and what is filled before the loop
+            # buffers that copies access during other turns of the loop, and buffers that are filled before the loop
             own = (q_raw, k_raw, q_s, h_s, v_s, do_s, cs_s, scalar_s, qb_s, kb_s, psi_s)
             own += (x_s,) if v.psiv_cache else ()
             own += ((z_s, half_zeta_s, zeta_s) if s.gated else ()) + ((phi_s,) if s.reduced else ())

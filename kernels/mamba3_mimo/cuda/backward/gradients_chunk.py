@@ -1,4 +1,13 @@
-"""One chunk of B3 in one role, from its loads to its stores. Letters: see shape.py. Rows are i = r * C + c."""
+"""One chunk of B3 in one role, from its loads to its stores, and the edges that it writes.
+
+Edges are the sums of the gradients of decay and angle from a token on, computed every EDGE tokens. Both gradients of a
+token are sums over everything later. Adding per-token contributions over a long distance also adds up their rounding.
+But the sum from token t on is the work of everything later on everything earlier. The state H that enters t and its
+gradient E give it at once: for the decay <E, H>, for angle j the sum over p of E[j] H[N/2 + j] - E[N/2 + j] H[j]. So
+per-token contributions need to be added up only between two edges.
+
+Letters: see shape.py. Rows are i = r * C + c.
+"""
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
@@ -10,9 +19,6 @@ import tilelang.language as T
 from kernels.mamba3_mimo.cuda.backward import gradients_io as io
 from kernels.mamba3_mimo.cuda.backward import gradients_tiles as parts
 from kernels.mamba3_mimo.cuda.backward import groups
-
-# TileLang programs: `T` is the language's own name, macros take tensors without annotations.
-# ruff: noqa: N812
 from kernels.mamba3_mimo.cuda.backward.groups import Products, Sums, WalkStaging
 from kernels.mamba3_mimo.cuda.backward.head_sums import make_bias_sums
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store, panels, ranks_of
@@ -22,9 +28,9 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, sums: Sums) -> tuple[Any, Any]:
-    """Return (macro(one, t0): sum the edge at token t0, if any, into line_s; macro(edges, b, h, t0): write it).
+    """Return (macro(one, t0): sum the edge at token t0, if any, into line_s, macro(edges, b, h, t0): write it).
 
-    E is then the gradient of the state that enters t0, and slot `one` of h_s holds that state; `columns`: see
+    E must be the gradient of the state that enters t0, and slot `one` of h_s must hold that state. `columns`: see
     gradients_io.py. The caller places a barrier between the two macros.
     Row n of `edges`: sum over p of E[n] H[n], and of E[n] H[(n + N/2) % N].
     """
@@ -45,7 +51,7 @@ def make_edge(s: ScanShape, columns: Any, staged: WalkStaging, acc: Products, su
 
     @T.macro
     def written(edges, b, h, t0):
-        # shifted, not divided: TileLang 0.1.15 divides a falling index one too low where a chunk has 8 tokens
+        # a shift, because TileLang 0.1.15 divides a falling index one too low if a chunk has 8 tokens
         if (t0 & (EDGE - 1)) == 0:
             for far, n in T.Parallel(2, N):
                 edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = sums.line_s[far * groups, n] + (
@@ -60,10 +66,10 @@ def make_chunk(
     weights: groups.Weights, ops: groups.ProductOperands, acc: groups.Products, sums: groups.Sums,
     rotation: groups.Rotation, sink: Any, *, lent: bool,
 ) -> Any:  # fmt: skip
-    """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which begins at token t0.
+    """Return macro(b, h, t0, n, nc, tx): the gradients of chunk n of nc, which starts at token t0.
 
-    `start` is the macro of `make_start`; `lent`: gw_s lies in dmix_s. With `aggressive_smem_merge` sink [1] fp32 takes
-    sums that nobody needs, see `firsts`. The barriers are all that is needed, unless the compiler overlaps buffers.
+    `start` is the macro of `make_start`. With `lent` gw_s lies in dmix_s. With `aggressive_smem_merge` sink [1] fp32
+    takes unused sums, see `firsts`. The barriers here suffice unless the compiler overlaps buffers.
     """
     N, P, R, A, C, M = s.N, s.P, s.R, s.A, s.C, s.M
     threads = io.threads_of(s)
@@ -72,7 +78,7 @@ def make_chunk(
     spread_v, weigh = parts.make_spread_v(s, loads, threads), parts.make_weigh(s, loads)
     turned, angles = make_rotated_shared(s, threads, loads.at), make_angles(s, threads)
     do = parts.make_products(s, v, loads, threads, staged, ops, acc, sums, lent=lent)
-    gate = parts.make_gate(s, loads, staged, weights, ops, acc, sums, lent=N == P)
+    output_gate = parts.make_output_gate(s, loads, staged, weights, ops, acc, sums, lent=N == P)
     values = parts.make_values(s, v, loads, staged, weights, ops, acc, sums)
     q_back, k_back = parts.make_turned_back(s, threads, loads.at), parts.make_turned_back(s, threads)
     edge, edge_out = make_edge(s, io.columns_of(s, N), staged, acc, sums)
@@ -98,15 +104,15 @@ def make_chunk(
         if not v.psiv_cache:
             spread_v(staged.x_s, staged.v_s, weights.psi_s, n, tx)
         turned(ops.k_s, staged.k_raw, weights.k_bias_s, rotation.cos, rotation.sin, tx, n)
-        stored()  # dk of the chunk before, from q_s
+        stored()  # dk of the previous chunk, from q_s
         T.sync_threads()
         turned(ops.q_s, staged.q_raw, weights.q_bias_s, rotation.cos, rotation.sin, tx, n)
         T.sync_threads()
         do.scores(one)
         do.mix(weights.skip[0])
         T.sync_threads()
-        do.outputs(held)  # again, for the gradients of the gate
-        gate(n)
+        do.outputs(held)  # recomputed for the gradients of the output gate
+        output_gate(n)
         T.sync_threads()
         do.entries(one, held)
         if s.gated:
@@ -124,7 +130,7 @@ def make_chunk(
         T.sync_threads()
         q_back(staged.q_raw, ops.q_s, rotation.turn, rotation.cos, rotation.sin, tx, n)
         do.finished()
-        if v.aggressive_smem_merge:  # the products are done now, not where they began
+        if v.aggressive_smem_merge:  # the products end here, not where they begin
             sink[0] = parts.firsts((ops.k_s, staged.x_s, ops.g_s, ops.gw_s, ops.e_s, ops.mix_s, ops.dmix_s))
         T.fence_proxy_async()
         T.sync_threads()

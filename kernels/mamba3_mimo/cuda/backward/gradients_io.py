@@ -1,4 +1,4 @@
-"""What the backward walk loads and stores: the tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
+"""Loads and stores of the backward walk: tiles of a chunk, per-token rows, partial sums. Letters: see shape.py.
 
 Rows are i = r * C + c.
 """
@@ -25,42 +25,42 @@ def part(tile: Any, slot: Any, slots: int, rows: int) -> Any:
 
 
 def x_slots(v: Variant, loads: Loads) -> int:
-    """Return the slots of x: as many as of v when it is loaded like v, else one."""
+    """Return the slots of x: as many as v has if x is loaded, else one."""
     return loads.held if v.psiv_cache else 1
 
 
 def threads_of(s: ScanShape) -> int:
-    """Return the threads of a block: 256 where a tile has more than 64 x 64 numbers."""
+    """Return the threads of a block: 256 if a tile has more than 64 x 64 numbers, else 128."""
     return 256 if max(s.N * s.P, s.M * s.N, s.M * s.P, s.M * s.M) > 64 * 64 else 128
 
 
 def lends(s: ScanShape, v: Variant) -> bool:
-    """Return whether q_raw can hold an operand [M,P] after the rotation: a whole tile of that form.
+    """Return whether q_raw can hold an operand [M,P] after the rotation.
 
-    Two warp groups share its columns and want it in panels of at most half the width.
+    It must be a whole tile of that form. Two warp groups share its columns and need panels of at most half the width.
     """
     fits = threads_of(s) == 128 or s.P >= 128
     return s.N == s.P and v.layout_2d and v.pipeline_stages <= 1 and fits
 
 
 def fold_of(s: ScanShape) -> Any:
-    """Return the map of a row to a row of the partial sums: two rows of a thread, 8 apart, add up if of one rank."""
+    """Return the map from a row to its row of partial sums. A thread adds up two rows 8 apart if they have one rank."""
     return (lambda i: i // 16 * 8 + i % 8) if s.C % 16 == 0 else (lambda i: i)
 
 
 class Columns(NamedTuple):
-    """How a thread's columns in a product [rows,P] add up before threads do: fragments [rows, groups, width]."""
+    """Partial sums over a thread's columns of a product [rows,P]: fragments [rows, groups, width]."""
 
     groups: int
-    """Parts into which the warp groups share the columns; their sums stay apart."""
+    """Warp groups that share the columns; each has its own sums."""
     width: int
-    """Columns of the partial sums of a part."""
+    """Columns of the partial sums of a group."""
     at: Any
-    """Column of the product -> (part, column of its partial sums)."""
+    """Column of the product -> (group, column of its partial sums)."""
 
 
 def columns_of(s: ScanShape, rows: int) -> Columns:
-    """Return it for a product with `rows` rows; those that do not fill the matrix unit add up column by column."""
+    """Return the partial sums of a product with `rows` rows. A product that fills no matrix unit has P columns."""
     if rows % 64 > 0:
         return Columns(1, s.P, lambda p: (0, p))
     groups = threads_of(s) // 128
@@ -70,7 +70,7 @@ def columns_of(s: ScanShape, rows: int) -> Columns:
 def operand_panels(s: ScanShape, slots: int) -> list[slice]:
     """Return the columns of each copy into an operand [slots * rows,P] of the matrix unit.
 
-    Two warp groups share its columns, and of several slots one is contiguous only within the columns of one group.
+    Two warp groups share its columns. With several slots, a slot is contiguous only within the columns of one group.
     """
     return panels(s.P, min(64, s.P * 128 // threads_of(s)) if slots > 1 else 64)
 
@@ -79,11 +79,11 @@ def make_start(
     s: ScanShape, v: Variant, loads: Loads, given: Given, staged: WalkStaging | WalkTiles, *,
     turns_held: bool = False, copying: int = 0,
 ) -> Any:  # fmt: skip
-    """Return macro(b, h, t0, n, tx): start every copy of chunk n, which begins at token t0.
+    """Return macro(b, h, t0, n, tx): start all copies of chunk n, which starts at token t0.
 
-    Issuing a bulk copy takes one thread some forty instructions, so four warps share them. The first one loads q: its
-    thread has waited for the store of dq from the same buffer, which it started itself. `turns_held`: the angles have
-    the slots of what is read until the end of its chunk. `copying`: the first thread that copies.
+    Issuing a bulk copy takes a thread about forty instructions, so four warps share the copies. The first warp loads q,
+    because its thread has started the store of dq from the same buffer and waited for it. With `turns_held` the angles
+    have the slots of tiles that are read until the end of their chunk. `copying` is the first thread that copies.
     """
     C, N, P, M, depth = s.C, s.N, s.P, s.M, s.A // 4
 
@@ -126,7 +126,7 @@ def make_start(
     @T.macro
     def start(b, h, t0, n, tx):
         if v.tma:
-            # the compiler elects a thread of every range of threads that it can tell apart
+            # the compiler elects one thread of every range of threads that it can distinguish
             if tx < copying + 64:
                 if tx < copying + 32:
                     loads.rows(staged.q_raw, given.q, staged.bar, b, h, t0, n)
@@ -151,14 +151,14 @@ def make_start(
 
 
 def copies_of(s: ScanShape, v: Variant, loads: Loads) -> int:
-    """Return how many copies load one chunk."""
+    """Return the number of copies that load one chunk."""
     wide = (2 + s.gated) * len(panels(s.P)) + len(operand_panels(s, loads.slots))
     cached = len(operand_panels(s, loads.held)) if v.psiv_cache else 0
     return 2 * len(loads.columns()) + wide + cached + 4
 
 
 def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:
-    """Return macro(b, h, t0): the rows of row_s, summed over ranks and column groups."""
+    """Return macro(b, h, t0): write the rows of row_s, summed over ranks and column groups."""
     C, R, groups = s.C, s.R, columns_of(s, s.M).groups
 
     def line(rows, first, c):
@@ -178,7 +178,7 @@ def make_rows_out(s: ScanShape, sums: Sums, written: Written) -> Any:
 def make_sums_out(s: ScanShape) -> Any:
     """Return macro(acc, out [B,H,M/8,P], b, h, factor): write the sums over 8 rows of a fragment, in lanes 4 apart.
 
-    Times `factor` [R,P], if there is one.
+    The sums are multiplied by `factor` [R,P] if present.
     """
     M, P, C = s.M, s.P, s.C
     rows = fold_of(s)(M - 1) + 1

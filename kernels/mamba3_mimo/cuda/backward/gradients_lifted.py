@@ -1,4 +1,4 @@
-"""B3 in the form of lifted.py: six barriers a chunk, where the form of gradients.py has thirteen."""
+"""B3 in the form of lifted.py: six barriers per chunk, where the form of gradients.py has thirteen."""
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name.
 # ruff: noqa: C901, N812, PLR0913, PLR0915, PLR0917
@@ -35,7 +35,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:
-    """B3 of `gradients.gradients`, which says what it takes and writes."""
+    """B3. `gradients.gradients` documents its inputs and outputs."""
     B, N, P, R, A, C, M, nc = s.B, s.N, s.P, s.R, s.A, s.C, s.M, s.chunks
     alone, roles, threads, loads = groups_of(s) == 1, v.warp_specialize, computing(s), make_loads(s, v)
     settled = make_settled(v)
@@ -70,9 +70,8 @@ def gradients(s: ScanShape, v: Variant) -> Any:
     def heads(pace, written, sums_out, chunk, at, mine, given, b, i, tx):
         q_bias, k_bias, psi, zeta, phi, D, leaving, leaves = given
         pace.begin(tx)
-        for step in T.serial(
-            pace.steps
-        ):  # of all heads: one loop, so that the compiler keeps descriptors where it should
+        # one loop over the steps of all heads, so that the compiler keeps the descriptors in place
+        for step in T.serial(pace.steps):
             h = pace.head(step)
             if step % nc == 0:
                 weights(at, q_bias, k_bias, psi, zeta, phi, h)
@@ -101,17 +100,17 @@ def gradients(s: ScanShape, v: Variant) -> Any:
         in_turn: T.int32, leaves: T.int32,
     ):  # fmt: skip
         with T.Kernel(s.sums, B, threads=threads_of(s, v)) as (i, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
+            T.assume(b < s.most_walks)  # allows 32-bit offsets if the walks do
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             T.import_source(UNPACKED)
             if roles:
-                T.annotate_min_blocks_per_sm(2 // groups_of(s))  # what fits: see lifted_layout.lifts
-            # the compiler lays them out by name: those that need alignment should not stand between others
+                T.annotate_min_blocks_per_sm(2 // groups_of(s))  # as many as fit, see lifted_layout.lifts
+            # the compiler lays buffers out by name: aligned ones should not stand between others
             q_raw, k_raw, bar = loads.tile(), loads.tile(), loads.barriers(GROUP if roles else threads)
             free = T.alloc_barrier([threads] * loads.slots) if roles else None
             q_s, k_s, e_s = T.alloc_shared((M, N), BF16), T.alloc_shared((M, N), BF16), T.alloc_shared((P, N), BF16)
             x_s, g_s, mix_s, dmix_s = (T.alloc_shared((64, 64), BF16) for _ in range(4))
-            # two groups: no group has all columns of a left operand, or of rows that lie apart
+            # with two groups, no group has all columns of a left operand or of separate rows
             gw_s, mixt_s = (None, None) if alone else (T.alloc_shared((64, 64), BF16) for _ in range(2))
             dq_s, dk_s = (g_s, x_s) if alone else (T.alloc_shared((M, N), BF16) for _ in range(2))
             h_s = T.alloc_shared((loads.slots * N, P), BF16)
@@ -142,7 +141,7 @@ def gradients(s: ScanShape, v: Variant) -> Any:
             )  # fmt: skip
             start = io.make_start(s, v, loads, given, at, turns_held=True, copying=threads if roles else 0)
             pace = make_pace(s, v, loads, start, free, b, i, in_turn)
-            group = 0 if alone else T.shfl_sync(tx // GROUP, 0)  # the compiler sees that a warp agrees
+            group = 0 if alone else T.shfl_sync(tx // GROUP, 0)  # shows the compiler that a warp agrees
             chunk = make_chunk(s, v, loads, pace, written, at, mine, make_operands(s, at, group))
             sums_out = lifted_io.make_sums_out(s, at, mine, written, pace.meet)
 

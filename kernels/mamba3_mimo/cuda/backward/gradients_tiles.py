@@ -1,6 +1,6 @@
-"""Pieces of the backward walk between its loads and its stores: PsiV, weights, products, gate, the rotation undone.
+"""Parts of the backward walk between loads and stores: PsiV, weights, products, output gate, inverse rotation.
 
-Rows are i = r * C + c. Letters: see shape.py. The walk places its own barriers: a piece says what it needs done before.
+Rows are i = r * C + c. Letters: see shape.py. The walk places its own barriers, so each part states its conditions.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -23,8 +23,8 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 def make_weigh(s: ScanShape, loads: Loads) -> Any:
     """Return macro(w_s [C,C+8], scalar_s [3 * slots,C], n): the weights of chunk n.
 
-    w[t, u] is the weight of the write of time u in the output of time t; column C holds the decay from the start of the
-    chunk to t, column C + 1 the weight of the write of time t at the end of the chunk.
+    w[t, u] is the weight of the write of token u in the output of token t. Column C holds the decay from the start of
+    the chunk to t, column C + 1 the weight of the write of token t at the end of the chunk.
     """
     C = s.C
 
@@ -66,8 +66,8 @@ def make_spread_v(s: ScanShape, loads: Loads, threads: int) -> Any:
 def make_turned_back(s: ScanShape, threads: int, at: Any = lambda _n, row, column: (row, column)) -> Any:
     """Return macro(grad_s, tile_s [M,N], turn, cos, sin, tx, n): undo the rotation of grad_s in place.
 
-    grad_s holds the gradient of the rotated tile_s, bf16; `at(n, row, column)` is the index in grad_s of chunk n. Adds
-    the gradient of the thread's angles to `turn`.
+    grad_s holds the gradient of the rotated tile_s, bf16. `at(n, row, column)` is the index in grad_s of chunk n. The
+    macro adds the gradient of the thread's angles to `turn`.
     """
     M, half = s.M, s.N // 2
     way = spread(s, threads)
@@ -109,7 +109,7 @@ def make_turned_back(s: ScanShape, threads: int, at: Any = lambda _n, row, colum
 
 
 def make_turn_out(s: ScanShape, threads: int) -> Any:
-    """Return macro(turn_s [M,A+4], turn, tx): the gradients of the thread's angles into shared memory."""
+    """Return macro(turn_s [M,A+4], turn, tx): store the gradients of the thread's angles in shared memory."""
     M = s.M
     way = spread(s, threads)
     turns = tuple(range(way.turns))
@@ -133,15 +133,21 @@ def make_products(
     s: ScanShape, v: Variant, loads: Loads, threads: int,
     staged: WalkStaging, ops: ProductOperands, acc: Products, sums: Sums, *, lent: bool,
 ) -> Any:  # fmt: skip
-    """Return the matrix products of a chunk as macros: some start products, others wait for them and go on from there.
+    """Return the matrix products of a chunk as macros, some of which start products and some wait for them.
 
-    Where every product fills the matrix unit they run while other work is done; elsewhere each is waited for at once.
-    In order: `scores`(one): q~ k~ and what the entering state adds to y [M,P]. `mix`(skip): the weighted scores
-    mix_s. `outputs`(held): y. Before: mix_s of every thread. `entries`(one, held): E of the chunk before, the
-    gradients of the scores, the state's part of dq~ in dn and of dx in y. Before: g_s, gw_s, e_s. `weighted`(): the
-    weighted gradients of the scores dmix_s; E is done. `queries`(held): dq~ in dn, and the state's part of dk~ in
-    dk. Before: dmix_s. `keys`(): the rest of dx and of dk~. `finished`(): dx in y and dk~ in dk are done. `lent`:
-    gw_s lies in dmix_s.
+    If every product fills the matrix unit, products run during other work. Otherwise each waits for its end. In order:
+
+    - `scores`(one): q~ k~, and the entering state's part of y [M,P]
+    - `mix`(skip): the weighted scores mix_s
+    - `outputs`(held): y. Needs: mix_s of every thread
+    - `entries`(one, held): E of the previous chunk, the gradients of the scores, the state's part of dq~ in dn and of
+      dx in y. Needs: g_s, gw_s, e_s
+    - `weighted`(): the weighted gradients of the scores dmix_s; E is complete
+    - `queries`(held): dq~ in dn, and the state's part of dk~ in dk. Needs: dmix_s
+    - `keys`(): the rest of dx and of dk~
+    - `finished`(): dx in y and dk~ in dk are complete
+
+    With `lent` gw_s lies in dmix_s.
     """
     C, M, N, P, xs = s.C, s.M, s.N, s.P, x_slots(v, loads)
     early = M % 64 == 0 and N % 64 == 0
@@ -155,7 +161,7 @@ def make_products(
 
     @T.macro
     def landed(c, size, running):
-        # c is done when at most `running` products, those started last, still run
+        # c is complete when at most the last `running` products still run
         if early:
             T.warpgroup_wait(running)
             T.warpgroup_fence_operand(c, num_regs=size // threads)
@@ -239,7 +245,7 @@ def make_products(
 
 @T.macro
 def put(tile, staging, loads, n, lent):
-    """Round a fragment [M,width] to bf16 into a shared buffer; `lent`: into chunk n's slot of a staging buffer."""
+    """Round a fragment [M,width] to bf16 into a shared buffer, with `lent` into chunk n's slot of a staging buffer."""
     rows = tile.shape[0]
     if not lent:
         T.copy(tile, staging)
@@ -251,7 +257,7 @@ def put(tile, staging, loads, n, lent):
 
 
 def lent_sum(tile: Any, loads: Loads, n: Any, c: Any, p: Any, lent: bool) -> Any:
-    """Return the sum over ranks of tile[r * C + c, p]; `lent`: of chunk n's slot of a staging buffer."""
+    """Return the sum over ranks of tile[r * C + c, p], with `lent` from chunk n's slot of a staging buffer."""
     ranks, chunk = loads.s.R, loads.s.C
     total = 0.0
     for r in range(ranks):
@@ -272,20 +278,20 @@ def make_rows_in(s: ScanShape, sums: Sums) -> Any:
     return rows_in
 
 
-def make_gate(
+def make_output_gate(
     s: ScanShape, loads: Loads,
     staged: WalkStaging, weights: Weights, ops: ProductOperands, acc: Products, sums: Sums, *, lent: bool,
 ) -> Any:  # fmt: skip
-    """Return macro(n): from y the gradient g with respect to it, that of the gate, and their partial sums.
+    """Return macro(n): compute from y its gradient g, the output gate's gradient, and their partial sums.
 
-    Leaves g and g times the decay from the start of the chunk in g_s and gw_s, the gate's in dgate_s, perhaps `lent` by
-    k_raw, and <g, y> in row_s from row 2 on.
+    g goes into g_s, g times the decay from the start of the chunk into gw_s, and <g, y> into row_s from row 2 on. The
+    output gate's gradient goes into dgate_s, with `lent` in the memory of k_raw.
     """
     C, M, P = s.C, s.M, s.P
     fold, across, rows_in = fold_of(s), columns_of(s, M).at, make_rows_in(s, sums)
 
     @T.macro
-    def gate(n):
+    def output_gate(n):
         one = loads.slot(n)
         T.clear(sums.part_row)
         for i, p in T.Parallel(M, P):
@@ -307,23 +313,24 @@ def make_gate(
             acc.gw[i, p] = bf16(g32 * ops.w_s[i % C, C])
         T.copy(acc.g, ops.g_s)
         T.copy(acc.gw, ops.gw_s[:, :P])
-        # of g as the products take it: else the same step's share would not cancel in the gradients of time
+        # uses the rounded g of the products: otherwise the same token's share would not cancel in the time gradients
         for i, p in T.Parallel(M, P):
             sums.part_row[i, across(p)[0], across(p)[1]] += f32(acc.g[i, p]) * acc.y[i, p]
         rows_in(2)
         if s.gated:
             put(acc.dgate, ops.dgate_s, loads, n, lent)
 
-    return gate
+    return output_gate
 
 
 def make_values(
     s: ScanShape, v: Variant, loads: Loads,
     staged: WalkStaging, weights: Weights, ops: ProductOperands, acc: Products, sums: Sums,
 ) -> Any:  # fmt: skip
-    """Return macro(held): from dx in y the gradient of v per rank in x_s, psi's partial sums, the rows of row_s.
+    """Return macro(held): compute from dx in y the gradient of v per rank in x_s, psi's partial sums, and row_s.
 
-    row_s: 0 the gradient of gamma, 1 the same step's share of <g, y> and of <x, dx>, which comes after <g, y>.
+    row_s: row 0 is the gradient of gamma, row 1 the same token's share of <g, y> and of <x, dx>. <x, dx> follows
+    behind <g, y>.
     """
     C, M, P, R, xs = s.C, s.M, s.P, s.R, x_slots(v, loads)
     fold, rows_in, (groups, _, across) = fold_of(s), make_rows_in(s, sums), columns_of(s, M)
@@ -349,10 +356,10 @@ def make_values(
 
 
 def firsts(own: Any) -> Any:
-    """Return the sum of the first elements of shared buffers.
+    """Return the sum of the first elements of shared buffers, which keeps them alive.
 
-    When the compiler merges buffers it ends a life at the last use in the text: also in a loop whose next turn reads
-    the buffer again, and where a product or a copy that still runs does. Buffers that are read before the loop and
-    after it keep their memory; the machine code does not read them, if nobody needs the sum.
+    A compiler that merges buffers ends a lifetime at the last use in the text, even if the next turn of the loop, or a
+    running product or copy, still reads the buffer. A buffer that is read before and after the loop keeps its memory.
+    The machine code contains no such reads if the sum is unused.
     """
     return sum(f32(tile[tuple(0 for _ in tile.shape)]) for tile in own)

@@ -1,7 +1,7 @@
-"""The tensors of B3 and its buffers in one role, in groups: what a piece takes and changes is said by its parameters.
+"""Groups of the tensors and buffers of B3 in one role, which are the parameters of its parts.
 
-`_s` lies in shared memory; the others are fragments, spread over the threads of a block. A buffer is None where the
-problem does not need it. Letters: see shape.py. Rows are i = r * C + c.
+Buffers with `_s` lie in shared memory. The others are fragments, distributed over the threads of a block. A buffer is
+None if the problem does not need it. Letters: see shape.py. Rows are i = r * C + c.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Buffer: TypeAlias = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """The tensors that every chunk is loaded from, see `gradients`."""
+    """Tensors that every chunk is loaded from, see `gradients`."""
 
     q: Buffer
     k: Buffer
@@ -30,7 +30,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The tensors that the walk writes, see `gradients`."""
+    """Tensors that the walk writes, see `gradients`."""
 
     dqh: Buffer
     dkh: Buffer
@@ -51,10 +51,10 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class WalkStaging:
-    """What copies fill, a slot for every chunk in flight."""
+    """Targets of copies, with a slot for every chunk in flight."""
 
     q_raw: Buffer
-    """bf16 [M,N] or [R,C,N] per slot, see loads.py: q, later dq; k_raw likewise, later the gradient of the gate."""
+    """bf16 [M,N] or [R,C,N] per slot, see loads.py: q, later dq; k_raw: k, later the output gate's gradient."""
     k_raw: Buffer
     v_s: Buffer
     """bf16 [C,P] per held slot."""
@@ -67,16 +67,16 @@ class WalkStaging:
     scalar_s: Buffer
     """fp32 [3,C] per held slot: lc, sk, gm."""
     h_s: Buffer
-    """bf16 [N,P] per slot: the state that enters the chunk."""
+    """bf16 [N,P] per slot: the entering state of the chunk."""
     x_s: Buffer
-    """bf16 [M,P]: x; loaded, per held slot, with `psiv_cache` only. Later the gradient of v per rank."""
+    """bf16 [M,P]: x, with `psiv_cache` loaded and per held slot. Later the gradient of v per rank."""
     bar: Buffer
-    """The barriers that the copies report to."""
+    """Barriers of the copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The head's weights, fp32 [R,P] unless they say otherwise."""
+    """The head's weights, fp32 [R,P] unless stated otherwise."""
 
     q_bias_s: Buffer
     """bf16 [1,R,N]; k_bias_s likewise."""
@@ -93,7 +93,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductOperands:
-    """What products read besides x and the state that enters."""
+    """Operands of products besides x and the entering state."""
 
     q_s: Buffer
     """bf16 [M,N]: q~, later dk; k_s likewise k~."""
@@ -104,20 +104,20 @@ class ProductOperands:
     e_s: Buffer
     """bf16 [N,P]: E."""
     mix_s: Buffer
-    """bf16 [M,M]: the weighted scores; dmix_s their gradients, weighted too."""
+    """bf16 [M,M]: the weighted scores; dmix_s: their weighted gradients."""
     dmix_s: Buffer
     w_s: Buffer
     """fp32 [C,C+8]: the weights of the chunk, see `make_weigh`."""
     dgate_s: Buffer
-    """bf16 [M,P]: the gradient of z zeta per rank, times zeta phi; perhaps in k_raw."""
+    """bf16 [M,P]: the gradient of z zeta per rank, times zeta phi; may lie in k_raw."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """What products write, fp32, and what is made of it on the way to shared memory, bf16."""
+    """Results of products, fp32, and their bf16 forms on the way to shared memory."""
 
     E: Buffer
-    """[N,P]: the gradient of the state that leaves the chunk."""
+    """[N,P]: the gradient of the leaving state of the chunk."""
     score: Buffer
     """[M,M]; dscore likewise."""
     dscore: Buffer
@@ -134,18 +134,18 @@ class Products:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What is added up: over the columns of a row, over a chunk's pairs of rows, over the whole walk."""
+    """Sums over the columns of a row, over a chunk's pairs of rows, or over the whole walk."""
 
     row_s: Buffer
-    """fp32 [2 + 2 * groups, M]: 0 the gradient of gamma, 1 the same step's share, then <g, y> and <x, dx> by group."""
+    """fp32 [2 + 2 * groups, M]: 0 the gradient of gamma, 1 the same token's share, then <g, y> and <x, dx> by group."""
     row: Buffer
     part_row: Buffer
     line_s: Buffer
-    """fp32 [2 * groups, N]: the edge, see edges.py."""
+    """fp32 [2 * groups, N]: the edge, see `make_edge`."""
     line: Buffer
     part_line: Buffer
     same_s: Buffer
-    """fp32 [M,R]: the scores of a token with itself; dsame_s their gradients."""
+    """fp32 [M,R]: the scores of a token with itself; dsame_s: their gradients."""
     dsame_s: Buffer
     d_row: Buffer
     """fp32 [M]: partial sums of the gradient of D."""
@@ -166,5 +166,5 @@ class Rotation:
     """fp16 [angles]; sin likewise."""
     sin: Buffer
     turn: Buffer
-    """fp32 [angles]: their gradients; turn_s [M,A+4] those of all threads."""
+    """fp32 [angles]: gradients of the angles; turn_s [M,A+4]: those of all threads."""
     turn_s: Buffer

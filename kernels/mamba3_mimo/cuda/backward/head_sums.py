@@ -1,8 +1,8 @@
-"""What B3 adds up of the gradients of q and k: over heads in memory, over tokens, for the biases, in registers.
+"""Sums of the gradients of q and k in B3: over heads in memory, and over tokens in registers for the biases.
 
-Heads of a group that one block walks in turn share one sum: the first one stores its tiles, the copy engine adds those
-of the others, rounded to bf16 after each. The gradient of a bias is the sum over all tokens of one head alone. Letters:
-see shape.py. Rows are i = r * C + c.
+Heads of a group that one block walks in turn share one sum. The first head stores its tiles, and the copy engine adds
+those of the others, rounded to bf16 after each head. The gradient of a bias is the sum over all tokens of one head.
+Letters: see shape.py. Rows are i = r * C + c.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -19,11 +19,11 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 _TMA_STORE = Op.get("tl.tma_store")
 _BFLOAT16, _SWIZZLE_128, _L2_128 = 9, 3, 2
-"""The driver's names of what a tensor map describes: its dtype, the swizzle of the tile, what L2 fetches at once."""
+"""The driver's codes in a tensor map: dtype, swizzle of the tile, size of an L2 fetch."""
 
 
 def map_of(out: Any, box: tuple[int, ...]) -> Any:
-    """Return the tensor map of parts `box` of a contiguous bf16 tensor, innermost axis first, for swizzled tiles."""
+    """Return the tensor map of boxes `box` (innermost axis first) of a contiguous bf16 tensor, for swizzled tiles."""
     shape = tuple(reversed(out.shape))
     strides = [2]
     for size in shape[:-1]:
@@ -35,7 +35,7 @@ def map_of(out: Any, box: tuple[int, ...]) -> Any:
 def make_keep(s: ScanShape, v: Variant, threads: int) -> Any:
     """Return macro(tile [M,N], sums [B,sums,S/C,M,N], b, i, n, first): store a chunk's tile, or add it to sum i.
 
-    Swizzled tiles; a bulk copy runs on, see `make_store`. What is added to must be written, see `make_settled`.
+    Tiles are swizzled. A bulk copy runs on, see `make_store`. An addition needs a completed store, see `make_settled`.
     """
     M, N = s.M, s.N
     store, _ = make_store(v)
@@ -66,7 +66,7 @@ def make_keep(s: ScanShape, v: Variant, threads: int) -> Any:
 
 
 def make_settled(v: Variant) -> Any:
-    """Return macro(): what this thread has begun to store is written, so that it may be added to."""
+    """Return macro(): wait until this thread's stores are complete, so that others may be added to them."""
 
     @T.macro
     def settled():
@@ -77,15 +77,15 @@ def make_settled(v: Variant) -> Any:
 
 
 def place_of_d(s: ScanShape, h: Any) -> tuple[Any, Any]:
-    """Return the row and column of D's gradient among a walk's sums: behind q's bias and k's, [2,H,R,N]."""
+    """Return the row and column of D's gradient in a walk's sums, behind those of the biases of q and k [2,H,R,N]."""
     return 2 * s.H * s.R + h // s.N, h % s.N
 
 
 def make_bias_sums(s: ScanShape) -> tuple[Any, Any]:
     """Return macros add(sums, tile, at) and out(sums, p_heads, which, b, h), for fp32 fragments [R,N].
 
-    `add`: the rows of a bf16 tile over the tokens of each rank; tile[at(row, column)] is an element. `out`: the sums of
-    a walk, of q (`which` 0) or k (1).
+    `add` sums the rows of a bf16 tile over the tokens of each rank. tile[at(row, column)] is an element. `out` writes
+    the sums of a walk for q (`which` 0) or k (1).
     """
     R, C, N = s.R, s.C, s.N
 

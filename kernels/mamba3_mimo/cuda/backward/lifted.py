@@ -1,9 +1,9 @@
-"""B3 in one role with what products make kept in registers: y, x, g, E and their gradients stand on their side.
+"""Lifted form of B3: results of products stay in registers, with y, x, g, E and their gradients transposed.
 
-y^T, x^T, g^T, E^T are [P,M] or [P,N]: a thread holds two columns p and, of all ranks, the same tokens. So the sums over
-ranks are sums in a thread, running sums are 2 R instead of M P / 256 numbers, and x^T, g^T, E^T are left operands of
-the next product as they are. dq~ and dk~ are [M,N]: a thread holds the pairs that one angle turns. Columns and rows
-are i = r * C + c. See matrices.py for who holds what; letters: see shape.py.
+y^T, x^T, g^T and E^T are [P,M] or [P,N]. A thread holds two columns p and, for all ranks, the same tokens. So the sums
+over ranks are sums within a thread, running sums are 2 R instead of M P / 256 numbers, and x^T, g^T and E^T are left
+operands of the next product without a move. dq~ and dk~ are [M,N]: a thread holds the pairs that one angle turns.
+Columns and rows are i = r * C + c. See matrices.py for the distribution over threads. Letters: see shape.py.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
@@ -26,12 +26,12 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 @T.macro
 def product(c, left, right, width, depth, clear):
-    """Begin c [64,width] (+)= left right, a batch of its own: c fp32 in registers.
+    """Begin c [64,width] (+)= left right as a batch of its own, with c fp32 in registers.
 
-    left is an `Operand` or bf16 in registers, right an `Operand`; `depth` is what is summed over.
+    left is an `Operand` or bf16 in registers, right an `Operand`. `depth` is the length of the summed axis.
     """
     if clear:
-        for i in T.unroll(width // 2):  # else what was in c last would be kept for it
+        for i in T.unroll(width // 2):  # otherwise the compiler would keep the old contents of c
             c[i] = 0.0
     if isinstance(left, Operand):
         begin_batch(c)
@@ -55,8 +55,9 @@ def product(c, left, right, width, depth, clear):
 def make_scales(s: ScanShape) -> SimpleNamespace:
     """Return macros over scalar_s [3 * slots,C], lc, sk, gm of a chunk from row `at` on.
 
-    pairs(w, ...): the thread's weights of the write of time u in the output of time t; reads(scale, ...),
-    writes(scale, ...): of its columns; by_read(tile, ...), by_write(...): multiply registers [M,N] by their rows'.
+    pairs(w, ...): the thread's weights of the write of token u in the output of token t. reads(scale, ...) and
+    writes(scale, ...): the scales of its columns. by_read(tile, ...) and by_write(...): multiply registers [M,N] by
+    the scales of their rows.
     """
     C, (groups, _, parts, _) = s.C, split_of(s)
 
@@ -112,8 +113,8 @@ def make_scales(s: ScanShape) -> SimpleNamespace:
 def make_scores(s: ScanShape) -> SimpleNamespace:
     """Return macros over scores [M,M] in registers.
 
-    weighted(out, score, w, skip, tx) in bf16, D on the diagonal; weighed(out, score, w) without D; own(out, score, tx):
-    in the lane that `owns`, the scores [2 R] of a row's token with itself, rank by rank.
+    weighted(out, score, w, skip, tx): weighted scores in bf16 with D on the diagonal. weighed(out, score, w): without
+    D. own(out, score, tx): in the lane that `owns`, the scores [2 R] of a row's token with itself, rank by rank.
     """
     C, R, (groups, blocks, parts, _) = s.C, s.R, split_of(s)
 
@@ -153,7 +154,7 @@ def make_scores(s: ScanShape) -> SimpleNamespace:
             for r in tuple(range(R)):
                 out[lower * R + r] = met(score, r * parts + candidates[0], lower, tx)
                 for part in candidates[1:]:
-                    # the part of the row's token, among those of the group
+                    # index of the row's token among the parts of the group
                     if (tx % GROUP // 32 * 2 + lower) % (C // 8) // groups == part:
                         out[lower * R + r] = met(score, r * parts + part, lower, tx)
 
@@ -166,9 +167,10 @@ def owns(tx: Any) -> Any:
 
 
 def make_same_step(s: ScanShape) -> Any:
-    """Return macro(at, mine, first, tx): from `own` and `d_own` the rows of row_s, and what they add to D's gradient.
+    """Return macro(at, mine, first, tx): compute row_s and an addition to D's gradient from `own` and `d_own`.
 
-    row_s: 0 the gradient of gamma, 1 the same step's share of <g, y> and of <x, dx>. scalar_s from row `first` on.
+    row_s: row 0 is the gradient of gamma, row 1 the same token's share of <g, y> and of <x, dx>. Reads scalar_s from
+    row `first` on.
     """
     C, R, groups = s.C, s.R, groups_of(s)
 
@@ -181,7 +183,7 @@ def make_same_step(s: ScanShape) -> Any:
             mine.ends[1] = 0.0
             weight = at.scalar_s[first + 2, line % C]
             for r in T.unroll(R // 2):
-                for e in T.vectorized(2):  # as the products take it
+                for e in T.vectorized(2):  # rounded like in the products
                     pair[e] = bf16(
                         scalar.weighted(mine.own[lower * R + r * 2 + e], weight, line // C == r * 2 + e, mine.skip[0])
                     )
@@ -199,15 +201,15 @@ def make_same_step(s: ScanShape) -> Any:
     return same_step
 
 
-def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
+def make_output_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     """Return macros over [P,M] in registers: weights(out, first, tile, tx, lower), spread(x, v, psi), gate, values.
 
-    gate(mine, at, tx): from y the gradient g with respect to it, g times the decay from the chunk's start in gw, the
-    gradient of z in `ranks`, <g, y> in `rows`. values(mine, at, tx): from dx the gradient of v in `ranks`, <x, dx>
-    behind it in `rows`.
+    - gate(mine, at, tx), the output gate: from y the gradient g of y, g times the decay from the chunk's start in gw,
+      the gradient of z in `ranks`, <g, y> in `rows`
+    - values(mine, at, tx): from dx the gradient of v in `ranks`, and <x, dx> behind <g, y> in `rows`
 
-    Weights lie as [P,R] fp32 in shared memory, psi of a thread's two rows as [2 R], sums over the walk likewise, sums
-    over ranks as [C / 2].
+    Weights are [P,R] fp32 in shared memory. psi of a thread's two rows and sums over the walk are [2 R], sums over
+    ranks [C / 2].
     """
     R, (groups, blocks, parts, _) = s.R, split_of(s)
     wide = min(R, 4)
@@ -273,7 +275,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
                         mine.g[i + e] = bf16(g2[e])
                     for e in T.vectorized(2):
                         mine.gw[i + e] = bf16(g2[e] * mine.scale[part * 2 + e])
-                    # of g as the products take it: else the same step's share would not cancel in the gradients of time
+                    # uses the rounded g of the products, so that the same token's share cancels in the time gradients
                     for e in T.vectorized(2):
                         g2[e] = f32(mine.g[i + e])
                     for e in T.unroll(2):
@@ -283,7 +285,7 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
     def values(mine, at, tx):
         psi, v2, x2 = T.alloc_local((R,), F32), T.alloc_local((2,), F32), T.alloc_local((2,), F32)
         x = T.alloc_local((blocks * 4,), BF16)
-        take_turned(x, at.x_s, 0, blocks, groups, tx)  # fewer instructions than to make it again
+        take_turned(x, at.x_s, 0, blocks, groups, tx)  # fewer instructions than computing it again
         for c in T.unroll(parts * 2):
             mine.rows[parts * 2 + c] = 0.0
         for c in T.unroll(parts * 4):
@@ -307,15 +309,15 @@ def make_gate(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 
 
 def make_ranks(s: ScanShape) -> Any:
-    """Return macro(tile, tx): 16 rows of it, which are 1 at the rows of another tile that have one rank, else 0.
+    """Return macro(tile, tx): write 16 rows that are 1 at another tile's rows of one rank, else 0.
 
-    Row i is that of rank i, row 8 + i of rank i - R: with q's ranks before them the columns of one product.
+    Row i is for rank i, row 8 + i for rank i - R. Behind q's ranks they are the columns of one product.
     """
 
     @T.macro
     def ranks(tile, tx):
         if tx < GROUP:
-            which, first = tx // 8, tx % 8 * 8  # of 8 columns, which have the same rank
+            which, first = tx // 8, tx % 8 * 8  # 8 columns with the same rank
             for e in T.vectorized(8):
                 tile[which, first + e] = bf16(T.if_then_else(first // s.C == which % 8 - which // 8 * s.R, 1.0, 0.0))
 
@@ -325,8 +327,8 @@ def make_ranks(s: ScanShape) -> Any:
 def make_turned_back(s: ScanShape) -> Any:
     """Return macro(grad [32], tile_s [M,N], turn, cs_s, first, tx): undo the rotation, in registers.
 
-    grad is the gradient of the rotated tile_s, whose columns are those of `panel_column`; adds the gradient of the
-    thread's angles, of blocks `split_of(s).angles`, to `turn`.
+    grad is the gradient of the rotated tile_s, with the columns of `panel_column`. The macro adds the gradient of the
+    thread's angles, `split_of(s).angles` blocks, to `turn`.
     """
     C, (groups, _, _, blocks) = s.C, split_of(s)
 
@@ -349,7 +351,7 @@ def make_turned_back(s: ScanShape) -> Any:
                     turn[(lower * blocks + block) * 2 + e] += scalar.moment(
                         RotaryPair(grad[i], grad[i + 16]), RotaryPair(lo[e], hi[e])
                     )
-                    # lo is free now
+                    # lo is free here
                     lo[e] = scalar.turned_back(grad[i], grad[i + 16], cos[e], sin[e]).lo
                     grad[i + 16] = scalar.turned_back(grad[i], grad[i + 16], cos[e], sin[e]).hi
                     grad[i] = lo[e]
@@ -358,7 +360,7 @@ def make_turned_back(s: ScanShape) -> Any:
 
 
 def make_edge(s: ScanShape) -> tuple[Any, Any]:
-    """Return `edges.make_edge`'s macros for E^T in registers: summed(E, h_s, first, line_s, t0, tx), written(...)."""
+    """Return the macros of gradients_chunk.make_edge for E^T in registers: summed(E, h_s, ...), written(...)."""
     N, groups = s.N, groups_of(s)
 
     @T.macro
@@ -382,7 +384,7 @@ def make_edge(s: ScanShape) -> tuple[Any, Any]:
 
     @T.macro
     def written(line_s, edges, b, h, t0, tx):
-        # shifted, not divided: TileLang 0.1.15 divides a falling index one too low where a chunk has 8 tokens
+        # a shift, because TileLang 0.1.15 divides a falling index one too low if a chunk has 8 tokens
         if (t0 & (EDGE - 1)) == 0:
             for far, n in T.Parallel(2, N):
                 edges[b, h, t0 >> EDGE.bit_length() - 1, far, n] = (

@@ -1,7 +1,7 @@
 """One chunk of B3 in the lifted form (lifted.py), from its loads to its stores. Letters: see shape.py.
 
-`at` are the tiles, `mine` the registers, `by` the operands of products. The threads meet six times: the four parts
-say what must be done before.
+`at` are the tiles, `mine` the registers, `by` the operands of products. The threads meet six times. Each of the four
+parts states what must be complete before it.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
@@ -49,7 +49,7 @@ def make_chunk(
     mine: WalkRegisters,
     by: WalkOperands,
 ) -> Any:
-    """Return macro(b, i, h, t0, n, tx): the gradients of step n, a chunk from token t0 on, for sum i over heads."""
+    """Return macro(b, i, h, t0, n, tx): the gradients of step n, the chunk at token t0, for sum i over heads."""
     met = make_met(pace)
     before, outputs = make_turned(s, v, loads, pace, at, mine), make_outputs(s, loads, met, at, mine, by)
     entries = make_entries(s, v, loads, met, written, at, mine, by)
@@ -71,7 +71,7 @@ def make_chunk(
 
 
 def make_met(pace: CopyPace) -> Any:
-    """Return macro(): the threads meet, before products read what they have written."""
+    """Return macro(): let the threads meet before products read their writes."""
 
     @T.macro
     def met():
@@ -82,7 +82,7 @@ def make_met(pace: CopyPace) -> Any:
 
 
 def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: CopyPace, at: WalkTiles, mine: WalkRegisters) -> Any:
-    """Return macro(n, tx): E rounded into e_s; wait for the copies; q~ and k~, and the thread's v, z and dO."""
+    """Return macro(n, tx): round E into e_s, wait for the copies, compute q~ and k~, load the thread's v, z and dO."""
     C, M, depth, (groups, blocks, parts, _) = s.C, s.M, s.A // 4, split_of(s)
     threads = groups * GROUP
     order = tiles.ColumnOrder(lambda group: panel_column(s, group), 32)
@@ -98,7 +98,7 @@ def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: CopyPace, at: Walk
         loads.wait(at.bar, n, pace.steps, io.copies_of(s, v, loads))
         angles(mine.cos, mine.sin, at.cs_s, held * depth, tx)
         q, k, q_bias, k_bias = (T.alloc_local((columns,), BF16) for _ in range(4))
-        rotation.fetch(k, at.k_raw, tx, n)  # all before the first is written: to the compiler they might be one memory
+        rotation.fetch(k, at.k_raw, tx, n)  # all before the first write: the compiler may assume the same memory
         rotation.fetch(q, at.q_raw, tx, n)
         hold(k_bias, at.k_bias_s, 0, tx)
         hold(q_bias, at.q_bias_s, 0, tx)
@@ -108,7 +108,7 @@ def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: CopyPace, at: Walk
         if s.gated:
             take_turned(mine.z, at.z_s, one * C, parts, groups, tx)
         take_turned(mine.do, at.do_s, one * (C if s.reduced else M), parts if s.reduced else blocks, groups, tx)
-        stored()  # what the chunk before wrote: dq_s, dk_s and v_s may change
+        stored()  # of the previous chunk: dq_s, dk_s and v_s may change
         end_batch(0, mine.q_bias, mine.k_bias)
         met()
 
@@ -117,7 +117,7 @@ def make_turned(s: ScanShape, v: Variant, loads: Loads, pace: CopyPace, at: Walk
 
 @T.macro
 def by_columns(tile, scale):
-    """Multiply registers of [64,64] by a number of every column, which all ranks share."""
+    """Multiply registers of [64,64] by one number per column, which all ranks share."""
     for block in T.unroll(tile.shape[0] // 4):
         for lower in (0, 1):
             for e in T.unroll(2):
@@ -125,11 +125,11 @@ def by_columns(tile, scale):
 
 
 def make_outputs(s: ScanShape, loads: Loads, met: Any, at: WalkTiles, mine: WalkRegisters, by: WalkOperands) -> Any:
-    """Return macro(n, tx): the scores, y and, through the gate, g. Before: q~, k~, e_s of every thread."""
+    """Return macro(n, tx): the scores, y and, through the output gate, g. Needs: q~, k~, e_s of every thread."""
     C, M, N, (groups, blocks, parts, _) = s.C, s.M, s.N, split_of(s)
     alone, width = groups == 1, 64 // groups
     scales, scores = lifted.make_scales(s), lifted.make_scores(s)
-    weights, spread, gate, _ = lifted.make_gate(s)
+    weights, spread, output_gate, _ = lifted.make_output_gate(s)
 
     @T.macro
     def outputs(n, tx):
@@ -153,17 +153,17 @@ def make_outputs(s: ScanShape, loads: Loads, met: Any, at: WalkTiles, mine: Walk
         by_columns(mine.y, mine.scale)
         met()
         lifted.product(mine.y, mine.gw if alone else by.xt, by.mix_rows, width, M, False)
-        if not alone:  # here are registers for it
+        if not alone:  # there are enough registers here
             lifted.product(mine.dx, by.e, by.k_rows, width, N, True)
         end_batch(0 if alone else 1, mine.y, mine.gw)
-        gate(mine, at, tx)
+        output_gate(mine, at, tx)
         put(at.g_s, mine.g, blocks, groups, tx)
         if not alone:
             put(at.gw_s, mine.gw, blocks, groups, tx)
         if s.gated:
             narrowed(mine.out, mine.ranks)
             put_turned(at.z_s, one * C, mine.out, parts, groups, tx)
-        # read here, what the next products are multiplied by is there when the other threads are
+        # loads the scales of the next products while this thread waits for the others
         mine.ends[0] = scalar.read_scale(at.scalar_s[held * 3, C - 1])
         scales.writes(mine.scale, at.scalar_s, held * 3, tx)
         met()
@@ -181,9 +181,10 @@ def make_entries(
     mine: WalkRegisters,
     by: WalkOperands,
 ) -> Any:
-    """Return macro(b, h, t0, n, tx): E of the chunk before, dx, weighted gradients of the scores, part of dq~.
+    """Return macro(b, h, t0, n, tx): E of the previous chunk, dx, weighted gradients of the scores, part of dq~.
 
-    Before: e_s, x_s, mix_s, g_s, z_s of every thread; of this one the decay of E in `ends`, of the writes in `scale`.
+    Needs: e_s, x_s, mix_s, g_s, z_s of every thread, and of this one the decay of E in `ends` and the scales of the
+    writes in `scale`.
     """
     C, M, N, P, (groups, blocks, _, _) = s.C, s.M, s.N, s.P, split_of(s)
     alone, width = groups == 1, 64 // groups
@@ -209,18 +210,18 @@ def make_entries(
         end_batch(2, mine.score)
         scores.own(mine.d_own, mine.score, tx)
         scores.weighed(mine.left, mine.score, mine.w)
-        if not alone:  # with the decay in it: what the product adds need not be multiplied
+        if not alone:  # includes the decay, so the product needs no scaling
             lifted.product(mine.dn, by.gwt, by.h_states.moved(entering), 64, P, True)
         same_step(at, mine, held * 3, tx)
         put(at.dmix_s, mine.left, blocks, groups, tx)
-        if alone:  # sooner it would take registers that there are not
+        if alone:  # not earlier, for lack of registers
             lifted.product(mine.dn, by.gt, by.h_states.moved(entering), 64, P, True)
         end_batch(0, mine.dn, mine.E, mine.gw, mine.dx)
         if alone:
             scales.by_read(mine.dn, at.scalar_s, held * 3, tx)
         edge(mine.E, at.h_s, one * N, at.line_s, t0, tx)
         if loads.ahead > 0:
-            stored()  # dz: z_s may be loaded again
+            stored()  # of dz: z_s may be loaded again
         met()
 
     return entries
@@ -238,10 +239,10 @@ def make_inputs(
 ) -> Any:
     """Return macro(b, i, h, t0, n, tx): the gradients of q, k and v, and all per-token numbers.
 
-    Before: dmix_s and line_s of every thread; nobody reads the slots of chunk n any more but v and the angles.
+    Needs: dmix_s and line_s of every thread. Of the slots of chunk n only v and the angles may still be read.
     """
     C, M, P, depth, (groups, _, parts, _) = s.C, s.M, s.P, s.A // 4, split_of(s)
-    scales, (*_, values) = lifted.make_scales(s), lifted.make_gate(s)
+    scales, (*_, values) = lifted.make_scales(s), lifted.make_output_gate(s)
     turned_back, ranks, (_, edge_out) = lifted.make_turned_back(s), lifted.make_ranks(s), lifted.make_edge(s)
     rows, rows_out = lifted_io.make_rows_out(s, at, mine, written)
     turns, turns_out = lifted_io.make_turns_out(s, at, mine, written)
@@ -273,7 +274,7 @@ def make_inputs(
         put_turned(at.v_s, held * C, mine.out, parts, groups, tx)
         rows(tx)
         ranks(at.mix_s, tx)
-        met()  # nobody reads x_s any more, where dk_s may lie
+        met()  # x_s, which may hold dk_s, is no longer read
         keep(at.dq_s, written.dqh, b, i, t0 // C, n < s.chunks)
         store(at.v_s[held * C : (held + 1) * C, :], written.dv[b, t0 : t0 + C, h, :])
         lifted.product(mine.q_bias, by.dq_states, by.q_ranks, 8, M, False)

@@ -1,4 +1,4 @@
-"""What B3 in the lifted form (lifted.py) writes, but for its large tiles. Letters: see shape.py."""
+"""Outputs of B3 in the lifted form (lifted.py) except its large tiles. Letters: see shape.py."""
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: C901, N812
@@ -19,7 +19,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 def make_rows_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> tuple[Any, Any]:
-    """Return macros (gather(tx): sums over a chunk's columns into sum_s; out(b, h, t0): all per-token numbers)."""
+    """Return macros (gather(tx): sum a chunk's columns into sum_s, out(b, h, t0): write all per-token numbers)."""
     C, R, (groups, _, parts, _) = s.C, s.R, split_of(s)
 
     def line(kind: int, c: Any) -> Any:
@@ -45,7 +45,7 @@ def make_rows_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
 
 
 def make_turns_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Written) -> tuple[Any, Any]:
-    """Return macros (gather(tx): the gradients of the thread's angles into turn_s; out(b, h, t0): their sums)."""
+    """Return macros (gather(tx): store the thread's angle gradients in turn_s, out(b, h, t0): write their sums)."""
     groups, _, _, angles = split_of(s)
 
     @T.macro
@@ -93,7 +93,7 @@ def make_sums_out(s: ScanShape, at: WalkTiles, mine: WalkRegisters, written: Wri
                 for acc, _, _ in there:
                     for lanes in (1, 2):
                         acc[r * 2 + lower] += T.shfl_xor(acc[r * 2 + lower], lanes)
-                # one partial sum for every 8 rows is wanted: here one lane has all of a rank
+                # the output has one partial sum per 8 rows, but here one lane has all of a rank
                 if tx % 4 < parts:
                     line, p = r * (C // 8) + column(tx, tx % 4, groups) // 8, row(tx, lower)
                     for acc, out, factor in there:

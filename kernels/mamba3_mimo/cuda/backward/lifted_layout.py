@@ -1,7 +1,4 @@
-"""Where things lie in the lifted form of B3 (lifted.py): its tiles in shared memory, its registers, its operands.
-
-Letters: see shape.py.
-"""
+"""Layout of the lifted form of B3 (lifted.py): tiles in shared memory, registers, operands. Letters: see shape.py."""
 
 # ruff: noqa: N812
 
@@ -19,20 +16,20 @@ from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 OF_A_PROCESSOR = 228 * 1024
-"""Bytes of shared memory that the blocks on a processor share."""
+"""Bytes of shared memory of all blocks on a processor."""
 BESIDES = 3680
-"""Most bytes of a block besides its tiles: barriers, alignment, what the compiler and the driver take."""
+"""Most bytes of a block besides its tiles: barriers, alignment, parts for the compiler and the driver."""
 
 
 def groups_of(s: ScanShape) -> int:
-    """Return the warp groups of a block: each has 64 states and, of all ranks, every so many blocks of 8 tokens."""
+    """Return the warp groups of a block. Each has 64 states and, of all ranks, its turn of the blocks of 8 tokens."""
     return s.N // 64
 
 
 def lifts(s: ScanShape, v: Variant) -> bool:
-    """Return whether B3 takes this form: tiles of 64 rows and columns, no switch that wants x loaded or merged.
+    """Return whether B3 has this form: tiles of 64 rows and columns, and no switch that loads x or merges buffers.
 
-    And two blocks to a processor at state size 64, of which one alone would wait for itself.
+    At state size 64 two blocks must fit on a processor, because a single one would wait for itself.
     """
     groups = groups_of(s)
     square = s.M == s.P == 64 and s.N in {64, 128} and 8 * groups <= s.C <= 32
@@ -41,7 +38,7 @@ def lifts(s: ScanShape, v: Variant) -> bool:
 
 
 def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
-    """Return what only this form can do, and not for every size or switch."""
+    """Return the limits of switches that only this form supports."""
     sizes = f"state size {s.N}, head width {s.P} and {s.M} rows in a chunk of {s.C} tokens"
     return (
         (
@@ -55,13 +52,13 @@ def refusals(v: Variant, s: ScanShape) -> tuple[tuple[bool, str], ...]:
         (
             v.warp_specialize and not lifts(s, v),
             f"warp_specialize with {sizes}, psiv_cache {v.psiv_cache}, aggressive_smem_merge {v.aggressive_smem_merge} "
-            f"and pipeline_stages {v.pipeline_stages}; allowed: what the lifted form of the walk does, state size 64 "
+            f"and pipeline_stages {v.pipeline_stages}; allowed: sizes of the lifted form of the walk, state size 64 "
             "or 128, head width 64, 64 rows, no cache, no merge, one stage",
         ),
         (
             s.in_turn > 1 and not lifts(s, v),
-            f"heads_in_turn is {s.in_turn} with {sizes} or with the switches asked for; allowed: 0, 1, since only the "
-            "lifted form of the walk adds heads up",
+            f"heads_in_turn is {s.in_turn} with {sizes} or with these switches; allowed: 0, 1, because only the lifted "
+            "form of the walk adds up heads",
         ),
         (
             s.heads_per_group % s.in_turn > 0,
@@ -86,59 +83,59 @@ def shared_bytes(s: ScanShape, v: Variant) -> int:
 
 
 class Operand(NamedTuple):
-    """A tile in shared memory as an operand: its descriptor, and how the matrix unit walks over it."""
+    """A tile in shared memory as an operand of the matrix unit."""
 
     desc: Any
-    """Of the tile, whose blocks of 8 rows follow each other, or every `groups`th of them."""
+    """Descriptor of the tile, with all blocks of 8 rows in order, or every `groups`th block."""
     deep: bool
-    """Whether the axis that is summed over is the columns of the tile."""
+    """Whether the summed axis is the columns of the tile."""
     offset: Any = 0
     """Bytes / 16 from the tile's start."""
     spread: int = 1
-    """If the summed axis is rows: the blocks of 8 follow each other at this distance, and then those in between."""
+    """If the summed axis is rows: the distance of consecutive blocks of 8. The blocks between them come afterwards."""
 
     def moved(self, distance: Any) -> "Operand":
-        """Return the same, `distance` further."""
+        """Return the operand at `distance` behind this one."""
         return self._replace(offset=self.offset + distance)
 
     def at(self, step: Any) -> Any:
-        """Return where the 16 of step `step` of the summed axis begin."""
+        """Return the offset of the 16 numbers of step `step` along the summed axis."""
         panel, within = step // 4, step % 4
         at = panel * 64 * LINE + within * 32 if self.deep else (within * 16 * self.spread + panel * 8) * LINE
         return (at >> 4) + self.offset
 
 
 def panel_column(s: ScanShape, group: Any) -> Any:
-    """Return where 8 states of the lower half lie in q~ and k~; those that turn with them lie 32 columns behind."""
+    """Return the column of 8 states of the lower half in q~ and k~. Their rotary partners lie 32 columns behind."""
     groups = groups_of(s)
     return group * 8 if groups == 1 else group % groups * 64 + group // groups * 8
 
 
 class ColumnSplit(NamedTuple):
-    """What a thread has of the columns of a tile [64,64] that are tokens of all ranks, in blocks of 8."""
+    """A thread's share of the columns of a tile [64,64], which are tokens of all ranks, in blocks of 8."""
 
     groups: int
     """Warp groups, which take the blocks in turn."""
     blocks: int
     """Blocks of a thread."""
     parts: int
-    """Those of one rank."""
+    """Blocks of one rank."""
     angles: int
-    """Blocks of 8 angles of a thread: pairs of states that turn together."""
+    """Blocks of 8 angles of a thread, that is of pairs of states."""
 
 
 def split_of(s: ScanShape) -> ColumnSplit:
-    """Return how the columns are shared out."""
+    """Return a thread's share of the columns."""
     groups = groups_of(s)
     return ColumnSplit(groups, 8 // groups, s.C // 8 // groups, s.A // 8 // groups)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WalkTiles:
-    """Shared memory. Tiles are bf16 [64,64] unless they say otherwise."""
+    """Shared memory. Tiles are bf16 [64,64] unless stated otherwise."""
 
     q_raw: Buffer
-    """q as loaded, a slot for every chunk in flight; k_raw likewise."""
+    """Loaded q, a slot for every chunk in flight; k_raw likewise."""
     k_raw: Buffer
     q_s: Buffer
     """[M,N]: q~, in the columns of `panel_column`; k_s likewise k~."""
@@ -151,14 +148,14 @@ class WalkTiles:
     e_s: Buffer
     """[P,N]: E, in the columns of `panel_column`."""
     mix_s: Buffer
-    """[M,M]: the weighted scores, in the end what `make_ranks` writes; mixt_s, with two groups, the same turned; dmix_s
-    their gradients, weighted too."""
+    """[M,M]: the weighted scores, in the end the output of `make_ranks`; mixt_s, with two groups, their transpose;
+    dmix_s their weighted gradients."""
     mixt_s: Buffer
     dmix_s: Buffer
     h_s: Buffer
-    """[N,P] per slot: the state that enters."""
+    """[N,P] per slot: the entering state."""
     dq_s: Buffer
-    """[M,N]: the gradient of q, of one head; dk_s likewise. With one group in the memory of g and of x."""
+    """[M,N]: the gradient of q for one head; dk_s likewise. With one group in the memory of g and x."""
     dk_s: Buffer
     v_s: Buffer
     """[C,P] per held slot, in the end the gradient of v."""
@@ -173,7 +170,7 @@ class WalkTiles:
     turn_s: Buffer
     """fp32 [M,A+8]: gradients of angles."""
     row_s: Buffer
-    """fp32 [2,M]: the gradient of gamma, the same step's share."""
+    """fp32 [2,M]: the gradient of gamma, the same token's share."""
     sum_s: Buffer
     """fp32 [4,2,C]: <g, y> and <x, dx> by warp."""
     line_s: Buffer
@@ -189,11 +186,11 @@ class WalkTiles:
     zeta_s: Buffer
     phi_s: Buffer
     bar: Buffer
-    """The barriers that the copies report to."""
+    """Barriers of the copies."""
 
 
 def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
-    """Lay out the tiles that the matrix unit and bulk copies touch."""
+    """Annotate the layouts of tiles for the matrix unit and bulk copies."""
     swizzled = [at.q_s, at.k_s, at.x_s, at.g_s, at.e_s, at.mix_s, at.dmix_s, at.h_s, at.v_s, at.z_s, at.do_s]
     swizzled += [] if at.gw_s is None else [at.gw_s, at.mixt_s, at.dq_s, at.dk_s]
     swizzled += [at.q_raw, at.k_raw] if loads.two_d else []
@@ -202,53 +199,53 @@ def annotate_tiles(at: WalkTiles, loads: Loads) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WalkRegisters:
-    """What a thread holds: fp32 unless it says otherwise."""
+    """Registers of a thread, fp32 unless stated otherwise."""
 
     E: Buffer
     """[32] of E^T [P,N]; dn [32] and dk [32] of the gradients of q~ and k~ [M,N]."""
     dn: Buffer
     dk: Buffer
     y: Buffer
-    """Of y^T and dx^T [P,M] and of scores [M,M]: 32, or 16 with two groups; score lies with dk where there is one."""
+    """Parts of y^T, dx^T [P,M] and of scores [M,M]: 32 numbers, or 16 with two groups. With one group score is dk."""
     dx: Buffer
     score: Buffer
     wide: Buffer
-    """bf16 [32]: what is made of E, dn and dk; left, g, gw of scores and of g^T."""
+    """bf16 [32]: rounded E, dn and dk; left, g and gw: rounded scores and g^T."""
     left: Buffer
     g: Buffer
     gw: Buffer
     v: Buffer
-    """bf16: the thread's two columns of its tokens; z likewise, do likewise or of all rows; out the gradients."""
+    """bf16: the thread's two columns of its tokens; z likewise, do likewise or for all rows; out: gradients."""
     z: Buffer
     do: Buffer
     out: Buffer
     ranks: Buffer
-    """Sums over ranks, of the gradient of z, then of v."""
+    """Sums over ranks of the gradient of z, then of v."""
     w: Buffer
-    """Weights of pairs of tokens; scale of the thread's columns."""
+    """Weights of pairs of tokens; scale: numbers of the thread's columns."""
     scale: Buffer
     rows: Buffer
     """<g, y> and <x, dx> of the thread's tokens."""
     turn: Buffer
     """Gradients of the thread's angles."""
     own: Buffer
-    """The scores of its rows' tokens with themselves, d_own their gradients."""
+    """Scores of the rows' tokens with themselves; d_own: their gradients."""
     d_own: Buffer
     ends: Buffer
-    """[2] for whoever needs two numbers."""
+    """[2]: temporary numbers."""
     psi: Buffer
     """[2 R]: sums over the walk of the gradient of psi; zeta, phi likewise."""
     zeta: Buffer
     phi: Buffer
     d: Buffer
-    """[1]: the gradient of D; skip is D."""
+    """[1]: the gradient of D; skip: D."""
     skip: Buffer
     q_bias: Buffer
-    """[4] of [N,8]: sums over the walk of the gradients of q's bias, by rank, and behind them, where there is room, of
-    k's: k_bias is the same then."""
+    """[4] of [N,8]: sums over the walk of the gradients of q's bias by rank. If k's fit behind them, k_bias is the same
+    buffer."""
     k_bias: Buffer
     cos: Buffer
-    """fp16: of the row that the thread turns; sin likewise."""
+    """fp16: cosines of the row that the thread turns; sin likewise."""
     sin: Buffer
 
 
@@ -279,10 +276,10 @@ def make_registers(s: ScanShape) -> WalkRegisters:
 
 @dataclass(frozen=True, kw_only=True)
 class WalkOperands:
-    """The tiles as the matrix unit takes them. With two groups a right operand is what the thread's group has of it."""
+    """Tiles as operands of the matrix unit. With two groups a right operand is the part of the thread's group."""
 
     q: Operand
-    """All of it, a left operand; x, xt (turned), g, gt, gw, gwt, e, dmix, dmixt likewise, h of the entering state."""
+    """Whole tile, a left operand; x, xt (transposed), g, gt, gw, gwt, e, dmix, dmixt, h (entering state) likewise."""
     x: Operand
     xt: Operand
     g: Operand
@@ -300,7 +297,7 @@ class WalkOperands:
     mix_rows: Operand
     mixt_rows: Operand
     q_states: Operand
-    """The group's columns (states), of q~; k_states, e_states likewise; h_states are rows of the state that enters."""
+    """The group's columns (states) of q~; k_states, e_states likewise; h_states: rows of the entering state."""
     k_states: Operand
     e_states: Operand
     h_states: Operand
@@ -308,12 +305,12 @@ class WalkOperands:
     """The group's states of the gradients of q, as rows of the product; dk_states likewise."""
     dk_states: Operand
     q_ranks: Operand
-    """Which rows of a tile have which rank, as columns of the product; k_ranks likewise."""
+    """Ranks of a tile's rows, as columns of the product; k_ranks likewise."""
     k_ranks: Operand
 
 
 def make_operands(s: ScanShape, at: WalkTiles, group: Any) -> WalkOperands:
-    """Make the descriptors, once for the walk, of warp group `group`."""
+    """Create the descriptors of warp group `group`, once per walk."""
     groups = groups_of(s)
     mine, panel = group * (8 * LINE >> 4), group * (64 * LINE >> 4)
 

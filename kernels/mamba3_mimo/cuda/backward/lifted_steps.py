@@ -1,8 +1,8 @@
-"""How the walk of B3 in the lifted form goes on: from chunk to chunk, from head to head, and who copies.
+"""Steps of B3's walk in the lifted form over chunks and heads, and the threads that copy.
 
-A block takes `in_turn` heads of a group one after another, every chunk of each from the last to the first: one row of
-steps, so that copies run ahead over a head's end. With `warp_specialize` a warp group of its own copies, as far ahead
-as there are slots, and the others say when they have read one. Letters: see shape.py.
+A block takes `in_turn` heads of a group in turn, with the chunks of each head from the last to the first. All form one
+sequence of steps, so that copies run ahead across the end of a head. With `warp_specialize` a separate warp group
+copies, as far ahead as there are slots, and the others report when they have read a slot. Letters: see shape.py.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -23,7 +23,7 @@ COPYING_REGISTERS = 24
 
 
 def computing(s: ScanShape) -> int:
-    """Return the threads that compute, the first ones of a block."""
+    """Return the number of threads that compute, the first threads of a block."""
     return groups_of(s) * GROUP
 
 
@@ -33,7 +33,7 @@ def threads_of(s: ScanShape, v: Variant) -> int:
 
 
 def computing_registers(s: ScanShape) -> int:
-    """Return how many registers a thread that computes can have beside the warp group that copies."""
+    """Return the registers of a computing thread beside a warp group that copies."""
     return 232 if groups_of(s) == 1 else 240
 
 
@@ -42,27 +42,27 @@ class CopyPace:
     """The steps of a block."""
 
     head: Any
-    """Function(step) -> the head that it belongs to."""
+    """Function(step) -> its head."""
     in_turn: Any
-    """How many heads it takes."""
+    """Number of heads."""
     steps: Any
-    """All chunks of all its heads."""
+    """Number of chunks of all heads."""
     meet: Any
-    """Function(): the threads that compute wait for each other."""
+    """Function(): let the computing threads wait for each other."""
     begin: Any
     """macro(tx): start the copies of the first steps."""
     entered: Any
-    """macro(step, tx): where no copies run ahead, those of this step are started and nothing else."""
+    """macro(step, tx): start the copies of this step if no copies run ahead."""
     released: Any
-    """macro(step, tx): everybody has read the slots of this step; those of a later one are filled."""
+    """macro(step, tx): all threads have read this step's slots, so start the copies of a later step."""
     copies: Any
-    """macro(tx): what the warp group that copies does."""
+    """macro(tx): the work of the warp group that copies."""
 
 
 def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: Any, i: Any, in_turn: Any) -> CopyPace:
-    """Return the pace of block (i, b), which takes `in_turn` heads.
+    """Return the steps of block (i, b), which takes `in_turn` heads.
 
-    `start` is that of gradients_io.make_start, `free` a barrier for every slot.
+    `start` is the macro of gradients_io.make_start, `free` has a barrier for every slot.
     """
     nc, ahead = s.chunks, loads.ahead
     steps, roles, threads = in_turn * nc, v.warp_specialize, computing(s)
@@ -70,7 +70,7 @@ def make_pace(s: ScanShape, v: Variant, loads: Loads, start: Any, free: Any, b: 
     def meet() -> None:
         T.evaluate(T.sync_threads(1, threads) if roles else T.sync_threads())
 
-    def head(step: Any) -> Any:  # the rest changes nothing: the compiler sees a contiguous copy of cs
+    def head(step: Any) -> Any:  # the modulus changes nothing, but shows the compiler a contiguous copy of cs
         return (i * in_turn + step // nc) % s.H
 
     @T.macro

@@ -1,6 +1,6 @@
-"""Backward kernel that prepares the walk: what every super-chunk adds to the gradient of the state before it.
+"""B1, which prepares the backward walk: each super-chunk's addition to the gradient of its entering state.
 
-Letters: see shape.py; scalars per token: see prefix.py.
+Letters: see shape.py. Scalars per token: see prefix.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -22,9 +22,9 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 def make_gated(s: ScanShape, threads: int) -> Any:
     """Return macro(g_s, do_s, z_s, scale, zeta, phi, first, tx, into): the gradient of y, times `scale`.
 
-    g [M,P] = dO * silu(z * zeta) * phi from row `into` of g_s on; the chunk's tiles start at row `first` * C of z_s
-    [slots*C,P] and of do_s, which has C rows per chunk, or M without phi. `zeta` (halved), `phi` [4 * R] are the
-    thread's columns; `scale` one number per row of its pieces.
+    Writes g [M,P] = dO * silu(z * zeta) * phi from row `into` of g_s on. The chunk's tiles start at row `first` * C of
+    z_s [slots*C,P] and of do_s, which has C rows per chunk, or M without phi. `zeta` (halved) and `phi` [4 * R] are the
+    thread's columns. `scale` has one number per row of the thread.
     """
     C, R = s.C, s.R
     lanes, step, units, guarded = tiles.pieces(s, threads)
@@ -34,7 +34,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
         row = T.min(tx // lanes, C - 1) if guarded else tx // lanes
         z_l, do_l = T.alloc_local((units * 4,), F32), T.alloc_local((units * 4,), F32)
         grad, half_u = T.alloc_local((4,), F32), T.alloc_local((4,), F32)
-        # all loads first: the compiler cannot know that g_s is another buffer
+        # all loads first, because the compiler cannot know that g_s is another buffer
         for u in T.unroll(units):
             for e in T.vectorized(4):
                 if s.gated:
@@ -64,7 +64,7 @@ def make_gated(s: ScanShape, threads: int) -> Any:
 def local_gradients(s: ScanShape, v: Variant) -> Any:
     """B1: local[b,h] = sum over the super-chunk of wq * q~ (x) g, fp32 [B,H,N,P].
 
-    Of the last `taken` of `super_chunks` of a row. `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
+    Computes the last `taken` of the `super_chunks` of a row. `do` is [B,S,H,P], or [B,S,R,H,P] without phi.
     """
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = make_early_loads(s, v), threads_for(s)
@@ -99,7 +99,7 @@ def local_gradients(s: ScanShape, v: Variant) -> Any:
     def b1_local_gradients(q, z, do, q_bias, zeta, phi, cs, wq, local, super_chunks: T.int32, taken: T.int32):
         with T.Kernel(H, taken, B // super_chunks, threads=threads) as (h, i, row):
             b = row * super_chunks + super_chunks - taken + i
-            T.assume((b >= 0) & (b < B) & (b < s.most_walks))  # else the compiler sees no contiguous copy of cs
+            T.assume((b >= 0) & (b < B) & (b < s.most_walks))  # otherwise the compiler sees no contiguous copy of cs
             T.import_source(UNPACKED)
             if blocks:
                 T.annotate_min_blocks_per_sm(blocks)

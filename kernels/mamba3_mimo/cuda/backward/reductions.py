@@ -1,4 +1,4 @@
-"""Sums after the walk: heads into groups, what walks have summed of weights and biases.
+"""Sums after the backward walk: heads into groups, and the walks' partial sums of weights and biases.
 
 Letters: see shape.py.
 """
@@ -16,13 +16,13 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 THREADS = 128
 ROWS = 8
-"""Eights of columns of one thread of `reduce_heads`: so many loads are in flight."""
+"""Blocks of 8 columns per thread of `reduce_heads`, which is the number of loads in flight."""
 
 
 def reduce_heads(s: ScanShape) -> Any:
     """B4: add up B3's sums over heads, of dq or dk, bf16 [B,sums,S/C,M,N], by groups -> bf16 [B,S,R,G,N].
 
-    A block takes ROWS * THREADS eights of columns of a walk, in the order of B3's rows.
+    A block takes ROWS * THREADS blocks of 8 columns of a walk, in the order of B3's rows.
     """
     B, S, G, N, R, C, M = s.B, s.S, s.G, s.N, s.R, s.C, s.M
     lanes, eights = N // 8, S * R * N // 8
@@ -31,7 +31,7 @@ def reduce_heads(s: ScanShape) -> Any:
     @takes(s, per_head="dqh", grouped="q")
     def b4_reduce_heads(per_head, grouped):
         with T.Kernel(-(-eights // (ROWS * THREADS)), G, B, threads=THREADS) as (blk, g, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
+            T.assume(b < s.most_walks)  # allows 32-bit offsets if the walks do
             tx = T.get_thread_binding()
             total, one = T.alloc_local((ROWS * 8,), F32), T.alloc_local((ROWS * 8,), BF16)
             for e in T.vectorized(ROWS * 8):
@@ -96,10 +96,10 @@ def column_sums(kinds: int, rows: int, inner: int, width: int) -> Any:
 
 
 def sum_weights(s: ScanShape) -> Any:
-    """B6: the walk's partial sums of psi, zeta and phi, whichever are given -> [kinds,H*R,P]."""
+    """B6: the walks' partial sums of the present ones of psi, zeta and phi -> [kinds,H*R,P]."""
     return column_sums(1 + s.gated + s.reduced, s.H * s.R, s.C // 8, s.P)
 
 
 def sum_heads(s: ScanShape) -> Any:
-    """B6: the walks' sums of the gradients of q's bias, of k's and of D -> [1,rows,N]: see head_sums.py."""
+    """B6: the walks' sums of the gradients of the biases of q and k and of D -> [1,rows,N], see head_sums.py."""
     return column_sums(1, 2 * s.H * s.R + -(-s.H // s.N), 1, s.N)

@@ -1,13 +1,16 @@
-"""The gradients of decay, step size, mix and raw angles, from what the walk leaves behind. Letters: see shape.py."""
+"""B5: gradients of decay, step size, mix and raw angles from the outputs of the backward walk. Letters: see shape.py.
 
+The gradients of decay and angle at a token are sums over the rest of its document. A span is the part of a document in
+a block of EDGE tokens. Over a whole document the values sum to zero, but the rounded values sum to noise that is large
+beside the gradients of the preceding tokens. So no sum continues into the next document. The sum of a span is known:
+at the start of the block it follows from the edge, and at a document's start it is zero. The difference is distributed
+over the span.
+"""
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
 
 import math
-
-# TileLang programs: `T` is the language's own name, macros take tensors without annotations.
-# ruff: noqa: C901, N812, PLR0912
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,15 +36,15 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 def spans_of(alloc: Any, tokens: int) -> SimpleNamespace:
-    """Return buffers for the spans of `tokens` tokens: see `make_spans`."""
+    """Return buffers for the spans of `tokens` tokens, see `make_spans`."""
     return SimpleNamespace(begin=alloc((tokens,), "int32"), end=alloc((tokens,), "int32"), share=alloc((tokens,), F32))
 
 
 def make_spans(s: ScanShape) -> Any:
     """Return the macro of one warp that finds the spans of tokens 2 * lane and 2 * lane + 1 of block `blk`.
 
-    Each result has two values, one per token. span.begin: the first token of its span; span.end: that of the next span;
-    span.share: which part of its span lies from the token on. Padding is a span of its own.
+    Each result has one value per token. span.begin: first token of its span. span.end: first token of the next span.
+    span.share: the share of its span from the token on. Padding is a span of its own.
     """
 
     @T.macro
@@ -72,10 +75,10 @@ def make_spans(s: ScanShape) -> Any:
 def make_sums(lanes: Lanes, width: int) -> Any:
     """Return the macro of one warp that turns values of EDGE tokens, in place, into their sums from each token on.
 
-    Lane `lane` has `width` values of each of lanes.run tokens in a row, own [run * width]; lanes that are lanes.groups
-    apart have the same values of other tokens. `span` is that of the lane's tokens, see `make_spans`; of span.begin
-    only the first is read. `left` and `right` [width] are the exact sums from the block's first token on and from the
-    next block's; `left` is overwritten.
+    Lane `lane` has `width` values of each of lanes.run adjacent tokens, own [run * width]. Lanes lanes.groups apart
+    have the same values of other tokens. `span` describes the lane's tokens, see `make_spans`; only the first number of
+    span.begin is read. `left` and `right` [width] are the exact sums from the first token of this block and of the next
+    block on. `left` is overwritten.
     """
     run, groups, steps = lanes.run, lanes.groups, lanes.steps
 
@@ -95,14 +98,14 @@ def make_sums(lanes: Lanes, width: int) -> Any:
             for e in T.unroll(width):
                 near[0] = T.shfl_down(later[e], far * groups)
                 later[e] += T.if_then_else(t0 + far * run < span.end[0], near[0], 0.0)
-        # on into the lanes behind, as far as the last token's span goes
+        # continue into the following lanes up to the end of the last token's span
         for e in T.unroll(width):
             near[0] = T.shfl_down(later[e], groups)
             later[e] = T.if_then_else(t0 + run < span.end[run - 1], near[0], 0.0)
         for i in T.unroll(run):
             for e in T.unroll(width):
                 own[i * width + e] += T.if_then_else(t0 + run <= span.end[i], later[e], 0.0)
-        # what is missed from the start of a span on: the lanes behind ask the one where their span starts
+        # difference from the start of a span on, which later lanes read from the lane where their span starts
         for e in T.unroll(width):
             near[0] = own[e]
             for i in T.unroll(1, run):
@@ -121,18 +124,18 @@ def make_sums(lanes: Lanes, width: int) -> Any:
 
 
 PAIRS = Lanes(groups=1, parts=32, run=2, rounds=1)
-"""How a warp shares out the scalars of EDGE tokens."""
+"""Distribution of the scalars of EDGE tokens over a warp."""
 
 
 def time_gradients(s: ScanShape) -> Any:
     """B5: gradients of adt, dt, trap fp32 [B,H,S] and of the raw angles [B,S,heads,A] from the walk's sums.
 
-    `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` are the walk's; `num_tokens` <= S is the true
-    length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
-    document, held exact at every edge: see spans.py. The edge of the row's first token is read only where a state
-    enters it; without, the sums from there on are zero. So are those behind the last token: what a final state adds
-    there is in the last token's own value already, see host/final_state.py.
-    Cumulated angles are no concern of this kernel: their gradient is dtheta.
+    `sk`, `row_q`, `row_k`, `same`, `diag` [B*K,H,L], `dtheta` and `edges` come from the walk. `num_tokens` <= S is the
+    true length. The gradients of a decay and of an angle are sums of per-token values from the token to the end of its
+    document, corrected at every edge. The edge of the row's first token is read only if a state enters. Otherwise the
+    sums from there on are zero. The sums behind the last token are zero too: the last token's own value already
+    contains the addition of a final state, see host/final_state.py. The gradient of cumulated angles is dtheta, which
+    this kernel does not touch.
     """
     B, S, H, A, heads, cumulated = s.B, s.S, s.H, s.A, s.angle_heads, s.cumulated
     warps, count = THREADS // 32, (s.S + EDGE - 1) // EDGE
@@ -148,14 +151,14 @@ def time_gradients(s: ScanShape) -> Any:
         dadt_, ddt_, dtrap_, dangles_, num_tokens: T.int32,
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(H, warps * turns), count, B, threads=THREADS) as (bh, blk, b):
-            # every place below is one of the tensor's, which the compiler cannot see where sizes are not known
+            # every position below is within its tensor, but the compiler cannot see that with open sizes
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
             of_heads = (T.Tensor((B * H * S,), F32, t.data) for t in (dt_, trap_, dadt_, ddt_, dtrap_))
             dt, trap, dadt, ddt, dtrap = of_heads
             reset = T.Tensor((B * S,), "int32", reset_.data)
             if not cumulated:
                 angles, dangles = (T.Tensor((B * S, heads, A), F32, t.data) for t in (angles_, dangles_))
-            if lanes.run <= 4:  # left alone, the compiler takes more registers than this many blocks have
+            if lanes.run <= 4:  # otherwise the compiler takes more registers than so many blocks have
                 T.annotate_min_blocks_per_sm(4 if s.shared_angles else 5)
             ddt_s = T.alloc_shared((warps * turns, EDGE), F32)
             sum_s = T.alloc_shared((warps, EDGE, lanes.width), F32)
@@ -172,7 +175,7 @@ def time_gradients(s: ScanShape) -> Any:
                     span_s.end[2 * lane + i] = span.end[i]
                 for i in T.vectorized(2):
                     span_s.share[2 * lane + i] = span.share[i]
-            # the heads of this warp; unrolled, their loops would take twice the registers
+            # loops over the heads of this warp: unrolled they would take twice the registers
             for turn in T.unroll(turns, unroll_factor=1):
                 at = turn * warps + warp
                 h, has = head_of(bh * turns * warps + at)
@@ -204,10 +207,10 @@ def time_gradients(s: ScanShape) -> Any:
 
 
 def _heads(heads: int, warps: int) -> Any:
-    """Return the function from a warp's number among all blocks' to (head, whether the head is its own).
+    """Return the function from a warp's number among all blocks to (head, whether the head is its own).
 
-    A warp behind the last head does that head's work once more and keeps nothing of it: the shuffles of a warp that
-    sits a turn out would be lifted out of its condition by the compiler, and their loads would pass the tensors' ends.
+    A warp behind the last head repeats that head's work and stores nothing. If it skipped the work, the compiler would
+    move its shuffles out of the condition, and their loads would pass the tensors' ends.
     """
     if heads % warps == 0:
         return lambda number: (number, True)
@@ -215,9 +218,9 @@ def _heads(heads: int, warps: int) -> Any:
 
 
 def make_scalars(s: ScanShape) -> Any:
-    """Return the macro of one warp for dadt and dtrap of EDGE tokens, and for ddt but for the angles' share.
+    """Return the macro of one warp for dadt and dtrap of EDGE tokens, and for ddt without the angles' share.
 
-    Lane `lane` works on tokens 2 * lane and 2 * lane + 1; ddt goes to row `place` of ddt_s.
+    Lane `lane` works on tokens 2 * lane and 2 * lane + 1. ddt goes to row `place` of ddt_s.
     """
     S, N, sums = s.S, s.N, make_sums(PAIRS, 1)
 
@@ -247,7 +250,7 @@ def make_scalars(s: ScanShape) -> Any:
             right[0] += T.shfl_xor(right[0], far)
         sums(own, left, right, span, lane)
         for i in (0, 1, 2):
-            # the token before the first of the two, which looks ahead at it, then the two
+            # the previous token, which looks one token ahead, then both tokens
             walk, t = walk_place(s, b, blk, 2 * lane + i - 1) if i > 0 else place_before(s, b, blk, 2 * lane)
             ds[i] = T.if_then_else(
                 (t0 + i > 0) & (sk[walk, h, t] > 0.0), (row_k[walk, h, t] - diag[walk, h, t]) / sk[walk, h, t], 0.0
@@ -270,7 +273,7 @@ def make_scalars(s: ScanShape) -> Any:
 
 
 def make_at_edge(s: ScanShape) -> Any:
-    """Return macro(out [8], edges, b, h, blk, j0): what the gradients of 8 angles sum to from the edge `blk` on."""
+    """Return macro(out [8], edges, b, h, blk, j0): the sums of the gradients of 8 angles from edge `blk` on."""
     half_N = s.N // 2
 
     @T.macro
@@ -289,9 +292,9 @@ def make_at_edge(s: ScanShape) -> Any:
 
 
 def make_turned(s: ScanShape) -> Any:
-    """Return the macro of one warp for EDGE tokens of one tile of angles: adds to `total` and to row `place` of ddt_s.
+    """Return the macro of one warp for EDGE tokens of one tile of angles. It adds to `total` and row `place` of ddt_s.
 
-    `total` [8 * run] are the gradients of the lane's angles, see prefix.py `Lanes`.
+    `total` [8 * run] are the gradients of the lane's angles, see `Lanes` in prefix.py.
     """
     S, heads, lanes = s.S, s.angle_heads, lanes_for(s)
     run, groups, at_edge, sums = lanes.run, lanes.groups, make_at_edge(s), make_sums(lanes, 8)
@@ -347,7 +350,7 @@ def make_turned(s: ScanShape) -> Any:
 
 
 def make_stored(s: ScanShape) -> Any:
-    """Return the macro of one block that writes `total` of every warp to dangles, for angles of all heads their sum."""
+    """Return the macro of one block that writes `total` of every warp to dangles, or their sum for shared angles."""
     S, H, lanes = s.S, s.H, lanes_for(s)
     run, groups, width = lanes.run, lanes.groups, lanes.width
 

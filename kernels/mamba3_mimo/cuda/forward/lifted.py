@@ -1,10 +1,10 @@
-"""Outputs of the scan with q, the state, the scores and the results in registers, where the matrix unit wants them.
+"""Lifted form of F3: q, the state, the scores and the results in registers, in the layout of the matrix unit.
 
-Warp w works on 16 / R tokens of a chunk with all their ranks, so that the sum over ranks needs no shared memory: row i
-of its 16 rows is rank i % 8 // T + (8 // T) * (i // 8) of token T * w + i % T, with T = 16 / R (one rank: token
-16 * w + i). The lane holds rows `lane // 4` and that plus 8, and columns 2 * (lane % 4) and the next of every group
-of 8: the layout of the matrix unit. Columns of k~ are reordered in shared memory, 16 * g + i is state 8 * g + i % 8 of
-the half i // 8, so that a lane holds the pairs that are rotated together. Letters: see shape.py.
+Warp w works on 16 / R tokens of a chunk with all their ranks, so the sum over ranks needs no shared memory. Row i of
+its 16 rows is rank i % 8 // T + (8 // T) * (i // 8) of token T * w + i % T, with T = 16 / R (one rank: token
+16 * w + i). A lane holds rows `lane // 4` and `lane // 4` + 8, and columns 2 * (lane % 4) and the next of every group
+of 8. Columns of k~ are reordered in shared memory: 16 * g + i is state 8 * g + i % 8 of the half i // 8. So a lane
+holds the pairs that are rotated together. Letters: see shape.py.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations, bodies are long.
@@ -22,7 +22,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 class Rows:
-    """Which rank and token a lane's rows are."""
+    """Ranks and tokens of a lane's rows."""
 
     def __init__(self, s: ScanShape) -> None:
         self.ranks, self.chunk, self.tokens = s.R, s.C, 16 // s.R
@@ -34,30 +34,30 @@ class Rows:
         return 0 if self.ranks == 1 else line // self.tokens + 8 // self.tokens * upper
 
     def token(self, warp: Any, line: Any, upper: Any) -> Any:
-        """Return its token in the chunk."""
+        """Return the token of that row in the chunk."""
         if self.ranks == 1:
             return warp * 16 + upper * 8 + line
         return warp * self.tokens + line % self.tokens
 
     def distance(self, upper: int) -> int:
-        """Return how far a lane's upper row is from its lower one in (rank, time) order."""
+        """Return the distance from a lane's lower row to its upper row in (rank, time) order."""
         return upper * (8 if self.ranks == 1 else 8 // self.tokens * self.chunk)
 
     def meets(self, upper: int, block: int) -> bool:
-        """Return whether one of the lower or upper 8 rows can have the rank of that group of 8 columns of scores."""
+        """Return whether one of the lower or upper 8 rows may have the rank of this group of 8 columns of scores."""
         return self.ranks == 1 or block * 8 // self.chunk // (8 // self.tokens) == upper
 
 
 def lifts(s: ScanShape) -> bool:
-    """Return whether the lifted form can do `s`: one warp group, whole panels of 64 columns, few enough registers."""
+    """Return whether the lifted form supports `s`: one warp group, whole panels of 64 columns, enough registers."""
     return s.M == 64 and s.N % 64 == 0 and s.P % 64 == 0 and s.N * s.P <= 64 * 128
 
 
 def make_lift(s: ScanShape, loads: Any) -> tuple[Any, Any]:
     """Return macros hold(held, bias [H,R,N], h, tx) and lift(left, raw_s, held, cs_s, n, tx): rotated q in registers.
 
-    left, held [N / 2] bf16 in the order that ldmatrix leaves: per 16 columns the lower half's columns of both rows,
-    then the upper half's.
+    left, held [N / 2] bf16 have the order of ldmatrix: per 16 columns the lower half's columns of both rows, then the
+    upper half's.
     """
     A, C, half, steps = s.A, s.C, s.N // 2, s.N // 16
     rows = Rows(s)
@@ -111,7 +111,7 @@ def make_lift(s: ScanShape, loads: Any) -> tuple[Any, Any]:
 def make_state(s: ScanShape) -> tuple[Any, Any, Any]:
     """Return macros read(state, source, b, h, tx), write(target [N,P], state, tx), hand_on(target, state, b, h, tx).
 
-    state [N * P / 128] fp32 are the thread's; source and the other target [B,H,N,P].
+    state [N * P / 128] fp32 holds the thread's numbers. `source` and the target of `hand_on` are [B,H,N,P].
     """
     N, P = s.N, s.P
 
@@ -143,18 +143,21 @@ def make_state(s: ScanShape) -> tuple[Any, Any, Any]:
 
 
 def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
-    """Return macros that prepare the descriptors of shared operands, once, and that start products with them.
+    """Return four macros: one prepares the descriptors of shared operands, three start products with them.
 
-    prepare(entering, written, left, right, values, h_s, k_s, x_s, xw_s); read(y, score, left, entering, written):
-    y = q~ H and score = q~ k~^T; write(state, left, right): state += k~^T xw; mix(y, mixed, values): y += mixed x. The
-    caller waits for them.
+    - prepare(entering, written, left, right, values, h_s, k_s, x_s, xw_s)
+    - read(y, score, left, entering, written): y = q~ H and score = q~ k~^T
+    - write(state, left, right): state += k~^T xw
+    - mix(y, mixed, values): y += mixed x
+
+    The caller waits for the products.
     """
     M, N, P = s.M, s.N, s.P
     steps, panels = N // 16, P // 64
 
     @T.macro
     def prepare(entering, written, left, right, values, h_s, k_s, x_s, xw_s):
-        # the second 8 rows of a step are those of the other half
+        # the second 8 rows of a step belong to the other half
         T.initialize_wgmma_descriptor(entering, h_s.access_ptr("r"), SWIZZLE_128, 0, N // 2 * LINE >> 4)
         T.initialize_wgmma_descriptor(written, k_s.access_ptr("r"), SWIZZLE_128, 1, 8 * LINE >> 4)
         T.initialize_wgmma_descriptor(left, k_s.access_ptr("r"), SWIZZLE_128, 0, 8 * LINE >> 4)
@@ -207,8 +210,8 @@ def make_products(s: ScanShape) -> tuple[Any, Any, Any, Any]:
 def make_pair_weights(s: ScanShape) -> tuple[Any, Any, Any]:
     """Return the size of w and macros weights(w, lc_s, sk_s, gm_s, at, tx), mixed(mixed, score, w, skip, tx).
 
-    w holds the lane's weights of the write of time u in the output of time t; `mixed` bf16 the weighted scores, with
-    `skip` added where a row meets itself.
+    w holds the lane's weights of the write of token u in the output of token t. `mixed` bf16 receives the weighted
+    scores, plus `skip` for a row with itself.
     """
     C, rows = s.C, Rows(s)
     parts = C // 8
@@ -244,11 +247,11 @@ def make_pair_weights(s: ScanShape) -> tuple[Any, Any, Any]:
 def make_epilogue(s: ScanShape) -> tuple[Any, Any]:
     """Return macros load(gates_s [R,2P+4], zeta, phi, h, tx) and finish(y, o, z_s, gates_s, b, h, t0, first, tx).
 
-    gates_s holds zeta / 2 and phi of two columns, then of the next two. `finish` applies gate and phi, adds up the
-    ranks and writes o; z of the chunk starts at row `first` of z_s.
+    gates_s holds zeta / 2 and phi of two columns, then of the next two. `finish` applies the output gate and phi, adds
+    up the ranks and writes o. z of the chunk starts at row `first` of z_s.
     """
     R, P, rows = s.R, s.P, Rows(s)
-    # lanes 16, then 8 apart hold the other ranks of a token when the two rows of a lane are not all of them
+    # lanes 16, then 8 apart hold the other ranks of a token, if a lane's two rows are not all ranks
     levels = {1: 0, 2: 0, 4: 1, 8: 2}[R]
 
     @T.macro
@@ -272,7 +275,7 @@ def make_epilogue(s: ScanShape) -> tuple[Any, Any]:
                 )  # fmt: skip
 
     @T.macro
-    def gate(y, z_s, gates_s, first, tx):
+    def output_gate(y, z_s, gates_s, first, tx):
         zeta, half_u = T.alloc_local((4,), F32), T.alloc_local((2,), F32)
         z, line = T.alloc_local((rows.different * P // 4,), BF16), tx % 32 // 4
         if s.gated:
@@ -309,10 +312,10 @@ def make_epilogue(s: ScanShape) -> tuple[Any, Any]:
     def finish(y, o, z_s, gates_s, b, h, t0, first, tx):
         line = tx % 32 // 4
         if s.gated or s.reduced:
-            gate(y, z_s, gates_s, first, tx)
+            output_gate(y, z_s, gates_s, first, tx)
         if s.reduced and R > 1:
             summed(y, tx)
-            # the columns that this lane has kept: every second group of 8, or every fourth
+            # the lane keeps every second group of 8 columns, or every fourth
             kept = (tx // 16 % 2 if levels > 0 else 0) + (tx // 8 % 2 * 2 if levels > 1 else 0)
             for block in T.unroll(P // 8 >> levels):
                 for e in T.vectorized(2):

@@ -1,8 +1,8 @@
-"""Forward kernels of the chunk-parallel scan: local super-chunk states, state passing, outputs.
+"""Forward kernels F1 to F3: local states of super-chunks, state passing, outputs.
 
-Rows of one chunk's tiles are in (rank, time) order, i = r * C + c, so that the weight of a pair of rows depends on
-i % C and j % C alone. Letters: see shape.py. Scalars per token come from prefix.py: `lc` in-chunk cumulated log2
-decay, `sk` write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the end of its super-chunk.
+Rows of one chunk's tiles are in (rank, time) order, i = r * C + c, so the weight of a pair of rows depends only on
+i % C and j % C. Letters: see shape.py. Scalars per token come from prefix.py: `lc` in-chunk cumulated log2 decay, `sk`
+write scale gamma + sigma, `gm` gamma, `wk` weight of a write at the end of its super-chunk.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -27,7 +27,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 def local_states(s: ScanShape, v: Variant) -> Any:
     """F1: local[b,h] = sum over the super-chunk of wk * k~ (x) x, fp32 [B,H,N,P].
 
-    Of the first `taken` of `super_chunks` of a row.
+    Computes the first `taken` of the `super_chunks` of a row.
     """
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads = walk.make_early_loads(s, v), walk.threads_for(s)
@@ -57,7 +57,7 @@ def local_states(s: ScanShape, v: Variant) -> Any:
     def f1_local_states(k, v, k_bias, psi, cs, wk, local, super_chunks: T.int32, taken: T.int32):
         with T.Kernel(H, taken, B // super_chunks, threads=threads) as (h, i, row):
             b = row * super_chunks + i
-            T.assume((b >= 0) & (b < B) & (b < s.most_walks))  # else the compiler sees no contiguous copy of cs
+            T.assume((b >= 0) & (b < B) & (b < s.most_walks))  # otherwise the compiler sees no contiguous copy of cs
             T.import_source(UNPACKED)
             if blocks:
                 T.annotate_min_blocks_per_sm(blocks)
@@ -83,11 +83,10 @@ def local_states(s: ScanShape, v: Variant) -> Any:
 
 
 def pass_states(s: ScanShape, *, reverse: bool) -> Any:
-    """F2: replace every local state by the state that enters its super-chunk; `final` is the one that leaves the last.
+    """F2: replace every local state by its super-chunk's entering state; `final` is the state after the last.
 
-    In place on local [B,K,H,N,P] fp32; carry [B,K,H] fp32 is the decay of a whole super-chunk. With `reverse` the
-    super-chunks are walked from the last to the first. The next `ahead` super-chunks are loaded while those before
-    them are added.
+    Works in place on local [B,K,H,N,P] fp32. carry [B,K,H] fp32 is the decay of a whole super-chunk. With `reverse` the
+    walk goes from the last super-chunk to the first. The next `ahead` super-chunks are loaded during the additions.
     """
     B, H, N, P, K, threads = s.B, s.H, s.N, s.P, s.K, 128
     wide = 4 if N * P % (4 * threads) == 0 else 2
@@ -138,11 +137,11 @@ def pass_states(s: ScanShape, *, reverse: bool) -> Any:
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
-    """F3: o bf16 from the states `start` [B,H,N,P] fp32 that enter the walks.
+    """F3: o bf16 from the states `entering` fp32 [B,H,N,P] of the walks.
 
-    o is [B,S,H,P], or [B,S,R,H,P] without phi. Also the state that enters every chunk, bf16 [B,H,S/C,N,P]. With
-    `psiv_cache` also PsiV, bf16 [B,H,S/C,M,P]; in the sequential schedule also the state that leaves the last chunk,
-    `final` fp32 [B,H,N,P]. `enters`: 0 where nothing enters, and `start` holds no numbers.
+    o is [B,S,H,P], or [B,S,R,H,P] without phi. F3 also writes the entering state of every chunk, bf16 [B,H,S/C,N,P],
+    with `psiv_cache` PsiV, bf16 [B,H,S/C,M,P], and in the sequential schedule the state after the last chunk, `final`
+    fp32 [B,H,N,P]. `enters` is 0 if no state enters. Then `entering` is not read.
     """
     if lifts(s):
         return outputs_lifted.outputs(s, v)
@@ -164,7 +163,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final,
                    enters: T.int32):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
+            T.assume(b < s.most_walks)  # allows 32-bit offsets if the walks do
             if N * P <= 64 * 64 and M == 64 and ahead <= 1:
                 T.annotate_min_blocks_per_sm(3)
             q_raw, k_raw = loads.tile(), loads.tile()

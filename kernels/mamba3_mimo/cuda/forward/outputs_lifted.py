@@ -1,4 +1,4 @@
-"""F3 in the form of lifted.py: two barriers a chunk, and only k~, x and the entering state in shared memory."""
+"""F3 in the form of lifted.py: two barriers per chunk, and only k~, x and the entering state in shared memory."""
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
 # ruff: noqa: C901, N812, PLR0912, PLR0913, PLR0915, PLR0917
@@ -20,7 +20,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def outputs(s: ScanShape, v: Variant) -> Any:
-    """F3 of `outputs.outputs`, which says what it takes and writes."""
+    """F3. `outputs.outputs` documents its inputs and outputs."""
     B, H, N, P, R, A, C, M, L = s.B, s.H, s.N, s.P, s.R, s.A, s.C, s.M, s.L
     loads, threads, W, rows = make_loads(s, v), threads_for(s), tiles.window(s), lifted.Rows(s)
     ahead = loads.ahead
@@ -43,7 +43,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
     def f3_outputs(q, k, v, z, q_bias, k_bias, psi, zeta, phi, D, cs, lc, sk, gm, entering, o, states, psiv, final,
                    enters: T.int32):  # fmt: skip
         with T.Kernel(H, B, threads=threads) as (h, b):
-            T.assume(b < s.most_walks)  # so offsets have 32 bits where these do
+            T.assume(b < s.most_walks)  # allows 32-bit offsets if the walks do
             T.import_source(UNPACKED)
             T.annotate_pass_configs({PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: True})
             if N * P <= 64 * 64 and C <= 32 and ahead <= 1:
@@ -103,7 +103,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                     state[c] = state[c] * read_s[at + C - 1]
                 weights(w, lc_s, sk_s, gm_s, at, tx)
                 loads.wait(full, n, nc, copies)
-                rotation.fetch(raw, k_raw, tx, n)  # before anything is written: to the compiler it might be one memory
+                rotation.fetch(raw, k_raw, tx, n)  # before any write: the compiler may assume the same memory
                 angles(cos, sin, cs_s, loads.slot(n) * (A // 4), tx)
                 piece(v_l, v_s, loads.slot(n) * C, tx)
                 row_scales(scale, write_s, at, tx)
@@ -120,7 +120,7 @@ def outputs(s: ScanShape, v: Variant) -> Any:
                 save(h_s, states[b, h, n, :, :])
                 if psiv_cache:
                     save(x_s, psiv[b, h, n, :, :])
-                if ahead > 0 and n + ahead < nc:  # after the products: one thread issues copies for a long time
+                if ahead > 0 and n + ahead < nc:  # after the products, because one thread issues the copies slowly
                     start(*given, b, h, n + ahead)
                 end_batch(1, y, score)
                 weighted(mixed, score, w, skip[0], tx)

@@ -1,9 +1,15 @@
-"""Prefix kernels: everything that depends on time alone, computed once per scan instead of once per pass.
+"""Prefix kernels F0: values that depend only on time, computed once per scan instead of once per pass.
 
-Outputs per head and token: cos and sin of the cumulated angle (float16), `lc` the in-chunk cumulated decay in log2,
-`sk` = gamma + sigma, `gm` = gamma, and for super-chunks `wk` = sk times the decay from the token to the end of its
-super-chunk, `wq` the decay from the start of the super-chunk to the token, and `carry`, the decay of all of it. A
-document start adds -92 to the log2 decay, which makes everything before it vanish (2**-92). Letters: see shape.py.
+Outputs per head and token:
+
+- cos and sin of the cumulated angle (float16)
+- `lc`, the in-chunk cumulated decay in log2
+- `sk` = gamma + sigma, and `gm` = gamma
+- `wk`, sk times the decay from the token to the end of its super-chunk
+- `wq`, the decay from the start of the super-chunk to the token
+- `carry`, the decay of the whole super-chunk
+
+A document start adds -92 to the log2 decay, so everything before it vanishes (2**-92). Letters: see shape.py.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -23,11 +29,11 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 RESET = -92.0
 THREADS = 128
 AHEAD = 8
-"""Sums of blocks before its own that a thread of `tables` loads at a time."""
+"""Sums of earlier blocks that a thread of `tables` loads at a time."""
 
 
 class Lanes(NamedTuple):
-    """How a warp shares out EDGE tokens of `width` angles: 8 neighbouring angles of `run` tokens in a row each.
+    """Distribution of EDGE tokens with `width` angles over a warp: 8 adjacent angles of `run` adjacent tokens per lane.
 
     Lane: part * groups + group. More than `width` angles take several rounds.
     """
@@ -35,7 +41,7 @@ class Lanes(NamedTuple):
     groups: int
     """Groups of 8 angles."""
     parts: int
-    """Stretches of tokens."""
+    """Runs of tokens."""
     run: int
     """Tokens of one lane."""
     rounds: int
@@ -53,7 +59,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_for(s: ScanShape, most: int = 32) -> Lanes:
-    """Return how the angles of `s` are shared out, at most `most` in a round."""
+    """Return the distribution of the angles of `s`, at most `most` per round."""
     groups = min(s.A, most) // 8
     return Lanes(groups, 32 // groups, EDGE * groups // 32, s.A // (8 * groups))
 
@@ -61,7 +67,7 @@ def lanes_for(s: ScanShape, most: int = 32) -> Lanes:
 def make_steps(s: ScanShape, lanes: Lanes) -> Any:
     """Return macro(step [8*run], angles [B,S,heads,A], dt [B,H,S], b, h, t0, j0): pi * tanh(angle) * dt from t0 on.
 
-    Tokens beyond the sequence step by 0.
+    The step of tokens behind the sequence is 0.
     """
     S, heads, run = s.S, s.angle_heads, lanes.run
 
@@ -82,7 +88,7 @@ def make_steps(s: ScanShape, lanes: Lanes) -> Any:
 def angle_sums(s: ScanShape) -> Any:
     """F0a: sum of the angle steps pi * tanh(angle) * dt over every BLOCK tokens, fp32 [B,H,ceil(S/BLOCK),A].
 
-    The raw angles are [B,S,heads,A], heads = 1 when all heads share them.
+    The raw angles are [B,S,heads,A], with heads = 1 if all heads share them.
     """
     B, H, A, blocks, lanes = s.B, s.H, s.A, blocks_of(s), lanes_for(s)
     steps = make_steps(s, lanes)
@@ -120,14 +126,14 @@ def angle_sums(s: ScanShape) -> Any:
 def make_staged(s: ScanShape, lanes: Lanes) -> tuple[Any, Any]:
     """Return the macros (put(values, t, row), write(cs, b, h, t0, j0, tx)) of one round of `tables`.
 
-    A chunk's table of some angles is one piece of memory, but a lane has 16 bytes here and there of it: rows of 8 sines
-    or cosines wait in shared memory until whole pieces are written.
+    A chunk's table of some angles is contiguous memory, but a lane computes scattered parts of 16 bytes. So rows of 8
+    sines or cosines are collected in shared memory and written as contiguous parts.
     """
     S, C = s.S, s.C
     rows = lanes.width // 4
     stage_s = T.alloc_shared((BLOCK * rows, 8), F16)
 
-    def place(slot: Any) -> Any:  # so that lanes of a store meet in few banks
+    def place(slot: Any) -> Any:  # avoids bank conflicts between the lanes of a store
         return slot ^ ((slot >> 3 ^ slot >> 5) & 7)
 
     @T.macro
@@ -149,12 +155,12 @@ def make_staged(s: ScanShape, lanes: Lanes) -> tuple[Any, Any]:
 
 
 def tables(s: ScanShape) -> Any:
-    """F0b: cos and sin table [B*K,H,L/C,A/4,C,8] fp16, 8 angles of cos then the same of sin.
+    """F0b: cos and sin table [B*K,H,L/C,A/4,C,8] fp16: cos of 8 angles, then sin of the same angles.
 
-    `sums` as from `angle_sums`; a block adds up those before it.
+    `sums` is the output of `angle_sums`. A block adds up the sums of the blocks before it.
     """
     B, H, A, blocks = s.B, s.H, s.A, blocks_of(s)
-    lanes, parts = lanes_for(s, 16), THREADS // s.A  # more at once would take registers that other blocks need
+    lanes, parts = lanes_for(s, 16), THREADS // s.A  # more at once would take the registers of other blocks
     steps = make_steps(s, lanes)
 
     @T.prim_func
@@ -217,10 +223,10 @@ def tables(s: ScanShape) -> Any:
 
 
 def decays(s: ScanShape, v: Variant) -> Any:
-    """F0c: the scalars of every token. adt, dt, trap fp32 [B,H,S]; reset int32 [B,S], 1 at document starts.
+    """F0c: scalars of every token from adt, dt, trap fp32 [B,H,S] and reset int32 [B,S], 1 at document starts.
 
-    `num_tokens` <= S is the true length: rows beyond it get sk = gm = wk = 0 and no decay. What is written is
-    [B*K,H,L], carry [B*K,H]; wk, wq and carry are made for the super-chunks of a `parallel` schedule only.
+    `num_tokens` <= S is the true length. Later tokens get sk = gm = wk = 0 and no decay. The outputs are [B*K,H,L],
+    carry [B*K,H]. Only a chunk_parallel schedule has wk, wq and carry.
     """
     B, S, H, C = s.B, s.S, s.H, s.C
     parallel = v.schedule == "chunk_parallel"

@@ -1,7 +1,8 @@
-"""Loads of the tiles of a walk: from global memory into staging buffers in shared memory, behind three gates.
+"""Loads of a walk's tiles from global memory into staging buffers in shared memory. Three gates change them.
 
-`tma`: bulk tensor copies that report to mbarriers, or cp.async groups. `pipeline_stages`: how many chunks are in flight
-ahead of the arithmetic. `layout_2d`: q and k staged as swizzled [M,N] tiles, or as plain [R,C,N] ones.
+- `tma`: bulk tensor copies that report to mbarriers; off: cp.async groups.
+- `pipeline_stages`: number of chunks in flight ahead of the arithmetic.
+- `layout_2d`: q and k staged as swizzled [M,N] tiles; off: as plain [R,C,N] tiles.
 
 A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
 
@@ -19,13 +20,13 @@ A walk over chunks n = 0 .. nc - 1 uses one `Loads` like this::
     for n in T.serial(nc):
         if loads.ahead == 0:
             start(n)
-        loads.wait(bar, n, nc, copies=2)           # `copies`: how many `start` issues (rows: len(loads.columns()))
+        loads.wait(bar, n, nc, copies=2)           # `copies`: number in `start` (rows: len(loads.columns()))
         ... raw_s[loads.at(n, i, column)] ...      # row i = r * C + c
         if loads.ahead > 0:
             T.sync_threads()                       # every thread has read the slot
             if n + loads.ahead < nc:
                 start(n + loads.ahead)
-        ... what still reads the chunk uses buffers of `loads.held` slots: loads.held_slot(n) ...
+        ... code that still reads the chunk uses buffers with `loads.held` slots: loads.held_slot(n) ...
         if loads.ahead == 0:
             T.sync_threads()
 """
@@ -44,31 +45,31 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def panels(width: int, panel: int = 64) -> list[slice]:
-    """Return the columns that one bulk copy may fill in some rows of a swizzled bf16 tile: one line of 128 bytes.
+    """Return the columns of each bulk copy into some rows of a swizzled bf16 tile: one line of 128 bytes per copy.
 
-    A wider tile is one panel of such lines after the other, so a part of its rows is not contiguous.
+    A wider tile consists of panels of such lines, one after the other, so some of its rows are not contiguous.
     """
     return [slice(first, min(first + panel, width)) for first in range(0, width, panel)]
 
 
 def by_rank(tensor: Any) -> Any:
-    """Return a view of a tensor [B,S,R,heads,width] as [B,R,S,heads,width]: in the order of a tile's rows (rank, time).
+    """Return a view of a tensor [B,S,R,heads,width] as [B,R,S,heads,width], the order (rank, time) of a tile's rows.
 
-    One bulk copy takes all ranks of a chunk from it, or to it.
+    One bulk copy then moves all ranks of a chunk.
     """
     order = (0, 2, 1, 3, 4)
     return T.view(tensor, [tensor.shape[i] for i in order], strides=[tensor.strides[i] for i in order])
 
 
 def ranks_of(tile: Any, C: int) -> Any:
-    """Return a view of a tile with rows (rank, time) as [ranks of all slots,C,width]; a plain one is that already."""
+    """Return a view of a tile with rows (rank, time) as [ranks of all slots,C,width], the form of a plain tile."""
     rows, *_, width = tile.shape
     return T.view(tile, (rows // C, C, width)) if len(tile.shape) == 2 else tile
 
 
 @dataclass(frozen=True)
 class Staging:
-    """Where the staged tiles of a walk lie."""
+    """Positions of a walk's staged tiles."""
 
     s: ScanShape
     tma: bool
@@ -78,7 +79,7 @@ class Staging:
 
     @property
     def slots(self) -> int:
-        """Staging slots of tiles that are read before the next chunk's copies start."""
+        """Staging slots of tiles that are read until the next chunk's copies start."""
         return max(1, self.ahead)
 
     @property
@@ -100,48 +101,48 @@ class Staging:
         return T.alloc_shared((self.slots * s.M, s.N) if self.two_d else (self.slots * s.R, s.C, s.N), BF16)
 
     def at(self, n: Any, row: Any, column: Any) -> tuple[Any, ...]:
-        """Return the index of [row, column] of chunk n in a buffer from `tile`."""
+        """Return the index of [row, column] of chunk n in a buffer of `tile`."""
         s, slot = self.s, self.slot(n)
         if self.two_d:
             return slot * s.M + row, column
         return slot * s.R + row // s.C, row % s.C, column
 
     def ranks(self, n: Any) -> slice:
-        """Return the index of chunk n in a staged tile seen by ranks."""
+        """Return the index of chunk n in a staged tile viewed by ranks."""
         return slice(self.slot(n) * self.s.R, (self.slot(n) + 1) * self.s.R)
 
     def columns(self) -> list[slice]:
-        """Return the columns of each copy of a chunk of q or k: a plain tile needs one copy."""
+        """Return the columns of each copy of a chunk of q or k. A plain tile needs one copy."""
         return panels(self.s.N) if self.two_d else [slice(0, self.s.N)]
 
     def barriers(self, threads: int) -> Any:
-        """Allocate the mbarriers; cp.async has its own groups and needs none."""
+        """Allocate the mbarriers. cp.async has its own groups and needs none."""
         return T.alloc_barrier([threads] * self.slots) if self.tma else None
 
     def layouts(self, *tiles: Any) -> dict[Any, Any]:
-        """Return the annotations of the staging buffers: swizzled when two-dimensional, as declared otherwise."""
+        """Return the layout annotations of the staging buffers: swizzled if two-dimensional, else none."""
         return {tile: make_swizzled_layout(tile) for tile in tiles} if self.two_d else {}
 
 
 @dataclass(frozen=True)
 class Loads(Staging):
-    """The loads of one walk; see the module."""
+    """The loads of one walk, see the module."""
 
     copy: Any
     """macro(source region, target region, bar, n): start one copy of chunk n."""
     ranks_in: Any
     """macro(tile, tensor [B,S,R,heads,width], columns, bar, b, head, t0, n): start a copy of all ranks of one chunk for
-    each of `columns`, into a tile whose rows are (rank, time)."""
+    each of `columns`, into a tile with rows (rank, time)."""
     rows: Any
-    """macro(raw_s, raw [B,S,R,G,N], bar, b, h, t0, n): the same of q or k."""
+    """macro(raw_s, raw [B,S,R,G,N], bar, b, h, t0, n): the same for q or k."""
     posted: Any
-    """macro(bar, n): after the last copy of chunk n."""
+    """macro(bar, n): call it after the last copy of chunk n."""
     wait: Any
-    """macro(bar, n, nc, copies): until every copy of chunk n has landed and all threads may read it."""
+    """macro(bar, n, nc, copies): wait until all copies of chunk n are complete and all threads may read them."""
 
 
 def make_loads(s: ScanShape, v: Variant) -> Loads:
-    """Return the loads of a walk over chunks of `s` behind the gates of `v`."""
+    """Return the loads of a walk over chunks of `s` with the gates of `v`."""
     C, per_group = s.C, s.heads_per_group
     place = Staging(s, v.tma, v.layout_2d, v.pipeline_stages)
     tma, ahead, slots = place.tma, place.ahead, place.slots
@@ -179,7 +180,7 @@ def make_loads(s: ScanShape, v: Variant) -> Loads:
                     T.ptx_wait_group(0)
             else:
                 T.ptx_wait_group(0)
-            # matrix instructions read shared memory through another proxy than the copies wrote it
+            # matrix instructions read shared memory through another proxy than the one that the copies write through
             T.fence_proxy_async()
             T.sync_threads()
 
@@ -187,9 +188,9 @@ def make_loads(s: ScanShape, v: Variant) -> Loads:
 
 
 def make_store(v: Variant) -> tuple[Any, Any]:
-    """Return (macro(tile, out): start to write a tile; macro(): wait until the tiles written may change).
+    """Return (macro(tile, out): start to write a tile, macro(): wait until the written tiles may change).
 
-    With bulk copies one thread reads the tile, after a proxy fence and a barrier; otherwise every thread its part.
+    With bulk copies one thread reads the tile after a proxy fence and a barrier, otherwise every thread its part.
     """
 
     @T.macro

@@ -1,9 +1,12 @@
-"""Tiles between registers and shared memory, as the matrix unit lays them out: 8 x 8 numbers in the lanes of a warp.
+"""Products of the matrix unit, and moves of its tiles between registers and shared memory as 8 x 8 matrices.
 
 A thread of an accumulator [64,columns] of a warp group holds, of every 8 columns, 2 * (lane % 4) and the next, in the
 rows 16 * warp + lane // 4 and 8 below: element block * 4 + lower * 2 + e. Rounded to bfloat16 in this order, 16 columns
 are a left operand of the next product. Warp groups take the blocks of 8 columns in turn: block b of group u of `groups`
 is the columns from (b * groups + u) * 8 on.
+
+Products with operands in registers run on while a warp group does other work. The compiler must not move accesses to
+their registers past `begin_batch` and `end_batch`.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -18,13 +21,13 @@ from kernels.mamba3_mimo.cuda.machine import GROUP
 
 
 def begin_batch(*touched: Any) -> None:
-    """Begin a batch of products that read or write the registers `touched`; the caller commits the batch."""
+    """Begin a batch of products that read or write the registers `touched`. The caller commits the batch."""
     _fence(touched)
     T.evaluate(T.warpgroup_arrive())
 
 
 def end_batch(running: int, *touched: Any) -> None:
-    """Wait until at most `running` batches, those begun last, still run; the registers `touched` are theirs no more."""
+    """Wait until at most the last `running` batches still run. The registers `touched` are then free again."""
     T.evaluate(T.warpgroup_wait(running))
     _fence(touched)
 
@@ -43,7 +46,7 @@ def row(tx: Any, lower: Any) -> Any:
 
 
 def column(tx: Any, block: Any, groups: int) -> Any:
-    """Return the thread's first column in its block of 8."""
+    """Return the thread's first column in a block of 8."""
     return _block(tx, block, groups) * 8 + tx % 4 * 2
 
 
@@ -52,8 +55,8 @@ def _block(tx: Any, block: Any, groups: int) -> Any:
 
 
 def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: bool) -> None:
-    """stmatrix: lane t gives the address of row t % 8 of matrix t // 8; `count` of them from values[first] on."""
-    # two numbers of a register as they are: packed anew, they would be moved
+    """stmatrix: lane t gives the address of row t % 8 of matrix t // 8, for `count` matrices from values[first] on."""
+    # both numbers of a register as one word: packing them again would move them
     pairs = (T.call_extern("int32", "word", T.access_ptr(values[first + 2 * i], "r", extent=2)) for i in range(count))
     T.evaluate(
         T.call_intrin("handle", _STORE, T.bool(turned), count, T.access_ptr(target, "w", extent=8), *pairs, "m8n8")
@@ -62,9 +65,9 @@ def store_matrices(target: Any, values: Any, first: Any, count: int, *, turned: 
 
 @T.macro
 def put(tile, values, blocks, groups, tx, panel=0):
-    """Write an accumulator that was rounded to bf16, `blocks` blocks of a thread, into a shared tile.
+    """Write an accumulator rounded to bf16, `blocks` blocks per thread, into a shared tile.
 
-    With `panel` a group's columns lie side by side, those of the next group that many columns behind.
+    With `panel` the columns of a group are adjacent, and those of the next group start `panel` columns later.
     """
     for step in T.unroll(blocks // 2):
         block = step * 2 + tx // 16 % 2
@@ -79,7 +82,7 @@ def _turned(tile: Any, first: Any, step: Any, blocks: int, groups: int, tx: Any)
 
 @T.macro
 def put_turned(tile, first, values, blocks, groups, tx):
-    """Write an accumulator [p,t] of `blocks` blocks of a thread, as bf16, into tile[first + t, p]."""
+    """Write an accumulator [p,t] of `blocks` blocks per thread, as bf16, into tile[first + t, p]."""
     for step in T.unroll(max(1, blocks // 2)):
         store_matrices(
             _turned(tile, first, step, blocks, groups, tx), values, step * 8, min(4, blocks * 2), turned=True
@@ -88,7 +91,7 @@ def put_turned(tile, first, values, blocks, groups, tx):
 
 @T.macro
 def take_turned(values, tile, first, blocks, groups, tx):
-    """Read what `put_turned` writes."""
+    """Read a tile that `put_turned` has written."""
     for step in T.unroll(max(1, blocks // 2)):
         T.ptx_ldmatrix(
             T.bool(True), min(4, blocks * 2),
@@ -99,7 +102,7 @@ def take_turned(values, tile, first, blocks, groups, tx):
 
 @T.macro
 def scatter_sums(values, count, tx):
-    """Add up `count` numbers over the lanes 4, 8 and 16 apart; a lane keeps those from `kept(count, tx)` on."""
+    """Add up `count` numbers over lanes 4, 8 and 16 apart. A lane keeps the sums from `kept(count, tx)` on."""
     for level in (16, 8, 4):
         left = count * level // 16
         if left > 1:
@@ -113,7 +116,7 @@ def scatter_sums(values, count, tx):
 
 
 def kept(count: int, tx: Any) -> Any:
-    """Return the first of the numbers that a lane keeps, max(1, count // 8) of them."""
+    """Return the index of the first of the max(1, count // 8) sums that a lane keeps."""
     first: Any = 0
     for level in (16, 8, 4):
         left = count * level // 16

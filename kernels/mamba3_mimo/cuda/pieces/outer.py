@@ -1,9 +1,13 @@
 """Sums over a walk of outer products k~ (x) x: the state update of the kernels that write one state per super-chunk.
 
-Two forms with the same macros. `Lifted`: the rotated rows never go back to shared memory; ldmatrix brings them
-transposed into registers, where they are the left operand of the matrix unit. A thread holds the states j and N/2 + j
-of the same tokens, so it rotates without its neighbours: rows of the accumulator are permuted, 16 * block + i is state
-8 * block + i % 8 of the half i // 8. `Staged`, for widths which that cannot do: rotated rows in shared memory.
+There are two forms with the same macros.
+
+Lifted: ldmatrix loads the rows transposed into registers, where they are rotated and then are the left operand of the
+matrix unit. They never return to shared memory. A thread holds the states j and N/2 + j of the same tokens, so it
+rotates without its neighbours. This permutes the accumulator's rows: 16 * block + i is state 8 * block + i % 8 of the
+half i // 8.
+
+Staged: rotated rows in shared memory, for widths without a lifted form.
 """
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
@@ -23,7 +27,7 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 
 class Registers(NamedTuple):
-    """What the macros of one kernel keep to themselves."""
+    """Private registers of the macros of one kernel."""
 
     acc: Any
     """The accumulator."""
@@ -32,7 +36,7 @@ class Registers(NamedTuple):
     held: Any
     """The thread's biases."""
     desc: Any
-    """Where the matrix unit finds the right operand."""
+    """Descriptor of the right operand for the matrix unit."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +44,23 @@ class Outer:
     """One kernel's outer products; `mine` are its `Registers`."""
 
     registers: Any
-    """() -> the first three of them."""
+    """() -> the first three `Registers`."""
     slots: int
-    """Slots of the right operand, [slots * M, P] bf16: with one, all threads must meet before it is written again."""
+    """Slots of the right operand, [slots * M, P] bf16. With one slot, all threads must meet before the next write."""
     layouts: Any
     """(right operand) -> its layout annotations."""
     begin: Any
     """macro(mine, bias [H,R,N], h, tx, x_s): clear the accumulator, load the biases, fill desc if used."""
     turn: Any
-    """macro(mine, raw_s, cs_s, n, tx): bias and rotate the rows of chunk n; ends what `add` began."""
+    """macro(mine, raw_s, cs_s, n, tx): bias and rotate the rows of chunk n; ends the products of `add`."""
     add: Any
-    """macro(mine, x_s, n): add chunk n. All threads have passed a barrier after writing x_s."""
+    """macro(mine, x_s, n): add chunk n. All threads must have passed a barrier after writing x_s."""
     store: Any
     """macro(mine, out [B,H,N,P], b, h, tx): write the sum."""
 
 
 def make_outer(s: ScanShape, threads: int, loads: Any) -> Outer:
-    """Return the form that `s` allows."""
+    """Return the lifted form if `s` allows it, else the staged form."""
     lifted = s.N % (threads // 2) == 0 and s.P % 64 == 0 and s.M % 16 == 0
     return _lifted(s, threads, loads) if lifted else _staged(s, threads, loads)
 

@@ -1,8 +1,8 @@
-"""The mathematics of the kernels, one element at a time: the one statement of every formula that a kernel computes.
+"""Formulas of the kernels, one element at a time, each stated once.
 
-Each function takes and returns scalars of a program, float32 unless it says otherwise, and says nothing about where
-they lie: forms of a kernel differ in which elements a thread holds, not in these lines. docs/kernels.md derives them.
-Only F0 states its own, what it makes for whole super-chunks. Letters: see shape.py.
+The functions take and return scalars of a program, float32 unless stated otherwise. Forms of a kernel differ in the
+elements that a thread holds, but share these formulas. docs/kernels.md derives them. Only F0 has formulas of its own,
+for whole super-chunks. Letters: see shape.py.
 """
 
 import math
@@ -19,68 +19,69 @@ TAU = 2 * math.pi
 
 
 class RotaryPair(NamedTuple):
-    """Elements j and N/2 + j of a row: what one angle turns."""
+    """Elements j and N/2 + j of a row, which one angle turns."""
 
     lo: Expr
     hi: Expr
 
 
 def turned(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> RotaryPair:
-    """Return the pair turned by its angle: q~ or k~ from q or k with its bias."""
+    """Return the pair turned by its angle: q~ or k~ from q or k plus bias."""
     return RotaryPair(lo * cos - hi * sin, lo * sin + hi * cos)
 
 
 def turned_back(lo: Expr, hi: Expr, cos: Expr, sin: Expr) -> RotaryPair:
-    """Return the pair turned back: the gradient of q or k from that of q~ or k~."""
+    """Return the pair turned back: the gradient of q or k from the gradient of q~ or k~."""
     return RotaryPair(lo * cos + hi * sin, hi * cos - lo * sin)
 
 
 def moment(grad: RotaryPair, tile: RotaryPair) -> Expr:
-    """Return the gradient of the angle that made the pair `tile` of q~ or k~, from the gradient of that pair."""
+    """Return the gradient of an angle from its pair `tile` of q~ or k~ and the pair's gradient."""
     return grad.hi * tile.lo - grad.lo * tile.hi
 
 
 def pair_weight(t: Expr, u: Expr, lc_t: Expr, lc_u: Expr, sk_u: Expr, gm_t: Expr) -> Expr:
     """Return W(t, u), the weight of the write of token u in the output of token t of the same chunk.
 
-    lc is the decay summed from the chunk's start, in log2; above the diagonal it grows, and must not overflow.
+    lc is the decay summed from the chunk's start, in log2. Above the diagonal the difference is positive, and the
+    minimum prevents an overflow.
     """
     decay = _named("decay", T.exp2(T.min(lc_t - lc_u, 0.0)) * sk_u)
     return T.if_then_else(t > u, decay, T.if_then_else(t == u, gm_t, 0.0))
 
 
 def read_scale(lc_t: Expr) -> Expr:
-    """Return the weight, in the output of token t, of the state that enters the chunk."""
+    """Return the weight of the chunk's entering state in the output of token t."""
     return T.exp2(lc_t)
 
 
 def write_scale(lc_last: Expr, lc_u: Expr, sk_u: Expr) -> Expr:
-    """Return the weight of the write of token u in the state that leaves the chunk."""
+    """Return the weight of the write of token u in the chunk's leaving state."""
     return T.exp2(lc_last - lc_u) * sk_u
 
 
 def weighted(score: Expr, weight: Expr, own: Expr, skip: Expr) -> Expr:
-    """Return the weighted score of two rows; a row meets itself (`own`) with `skip`, the D of its head, besides."""
+    """Return the weighted score of two rows. A row with itself (`own`) also gets `skip`, the D of its head."""
     return score * weight + skipped(own, skip)
 
 
 def skipped(own: Expr, skip: Expr) -> Expr:
-    """Return what D adds to the weighted score of two rows."""
+    """Return D's addition to the weighted score of two rows."""
     return T.if_then_else(own, skip, 0.0)
 
 
 def psiv(v: Expr, psi: Expr) -> Expr:
-    """Return x = PsiV of one rank; and the gradient of v by that rank, from the gradient of x."""
+    """Return x = PsiV of one rank. Also computes that rank's part of the gradient of v from the gradient of x."""
     return v * psi
 
 
 def bent(half_u: Expr) -> Expr:
-    """Return tanh(u / 2), in whose terms the gate and its gradient are stated: the hardware has that function."""
+    """Return the tangent tanh(u / 2), a hardware function that states the output gate and its gradient."""
     return T.tanh(half_u)
 
 
 def silu(half_u: Expr, bent_u: Expr) -> Expr:
-    """Return the gate u sigmoid(u), with sigmoid(u) = (1 + tanh(u / 2)) / 2."""
+    """Return the output gate u sigmoid(u), with sigmoid(u) = (1 + tanh(u / 2)) / 2."""
     return half_u * bent_u + half_u
 
 
@@ -90,7 +91,7 @@ def silu_slope(silu_u: Expr, bent_u: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """Return the hyperbolic tangent with an absolute error near 1e-7: angles add up over the sequence."""
+    """Return the hyperbolic tangent with an absolute error near 1e-7, because angles add up over the sequence."""
     return 1.0 - 2.0 / (1.0 + T.exp2(x * (2 * LOG2E)))
 
 
@@ -100,21 +101,21 @@ def wrapped(angle: Expr) -> Expr:
 
 
 def d_trap(mix: Expr, dt: Expr, d_gamma: Expr, d_look: Expr) -> Expr:
-    """Return the gradient of trap, mix = sigmoid(trap), from those of gamma = mix dt and look = (1 - mix) dt."""
+    """Return the gradient of trap from those of gamma = mix dt and look = (1 - mix) dt, with mix = sigmoid(trap)."""
     return mix * (1.0 - mix) * dt * (d_gamma - d_look)
 
 
 def d_dt(mix: Expr, d_gamma: Expr, d_look: Expr) -> Expr:
-    """Return the gradient of dt, but for the share of the angles, from those of gamma and look."""
+    """Return the gradient of dt without the angles' share, from those of gamma and look."""
     return mix * d_gamma + (1.0 - mix) * d_look
 
 
 def d_angle(d_step: Expr, dt: Expr, bent_angle: Expr) -> Expr:
-    """Return the gradient of a raw angle from that of pi times its step: the step is pi tanh(angle) dt."""
+    """Return the gradient of a raw angle from `d_step`, pi times the gradient of its step pi tanh(angle) dt."""
     return d_step * dt * (1.0 - bent_angle * bent_angle)
 
 
 def _named(name: str, value: Expr) -> Expr:
-    """Return a name for `value` in the program that is being built: it is computed once, and where it stands."""
+    """Return a name for `value` in the current program, so that it is computed once and at this position."""
     builder = Builder.current()
     return value if builder is None else builder.bind_immutable(name, value)

@@ -1,6 +1,6 @@
-"""The tensors that the host and the kernels hand each other: shape and dtype, stated once. See docs/kernels.md.
+"""Shapes and dtypes of all tensors between the host and the kernels. See docs/kernels.md.
 
-A parameter of a program is a name of this table. Letters: see shape.py; to a kernel of walks every walk is a row.
+A parameter of a program is a name of this table. Letters: see shape.py. A kernel of walks sees every walk as a row.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 Program = TypeVar("Program", bound=Callable[..., Any])
 ANY = Variant()
-"""For programs that are the same for every variant."""
+"""Variant for programs that do not depend on the variant."""
 
 
 def tensors(s: ScanShape) -> dict[str, tuple[tuple[Any, ...], str]]:
-    """Return shape and dtype of every tensor, also of those that are not `there`."""
+    """Return name -> (shape, dtype) of every tensor, including tensors that are not `there`."""
     W, H, L, N, P, R, A, C = s.walks, s.H, s.L, s.N, s.P, s.R, s.A, s.C
     row, rows, token, chunk, state = (s.B, H, s.S), (W, L), (W, H, L), (W, H, s.chunks), (W, H, N, P)
     shared, head = (*rows, R, s.G, N), (W, s.sums, s.chunks, s.M, N)
@@ -48,7 +48,7 @@ def tensors(s: ScanShape) -> dict[str, tuple[tuple[Any, ...], str]]:
 
 
 def there(s: ScanShape, v: Variant) -> dict[str, bool]:
-    """Return whether a scan has the tensors that not every scan has."""
+    """Return name -> whether a scan has the tensor, for tensors that not every scan has."""
     parallel = v.schedule == "chunk_parallel"
     return {
         **dict.fromkeys(("z", "zeta", "dz", "p_zeta"), s.gated),
@@ -62,22 +62,22 @@ def there(s: ScanShape, v: Variant) -> dict[str, bool]:
 
 
 def writes_first(s: ScanShape, v: Variant) -> bool:
-    """Return whether B3 writes the gradient of the state that enters the rows: else F2 reversed has it."""
+    """Return whether B3 writes the gradient of the rows' entering state. Otherwise reversed F2 does."""
     return s.started and v.schedule == "sequential"
 
 
 def takes(s: ScanShape, v: Variant = ANY, **others: str) -> Callable[[Program], Program]:
-    """Return a decorator that declares what a program takes: tensors of the table, False where there is none.
+    """Return a decorator that annotates a program's parameters with tensors of the table, absent ones with False.
 
-    A parameter is named as its tensor, with an underscore behind it where the name is taken, or as one of `others`,
-    parameter -> tensor. What the program itself annotates it leaves alone.
+    A parameter has its tensor's name, perhaps with a trailing underscore, or `others` maps it to its tensor. Existing
+    annotations stay.
     """
-    known, given = tensors(s), there(s, v)
+    table, present = tensors(s), there(s, v)
 
     def declared(program: Program) -> Program:
         for name in signature(program).parameters.keys() - program.__annotations__.keys():
             tensor = others.get(name, name.rstrip("_"))
-            program.__annotations__[name] = T.Tensor(*known[tensor]) if given.get(tensor, True) else False
+            program.__annotations__[name] = T.Tensor(*table[tensor]) if present.get(tensor, True) else False
         return program
 
     return declared

@@ -1,6 +1,7 @@
-"""Tile builders shared by the kernels: biased rotated q and k, PsiV, decay weights, gate.
+"""Tile builders of several kernels: biased rotated q and k, PsiV, decay weights.
 
-Each is a TileLang macro expanded into the calling kernel. Letters: see shape.py. Rows are i = r * C + c.
+Each builder returns TileLang macros, which expand into the calling kernel. Letters: see shape.py. Rows are
+i = r * C + c.
 """
 
 # TileLang programs: tensors are positional and annotated with calls, `T` is the language's own name, bodies are long.
@@ -26,7 +27,8 @@ static __device__ __forceinline__ float2 unpacked(__nv_bfloat162 pair) {
 #define __bfloat1622float2 unpacked
 static __device__ __forceinline__ int word(const void *pair) { return *reinterpret_cast<const int *>(pair); }
 """
-"""CUDA source for `T.import_source`: two bfloat16 become float32 in two instructions instead of three, or one word."""
+"""CUDA source for `T.import_source`: converts two bfloat16 to float32 in two instructions instead of three (unpacked),
+or reads them as one word."""
 
 
 def f32(value: Any) -> Any:
@@ -45,10 +47,10 @@ def rank_sum(tile_MP: Any, c: Any, p: Any, ranks: int, chunk: int) -> Any:
 
 
 class Spread(NamedTuple):
-    """How a tile [M,N] is spread over the threads: row tx % M, groups of 8 columns tx // M + u * step for units u.
+    """Distribution of a tile [M,N] over the threads: row tx % M, groups of 8 columns tx // M + u * step for units u.
 
-    A unit holds one group of the first half of the columns and its partner in the second half. The lanes of a warp
-    work on different rows, so that they hit different banks of a swizzled tile.
+    A unit is one group of the first half of the columns and its partner in the second half. The lanes of a warp work on
+    different rows and so access different banks of a swizzled tile.
     """
 
     step: int
@@ -56,7 +58,7 @@ class Spread(NamedTuple):
     groups: int
     """Groups of 8 columns in half a row."""
     turning: int
-    """How many of them, the first ones, are rotated."""
+    """Number of rotated groups, the first ones."""
 
     @property
     def units(self) -> int:
@@ -65,7 +67,7 @@ class Spread(NamedTuple):
 
     @property
     def turns(self) -> int:
-        """Units that hold a group which is rotated, in some thread."""
+        """Units with a rotated group in some thread."""
         return -(-self.turning // self.step)
 
     @property
@@ -79,21 +81,21 @@ class Spread(NamedTuple):
         return 16 * self.units
 
     def all_turn(self, u: int) -> bool:
-        """Return whether unit u is rotated in every thread."""
+        """Return whether every thread rotates unit u."""
         return (u + 1) * self.step <= self.turning
 
     def all_stay(self, u: int) -> bool:
-        """Return whether unit u is rotated in no thread, and every thread has one."""
+        """Return whether every thread has a unit u and no thread rotates it."""
         return u * self.step >= self.turning and (u + 1) * self.step <= self.groups
 
 
 def spread(s: ScanShape, threads: int) -> Spread:
-    """Return how the [M,N] tiles of `s` are spread over the threads."""
+    """Return the distribution of the [M,N] tiles of `s` over the threads."""
     return Spread(threads // s.M, s.N // 16, s.A // 8)
 
 
 def make_angles(s: ScanShape, threads: int) -> Any:
-    """Return macro(cos, sin [angles], cs_s [slots*A/4,C,8], first, tx): the thread's angles from row `first` on."""
+    """Return macro(cos, sin [angles], cs_s [slots*A/4,C,8], first, tx): load angles from row `first` on."""
     C, M = s.C, s.M
     step, _, turning = spread(s, threads)
     units = tuple(range(spread(s, threads).turns))
@@ -101,7 +103,7 @@ def make_angles(s: ScanShape, threads: int) -> Any:
     @T.macro
     def angles(cos, sin, cs_s, first, tx):
         for u in units:
-            # a thread without a rotated group in this unit reads some other angle and does not use it
+            # a thread without a rotated group in this unit reads another angle and does not use it
             at = first + T.min(tx // M + u * step, turning - 1) * 2
             for e in T.vectorized(8):
                 cos[u * 8 + e] = cs_s[at, tx % C, e]
@@ -112,7 +114,7 @@ def make_angles(s: ScanShape, threads: int) -> Any:
 
 
 def make_bias(s: ScanShape, threads: int) -> Any:
-    """Return macro(held [columns], bias [H,R,N] or [1,R,N], h, tx): the thread's biases into registers."""
+    """Return macro(held [columns], bias [H,R,N] or [1,R,N], h, tx): load the thread's biases into registers."""
     C, M, half = s.C, s.M, s.N // 2
     step, groups, _ = spread(s, threads)
     units = tuple(range(spread(s, threads).units))
@@ -130,33 +132,33 @@ def make_bias(s: ScanShape, threads: int) -> Any:
 
 
 class ColumnOrder(NamedTuple):
-    """Where columns go when a row is rotated."""
+    """Column order of a rotated row."""
 
     place: Any
-    """Group of 8 columns of the lower half -> where it begins."""
+    """Group of 8 columns of the lower half -> its first column."""
     far: int
-    """How far behind the group begins that turns with it."""
+    """Distance from a group to its rotary partner, in columns."""
 
 
 PAIRED = ColumnOrder(lambda group: group * 16, 8)
-"""A group is followed by the one that turns with it."""
+"""Each group is followed by its rotary partner."""
 
 
 class TileRotation(NamedTuple):
-    """How a row of q or k gets its bias and is turned, in float32, and rounded to bf16."""
+    """Macros that add the bias to a row of q or k and turn it in float32, rounded to bf16."""
 
     rotated: Any
-    """macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): from shared memory; `held` bf16 are the thread's biases."""
+    """macro(tile_s [M,N], raw_s, held, cos, sin, tx, n): from shared memory. `held` bf16 are the thread's biases."""
     fetch: Any
-    """macro(raw, raw_s, tx, n): the thread's columns into registers [columns]."""
+    """macro(raw, raw_s, tx, n): load the thread's columns into registers [columns]."""
     fetched: Any
-    """macro(tile_s, raw, held, cos, sin, tx): `rotated` with them."""
+    """macro(tile_s, raw, held, cos, sin, tx): `rotated` from the registers of `fetch`."""
 
 
 def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> TileRotation:
-    """Return the rotation of tiles; `at(n, row, column)` is the index in raw_s of chunk n.
+    """Return the rotation of tiles. `at(n, row, column)` is the index in raw_s of chunk n.
 
-    The biases are those of `make_bias`. Without `order` columns stay where they are.
+    The biases come from `make_bias`. Without `order` columns keep their positions.
     """
     M, half = s.M, s.N // 2
     way = spread(s, threads)
@@ -228,7 +230,7 @@ def make_rotated(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None 
 
 
 def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: ColumnOrder | None = None) -> Any:
-    """Return `make_rotated`'s macro with the biases read from bias_s [1,R,N] in shared memory at every use."""
+    """Return the `rotated` macro of `make_rotated` that reads the biases from bias_s [1,R,N] at every use."""
     hold, (rotated, _, _) = make_bias(s, threads), make_rotated(s, threads, at, order)
 
     @T.macro
@@ -241,7 +243,7 @@ def make_rotated_shared(s: ScanShape, threads: int, at: Any, order: ColumnOrder 
 
 
 class Pieces(NamedTuple):
-    """How a tile [C,P] is spread over the threads: 4 columns of row u * step + tx // lanes for units u."""
+    """Distribution of a tile [C,P] over the threads: 4 columns of row u * step + tx // lanes for units u."""
 
     lanes: int
     """Threads per row."""
@@ -254,13 +256,13 @@ class Pieces(NamedTuple):
 
 
 def pieces(s: ScanShape, threads: int) -> Pieces:
-    """Return how the [C,P] tiles of `s` are spread over the threads."""
+    """Return the distribution of the [C,P] tiles of `s` over the threads."""
     step = 4 * threads // s.P
     return Pieces(s.P // 4, step, max(1, s.C // step), step > s.C)
 
 
 def make_row_scales(s: ScanShape, threads: int) -> Any:
-    """Return macro(scale [units], table, first, tx): the numbers of the thread's rows, from table[first] on."""
+    """Return macro(scale [units], table, first, tx): load the numbers of the thread's rows, from table[first] on."""
     lanes, step, units, guarded = pieces(s, threads)
 
     @T.macro
@@ -275,8 +277,8 @@ def make_row_scales(s: ScanShape, threads: int) -> Any:
 def make_expanded(s: ScanShape, threads: int) -> Any:
     """Return macro(x_s, source, scale, factor, tx, first): x[first + r * C + c, p] = source * scale[c] * factor[r, p].
 
-    `source` is the thread's piece of a [C,P] tile: 4 columns in each of its rows; `scale` one number per such row;
-    `factor` [4 * R] the thread's columns of a [R,P] tensor.
+    `source` is the thread's part of a [C,P] tile, 4 columns of each of its rows. `scale` has one number per row.
+    `factor` [4 * R] holds the thread's columns of a [R,P] tensor.
     """
     C, R = s.C, s.R
     lanes, step, units, guarded = pieces(s, threads)
@@ -303,7 +305,7 @@ def make_expanded(s: ScanShape, threads: int) -> Any:
 
 
 def make_factor(s: ScanShape) -> Any:
-    """Return macro(factor [4 * R], tensor [H,R,P], h, tx): the thread's columns of psi into registers."""
+    """Return macro(factor [4 * R], tensor [H,R,P], h, tx): load the thread's columns of psi into registers."""
     R, P = s.R, s.P
 
     @T.macro
@@ -316,7 +318,7 @@ def make_factor(s: ScanShape) -> Any:
 
 
 def make_piece(s: ScanShape, threads: int) -> Any:
-    """Return macro(piece [4 * units], tile_s [rows,P], first, tx): the thread's piece of the [C,P] tile at `first`."""
+    """Return macro(out [4 * units], tile_s [rows,P], first, tx): load the thread's part of the tile at `first`."""
     lanes, step, units, guarded = pieces(s, threads)
 
     @T.macro
@@ -330,18 +332,19 @@ def make_piece(s: ScanShape, threads: int) -> Any:
 
 
 WINDOW = 256
-"""Tokens whose scalars are in shared memory at a time: a sequential walk is too long for all of them."""
+"""Most tokens whose scalars are in shared memory at a time. A sequential walk is too long for all of them."""
 
 
 def window(s: ScanShape) -> int:
-    """Return the tokens of the scalar tables of a walk over one super-chunk."""
+    """Return the number of tokens in the scalar tables of a walk."""
     return min(s.L, WINDOW)
 
 
 def make_window(s: ScanShape) -> Any:
-    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [window], lc, sk, gm, b, h, t0): the scalars from token t0 on.
+    """Return macro(lc_s, sk_s, gm_s, read_s, write_s [window], lc, sk, gm, b, h, t0): load scalars from token t0 on.
 
-    read_s is the decay from the start of the token's chunk to the token; write_s, to its end, times the write scale.
+    read_s is the decay from the chunk's start to the token. write_s is the decay from the token to the chunk's end,
+    times the write scale.
     """
     S, C, W = s.S, s.C, window(s)
 
@@ -362,7 +365,7 @@ def make_window(s: ScanShape) -> Any:
 
 
 def make_weights(s: ScanShape) -> Any:
-    """Return macro(w_s [C,C], lc_s, sk_s, gm_s, at): the weight of the write of time u in the output of time t."""
+    """Return macro(w_s [C,C], lc_s, sk_s, gm_s, at): the weights of the write of token u in the output of token t."""
     C = s.C
 
     @T.macro
@@ -384,5 +387,5 @@ def pair_sum(left_MR: Any, right_MR: Any, i: Any, ranks: int) -> Any:
 
 
 def mixed_sum(mix_MM: Any, right_MR: Any, i: Any, ranks: int, chunk: int) -> Any:
-    """Return the sum over ranks r of mix[i, r * C + i % C] * right[i, r]: the same step's share of <g, mix x>."""
+    """Return the sum over ranks r of mix[i, r * C + i % C] * right[i, r], the share of the same token in <g, mix x>."""
     return reduce(add, (f32(mix_MM[i, r * chunk + i % chunk]) * right_MR[i, r] for r in range(ranks)))

@@ -1,4 +1,4 @@
-"""The walk of the kernels whose threads all load and compute over the chunks of a super-chunk: F1, F3 and B1."""
+"""Walk over the chunks of a super-chunk for kernels whose threads all load and compute: F1, F3 and B1."""
 
 # TileLang programs: `T` is the language's own name, macros take tensors without annotations.
 # ruff: noqa: N812, PLR0913, PLR0917
@@ -14,32 +14,32 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
 
 def staged(there: bool, shape: tuple[int, ...], dtype: str) -> Any:
-    """Allocate a buffer in shared memory that a program has only when `there`."""
+    """Allocate a buffer in shared memory if `there`, else return None."""
     return T.alloc_shared(shape, dtype) if there else None
 
 
 def threads_for(s: ScanShape) -> int:
-    """Return how many threads compute: two warp groups when the state or the rows of a chunk are too much for one."""
+    """Return the number of threads: two warp groups if the state or a chunk's rows are too large for one."""
     return 256 if s.N * s.P >= 128 * 128 or s.M == 128 else 128
 
 
 def make_early_loads(s: ScanShape, v: Variant) -> Loads:
-    """Return the loads of a kernel with small tiles, whose copies start a whole chunk before theirs.
+    """Return the loads of a kernel with small tiles, whose copies start one chunk earlier.
 
-    They have one more slot, so they need not wait until the chunk before has been read: there is little arithmetic to
+    One more slot lets the copies start before the previous chunk has been read. The kernel has little arithmetic to
     hide them behind.
     """
     return make_loads(s, replace(v, pipeline_stages=v.pipeline_stages + 1) if v.pipeline_stages > 0 else v)
 
 
 def make_sum(s: ScanShape, v: Variant, loads: Loads, outer: Outer, start: Any, write: Any, copies: int) -> Any:
-    """Return the walk of F1 and B1: what the chunks of a super-chunk add to a state, as macros that follow each other.
+    """Return the walk of F1 and B1, the sum of the chunks' additions to a state, as two consecutive macros.
 
     begin(given, mine, x_s, bias, b, h, tx): start the copies of the first chunks and clear the sum.
     total(given, own, mine, raw_s, cs_s, x_s, w_s, weight, out, full, b, h, tx): add the chunks up into `out`.
 
-    Macros of the kernel: start(*given, b, h, n) starts the `copies` of chunk n, write(*own, x_s, w_s, n, tx) writes
-    what is added with its rows, each token by its number in w_s [L], which is `weight`.
+    The kernel provides two macros. start(*given, b, h, n) starts the `copies` of chunk n. write(*own, x_s, w_s, n, tx)
+    writes the right operand of the products, each token scaled by its number in w_s [L], a copy of `weight`.
     """
     nc, ahead = s.chunks, v.pipeline_stages
 
@@ -72,7 +72,7 @@ def make_sum(s: ScanShape, v: Variant, loads: Loads, outer: Outer, start: Any, w
 
 
 def make_output_start(s: ScanShape, loads: Loads) -> tuple[Any, int]:
-    """Return F3's macro that starts the copies of chunk n, and how many copies that are."""
+    """Return F3's macro that starts the copies of chunk n, and the number of copies."""
     A, C, P = s.A, s.C, s.P
 
     @T.macro
