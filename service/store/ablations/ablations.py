@@ -11,6 +11,7 @@ from sqlalchemy import (
     Table,
     and_,
     case,
+    false,
     func,
     literal,
     select,
@@ -18,7 +19,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from experiments.outcomes import AblationState, BlockState, Outcome
+from experiments.outcomes import AblationState, BlockState, Outcome, TrialState
 from service.errors import AblationOver, NotFound
 from service.lifecycle import OVER
 from service.store.blocks.attempts import WITHOUT_RESULT
@@ -100,7 +101,8 @@ def list_blocks(connection: Connection, after: tuple[int], limit: int, *, ablati
     return list(connection.execute(query.order_by(index)))
 
 
-_RUNS_NOW = runs_now().label("runs_now")
+# In a column SQLite evaluates both sides of AND, so without CASE it would search the block of every trial.
+_RUNS_NOW = case((trials.c.state == TrialState.RUNNING, runs_now()), else_=false()).label("runs_now")
 _NEWEST_BREAK = (
     select(attempts.c.message)
     .where(attempts.c.block_id == blocks.c.id, attempts.c.message.is_not(None))
