@@ -162,7 +162,8 @@ def _live_part(
     row = public(connection, [ablations.get_ablation(connection, ablation_id)], settings)[0]
     broken = ablations.newest_breaks(connection, ablation_id, limit=MOST_FAILURES)
     unmeasured = ablations.newest_unmeasured(connection, ablation_id, limit=MOST_UNMEASURED)
-    is_cut = len(broken) == MOST_FAILURES or len(unmeasured) == MOST_UNMEASURED
+    has_more = len(unmeasured) == MOST_UNMEASURED
+    num_unmeasured = ablations.count_unmeasured(connection, ablation_id) if has_more else len(unmeasured)
     return LivePart(
         row=row,
         over=row.state in OVER,
@@ -170,7 +171,7 @@ def _live_part(
         grid=read_grid(connection, row, [arm["name"] for arm in arms]),
         trials=tuple(_live(connection, one) for one in nodes.running_trials(connection, ablation_id, limit=MOST_LIVE)),
         failures=(*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured)),
-        failed=ablations.count_failures(connection, ablation_id) if is_cut else len(broken) + len(unmeasured),
+        failed=ablations.count_breaks(connection, ablation_id) + num_unmeasured,
     )
 
 

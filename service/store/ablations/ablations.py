@@ -182,11 +182,15 @@ def newest_unmeasured(connection: Connection, ablation_id: str, *, limit: int) -
     return connection.execute(newest.limit(limit)).all()
 
 
-def count_failures(connection: Connection, ablation_id: str) -> int:
-    """Return the number of attempts without a result and of trials without a measurement."""
-    breaks = select(func.count()).select_from(attempts).where(*_is_break(ablation_id))
-    unmeasured = select(func.count()).select_from(_TRIALS_OF_BLOCKS).where(*_is_unmeasured(ablation_id))
-    return int((connection.scalar(breaks) or 0) + (connection.scalar(unmeasured) or 0))
+def count_breaks(connection: Connection, ablation_id: str) -> int:
+    """Return the number of attempts without a result."""
+    return int(connection.scalar(select(func.count()).select_from(attempts).where(*_is_break(ablation_id))) or 0)
+
+
+def count_unmeasured(connection: Connection, ablation_id: str) -> int:
+    """Return the number of trials without a measurement. Reads every trial that is done."""
+    query = select(func.count()).select_from(_TRIALS_OF_BLOCKS).where(*_is_unmeasured(ablation_id))
+    return int(connection.scalar(query) or 0)
 
 
 def get_receipt(connection: Connection, trial_id: str) -> Row[Any]:

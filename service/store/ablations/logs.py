@@ -129,7 +129,7 @@ def tail_of_break(connection: Connection, attempt: Row[Any]) -> str:
 def tail(connection: Connection, trial_id: str | ScalarSelect[str], attempt_id: str) -> str:
     """Return the last whole lines of an attempt's log of a trial, of at most TAIL_BYTES; empty if there is none."""
     own = (log_chunks.c.trial_id == trial_id, log_chunks.c.attempt_id == attempt_id)
-    query = select(log_chunks.c.data).where(*own).order_by(log_chunks.c.end_offset.desc())
+    query = select(log_chunks.c.data).where(*own).order_by(log_chunks.c.offset.desc())
     end = b""
     for data in connection.execute(query.limit(_TAIL_CHUNKS)).scalars():
         end = bytes(data) + end
