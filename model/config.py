@@ -1,6 +1,6 @@
-"""Typed configuration of model, data, optimiser and run. Torch-free: the service validates with it.
+"""Typed configuration of model, data, optimiser and run. Torch-free, because the service validates with it.
 
-Every class checks itself on construction and raises `ConfigError` with the dotted field path. Symbols: H value
+Every class checks itself on construction and raises `ConfigError` with the dotted path of the field. Symbols: H value
 heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk length, S sequence length.
 """
 
@@ -17,10 +17,10 @@ ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated"]
 
 MESH_SIZES = (1, 2, 4, 8, 16)
-"""Numbers of devices that one step can be spread over, as far as some node class has them."""
+"""Numbers of devices that one step can be spread over, if a node class has them."""
 
 DIVISIBLE_ATTENTION = ("sdpa",)
-"""Attention that the partitioner of lane xla can divide over devices: kernels are opaque to it."""
+"""Attention that lane xla's partitioner can divide over devices. Kernels are opaque to it."""
 
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
@@ -40,7 +40,7 @@ def _check_scan(scan: ScanSwitches) -> None:
     where = "model.scan."
     _one_of(where + "chunk_size", scan.chunk_size, CHUNK_SIZES)
     if scan.superchunk % scan.chunk_size or not 0 <= scan.superchunk <= MAX_SUPERCHUNK:
-        allowed = f"a multiple of chunk_size = {scan.chunk_size}, at most {MAX_SUPERCHUNK}; 0: chosen for the sizes"
+        allowed = f"a multiple of chunk_size = {scan.chunk_size}, at most {MAX_SUPERCHUNK}; 0 chooses by the sizes"
         raise ConfigError(where + "superchunk", f"is {scan.superchunk}; allowed: {allowed}")
     _one_of(where + "pipeline_stages", scan.pipeline_stages, PIPELINE_STAGES)
 
@@ -62,7 +62,7 @@ class MambaConfig:
     rope_fraction: float = 0.5
     """Share of N that is rotated: 0.5 or 1.0."""
     a_activation: Literal["heavy_tail", "softplus"] = "heavy_tail"
-    """How dd_A becomes a decay rate; upstream changed softplus to heavy_tail in 2026-06."""
+    """How dd_A becomes a decay rate. Upstream changed softplus to heavy_tail in 2026-06."""
     dt_min: float = 1e-3
     dt_max: float = 0.1
     dt_init_floor: float = 1e-4
@@ -93,9 +93,9 @@ class AttentionConfig:
 
     num_heads: int = 4
     backend: AttentionBackend = "sdpa"
-    """`sdpa` writes the document mask out and lets torch choose; see model/layers/attention.py."""
+    """Implementation, see model/layers/attention.py. `sdpa` builds the document mask and lets torch choose a kernel."""
     softcap: float = 0.0
-    """Scores s are capped to softcap * tanh(s / softcap) before they are masked; 0 caps nothing."""
+    """Scores s are capped to softcap * tanh(s / softcap) before the mask. 0 caps nothing."""
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig:
-    """A stack of residual blocks laid out by a pattern string, for example "MFAF"."""
+    """A stack of residual blocks, described by a pattern string such as "MFAF"."""
 
     vocab_size: int = 4096
     d_model: int = 128
@@ -118,7 +118,7 @@ class HybridConfig:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)
     scan_layers: bool = False
-    """Run neighbouring blocks of one letter as one loop of the graph, traced and compiled once (lane xla)."""
+    """Run adjacent blocks of one letter as one loop of the graph, traced and compiled once (lane xla)."""
 
     def __post_init__(self) -> None:
         _check_scan(self.scan)
@@ -128,8 +128,8 @@ class HybridConfig:
         _between("model.pattern", len(self.pattern), 1, 256)
         unknown = sorted(set(self.pattern) - set(BLOCK_KINDS))
         if unknown:
-            known = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCK_KINDS.items())
-            raise ConfigError("model.pattern", f"has unknown block {unknown[0]!r}; allowed: {known}")
+            allowed = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCK_KINDS.items())
+            raise ConfigError("model.pattern", f"has unknown block {unknown[0]!r}; allowed: {allowed}")
         self._check_heads()
 
     def _check_heads(self) -> None:
@@ -175,16 +175,16 @@ class HybridConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Real source text, tokenised by a BPE trained on it and packed into rows with document ids."""
+    """Source text, tokenised by a BPE trained on it and packed into rows with document ids."""
 
     corpus: str = "torch-headers"
-    """`torch-headers` (the C++ headers shipped with torch) or an absolute folder path."""
+    """`torch-headers` (the C++ headers in the torch package) or an absolute folder path."""
     seq_len: int = 256
     """S, tokens per packed row."""
     val_fraction: float = 0.05
-    """Share of files held out for validation."""
+    """Share of the files for validation."""
     max_corpus_mib: float = 16.0
-    """Read at most this much text, whole files in a fixed order."""
+    """Most text to read, in whole files and a fixed order."""
 
     def __post_init__(self) -> None:
         _between("data.seq_len", self.seq_len, 8, 1_048_576)
@@ -214,21 +214,21 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsConfig:
-    """Which optimiser steps a trial runs: step 0 (compilation), then warm-up, then timed steps.
+    """Optimiser steps of a trial: step 0 (compilation), then warm-up, then timed steps.
 
-    Their number is fixed, so that losses at a step can be compared; seconds of warm-up are filled with passes.
+    The number of steps is fixed, so losses at a step can be compared. Passes without an update fill `warmup_s`.
     """
 
     warmup: int = 3
-    """Steps after step 0 that are recorded and marked, not timed."""
+    """Steps after step 0 that are recorded as warm-up and not timed."""
     warmup_s: float = 0.0
     """Seconds of load before the warm-up steps: forward and backward passes without an update."""
     timed: int = 10
     """Steps of the measured window."""
     slice: int = 0
-    """Timed steps that a trial runs in one go before the other trials of its block run as many; 0: all of them."""
+    """Timed steps per slice. After each slice the other trials of the block run as many. 0: no slices."""
     val_rows: int = 8
-    """Validation rows evaluated once after the last step."""
+    """Validation rows to evaluate once after the last step."""
 
     def __post_init__(self) -> None:
         _between("steps.warmup", self.warmup, 0, 100_000)
@@ -236,29 +236,30 @@ class StepsConfig:
         _between("steps.timed", self.timed, 1, 1_000_000)
         _between("steps.val_rows", self.val_rows, 0, 65_536)
         if self.slice < 0 or (self.slice and self.timed % (2 * self.slice)):
-            detail = f"is {self.slice}; allowed: 0, or what cuts {self.timed} timed steps into an even number of slices"
+            detail = f"is {self.slice}; allowed: 0, or a size that cuts {self.timed} timed steps into an even number"
+            detail += " of slices"
             raise ConfigError("steps.slice", detail)
 
     @property
     def total(self) -> int:
-        """Optimiser steps in all: step 0, warm-up, timed."""
+        """Number of optimiser steps: step 0, warm-up, timed."""
         return 1 + self.warmup + self.timed
 
     @property
     def slices(self) -> tuple[range, ...]:
-        """Indices of the timed steps, each range run in one go."""
+        """Indices of the timed steps, one range per slice."""
         first, length = 1 + self.warmup, self.slice or self.timed
         return tuple(range(start, start + length) for start in range(first, self.total, length))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices that one step is spread over (lane xla): each computes an equal share of the rows."""
+    """Devices that one step is spread over (lane xla). Each computes an equal share of the rows."""
 
     devices: int = 1
     sharding: Sharding = "fsdp"
-    """With several devices: `fsdp` divides weight matrices and their optimiser state over them, `replicated` keeps all
-    of them on each."""
+    """With several devices, `fsdp` divides weight matrices and their optimiser state over them. `replicated` keeps
+    whole copies on each."""
 
     def __post_init__(self) -> None:
         _one_of("mesh.devices", self.devices, MESH_SIZES)
@@ -268,34 +269,33 @@ class MeshConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything one trial needs: the resolved configuration of an arm plus the block's seed."""
+    """Complete configuration of one trial: the resolved configuration of an arm, and the block's seed."""
 
     model: HybridConfig = field(default_factory=HybridConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     steps: StepsConfig = field(default_factory=StepsConfig)
     micro_batch: int = 4
-    """B, rows per step, of all devices together."""
+    """B, rows per step on all devices together."""
     dtype: ComputeDtype = "float32"
-    """Dtype of the matrix multiplications; master weights, states and norms stay float32."""
+    """Dtype of the matrix multiplications. Master weights, states and norms stay float32."""
     loss: LossKind = "dense"
-    """Cross entropy over all logits at once, or over chunks of tokens without keeping the logits."""
+    """Cross entropy over all logits at once, or over chunks of tokens without storing the logits."""
     loss_chunk_tokens: int = 256
-    """Tokens per chunk when loss is chunked."""
+    """Tokens per chunk of the chunked loss."""
     compile: bool = False
     """torch.compile the model."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     threads: int = 0
-    """Intra-op CPU threads; 0 takes every core the process may use."""
+    """Intra-op CPU threads. 0 uses every core of the process's affinity."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         _between("micro_batch", self.micro_batch, 1, 4096)
         if self.micro_batch % self.mesh.devices:
-            detail = (
-                f"is {self.micro_batch}; every one of the {self.mesh.devices} devices takes as many rows as the others"
+            raise ConfigError(
+                "micro_batch", f"is {self.micro_batch}; allowed: a multiple of {self.mesh.devices} devices"
             )
-            raise ConfigError("micro_batch", detail)
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
         _between("threads", self.threads, 0, 1024)
         _between("seed", self.seed, 0, 2**63 - 1)
@@ -307,19 +307,19 @@ class TrainConfig:
 
 
 def check_mesh(config: TrainConfig) -> None:
-    """Raise ConfigError for a gate with which a step cannot be spread over the devices of `config`."""
+    """Raise ConfigError if a gate prevents spreading a step over the devices of `config`."""
     devices, model = config.mesh.devices, config.model
     if devices == 1:
         return
     if model.scan_layers:
-        detail = f"is true; inside of a loop nothing can be laid out on {devices} devices; allowed: false"
+        detail = f"is true; a loop cannot be divided over {devices} devices; allowed: false"
         raise ConfigError("model.scan_layers", detail)
     if "M" in model.pattern and model.scan.schedule != "chunk_parallel":
         detail = f"is {model.scan.schedule}, which runs on one device, not on {devices}; allowed: chunk_parallel"
         raise ConfigError("model.scan.schedule", detail)
     if "A" in model.pattern and model.attention.backend not in DIVISIBLE_ATTENTION:
         name, able = model.attention.backend, ", ".join(DIVISIBLE_ATTENTION)
-        detail = f"is {name}, a kernel, which cannot be divided over {devices} devices; allowed: {able}"
+        detail = f"is {name}, a kernel that cannot be divided over {devices} devices; allowed: {able}"
         raise ConfigError("model.attention.backend", detail)
 
 

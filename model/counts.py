@@ -1,15 +1,21 @@
-"""Model FLOPs of one training step: what the mathematics needs, not what an implementation spends. Torch-free.
+"""Parameters and model FLOPs of a configuration. Torch-free.
 
-Rules: a multiply-add is two FLOPs; the backward pass is twice the forward one; nothing recomputed is counted.
-Attention counts the full S x S score matrix, as is customary, although the causal half would do. The scan counts the
-least that any schedule can do, one state write and one state read per rank, R * 4NP per token and head; the
-chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would reward larger chunks with a higher rate.
-Elementwise work, norms and the embedding lookup are not counted.
+Model FLOPs count the work of the mathematics, not of an implementation:
+
+- A multiply-add is two FLOPs. The backward pass is twice the forward pass. Recomputation does not count.
+- Attention counts the full S x S score matrix, as is customary, although the causal half would suffice.
+- The scan counts the least work of any schedule: one state write and one state read per rank, R * 4NP per token and
+  head. The chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would reward larger chunks with a
+  higher rate.
+- Elementwise work, norms and the embedding lookup do not count.
 """
 
 from collections.abc import Callable
 
 from model.config import HybridConfig, TrainConfig
+
+BACKWARD_FACTOR = 3
+"""Forward plus backward pass, in units of the forward pass."""
 
 
 def num_parameters(model: HybridConfig) -> int:
@@ -19,11 +25,10 @@ def num_parameters(model: HybridConfig) -> int:
 
 
 def mixer_parameters(model: HybridConfig) -> int:
-    """Return the parameters of one Mamba-3 mixer: projections, two norms, two biases, psi, zeta and phi, dt and D."""
+    """Return the parameters of one Mamba-3 mixer: projections, two norms, two biases, psi, zeta, phi, dt and D."""
     mamba, heads = model.mamba, model.num_value_heads
-    projections = model.d_model * (sum(model.mixer_widths) + model.d_inner)
     per_rank = 2 * mamba.d_state + 3 * mamba.headdim
-    return projections + 2 * mamba.d_state + heads * (mamba.mimo_rank * per_rank + 2)
+    return _mixer_matrices(model) + 2 * mamba.d_state + heads * (mamba.mimo_rank * per_rank + 2)
 
 
 def attention_parameters(model: HybridConfig) -> int:
@@ -41,11 +46,7 @@ BLOCK_PARAMETERS: dict[str, Callable[[HybridConfig], int]] = {
     "A": attention_parameters,
     "F": mlp_parameters,
 }
-"""Parameters of every letter of a pattern, its norm apart."""
-
-
-BACKWARD_FACTOR = 3
-"""Forward plus backward, in units of the forward pass."""
+"""Letter of a pattern -> parameters of its block without the norm."""
 
 
 def step_flops(config: TrainConfig) -> int:
@@ -54,15 +55,15 @@ def step_flops(config: TrainConfig) -> int:
 
 
 def forward_flops_per_token(model: HybridConfig, seq_len: int) -> int:
-    """Return the FLOPs of a forward pass divided by its tokens, rows having `seq_len` tokens; the head included."""
+    """Return the FLOPs per token of a forward pass over rows of `seq_len` tokens, including the head."""
     blocks = sum(BLOCK_FLOPS[letter](model, seq_len) for letter in model.pattern)
     return blocks + 2 * model.d_model * model.vocab_size
 
 
 def mixer_flops(model: HybridConfig, seq_len: int) -> int:
-    """Return the forward FLOPs per token of one Mamba-3 mixer, in rows of any length."""
+    """Return the forward FLOPs per token of one Mamba-3 mixer, independent of the row length."""
     del seq_len
-    return 2 * model.d_model * (sum(model.mixer_widths) + model.d_inner) + scan_flops(model)
+    return 2 * _mixer_matrices(model) + scan_flops(model)
 
 
 def scan_flops(model: HybridConfig) -> int:
@@ -73,13 +74,17 @@ def scan_flops(model: HybridConfig) -> int:
 
 def attention_flops(model: HybridConfig, seq_len: int) -> int:
     """Return the forward FLOPs per token of one attention block."""
-    return 2 * model.d_model * 4 * model.d_model + 4 * seq_len * model.d_model
+    return 2 * attention_parameters(model) + 4 * seq_len * model.d_model
 
 
 def mlp_flops(model: HybridConfig, seq_len: int) -> int:
-    """Return the forward FLOPs per token of one gated MLP, in rows of any length."""
+    """Return the forward FLOPs per token of one gated MLP, independent of the row length."""
     del seq_len
-    return 2 * model.d_model * 3 * model.mlp_width
+    return 2 * mlp_parameters(model)
+
+
+def _mixer_matrices(model: HybridConfig) -> int:
+    return model.d_model * (sum(model.mixer_widths) + model.d_inner)
 
 
 BLOCK_FLOPS: dict[str, Callable[[HybridConfig, int], int]] = {
@@ -87,4 +92,4 @@ BLOCK_FLOPS: dict[str, Callable[[HybridConfig, int], int]] = {
     "A": attention_flops,
     "F": mlp_flops,
 }
-"""Forward FLOPs per token of every letter of a pattern string, from the model and the tokens of a row."""
+"""Letter of a pattern -> forward FLOPs per token from (model, tokens of a row)."""

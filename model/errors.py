@@ -2,14 +2,14 @@
 
 
 class ModelError(Exception):
-    """The model or its training could not go on."""
+    """The model or its training failed."""
 
 
 class ConfigError(ModelError, ValueError):
     """A configuration value is illegal.
 
-    `field` is the dotted path inside TrainConfig (for example "model.mamba.headdim"), so that a spec's validation
-    can point at the line the user wrote.
+    `field` is the dotted path inside TrainConfig, such as "model.mamba.headdim". The validation of a spec uses it to
+    point at the user's line.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -27,8 +27,8 @@ class NonFiniteLoss(ModelError):
 
 
 class MeasurementError(ModelError):
-    """A number that a receipt must carry cannot be measured on this machine."""
+    """A required number of a receipt cannot be measured on this machine."""
 
 
 class StillCompiling(ModelError):
-    """The warm-up did not come to an end, because every pass compiled something again."""
+    """The warm-up did not end, because every pass compiled something."""

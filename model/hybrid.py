@@ -1,10 +1,10 @@
-"""The hybrid language model: embedding, residual blocks laid out by a pattern string, final norm, untied head.
+"""The hybrid language model: embedding, residual blocks by a pattern string, final norm, untied head.
 
-Legend: B batch, S sequence, D d_model. The residual stream is float32 whatever the compute dtype.
+Legend: B batch, S sequence, D d_model. The residual stream is float32 for every compute dtype.
 
-The modules leave their parameters uninitialised; `build` fills every one of them from one seed. Each parameter draws
-from its own generator, seeded by the run's seed and the parameter's name. So two arms of an ablation that differ in
-one block start from the same numbers everywhere else.
+The modules leave their parameters uninitialised, and `build` fills all of them from one seed. Each parameter draws from
+its own generator, seeded by the run's seed and the parameter's name. So two arms of an ablation that differ in one
+block start with the same numbers everywhere else.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
     "A": CausalAttention,
     "F": GatedMLP,
 }
-"""Module of every letter of a pattern string."""
+"""Letter of a pattern -> its module."""
 
 EMBEDDING_STD = 0.02
 
 _CONSTANTS = {"q_bias": 1.0, "k_bias": 1.0, "zeta": 1.0, "D": 1.0}
-"""Parameters of the mixer that start at a constant; psi and phi start at 1 / R."""
+"""Mixer parameters with a constant start. psi and phi start at 1 / R."""
 
 
 class ResidualBlock(nn.Module):
@@ -64,8 +64,8 @@ class Hybrid(nn.Module):
     def forward(self, tokens_BS: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return the hidden states [B,S,D] after the final norm, in the compute dtype.
 
-        `tokens_BS` int64 ids; `segment_ids_BS` int64, constant over a document. The head is not applied: the loss
-        does it (model.training.loss), so that the logits of all tokens need not exist at once.
+        `tokens_BS`: int64 ids. `segment_ids_BS`: int64, constant over a document. The loss (model.training.loss)
+        applies the head, so the logits of all tokens need not exist at once.
         """
         x_BSD = nn.functional.embedding(tokens_BS, self.embedding)
         if self._layers is not None:
@@ -78,7 +78,7 @@ class Hybrid(nn.Module):
 
 
 def build(config: TrainConfig) -> Hybrid:
-    """Return the initialised model of `config` on the CPU; equal seeds give bit-equal parameters."""
+    """Return the initialised model of `config` on the CPU. Equal seeds give bit-equal parameters."""
     with torch.device("meta"):
         model = Hybrid(config.model, compute_dtype=getattr(torch, config.dtype))
     model.to_empty(device="cpu")
@@ -90,8 +90,8 @@ def build(config: TrainConfig) -> Hybrid:
 def initialise(model: Hybrid, *, seed: int) -> None:
     """Fill every parameter of `model` in place.
 
-    Matrices are normal with variance 1 / fan-in, output projections further divided by sqrt(number of blocks), so
-    the residual stream does not grow with depth. Embedding and head have standard deviation 0.02: the first loss is
+    Matrices are normal with variance 1 / fan-in. Output projections are further divided by sqrt(number of blocks), so
+    the residual stream does not grow with depth. Embedding and head have standard deviation 0.02, so the first loss is
     close to ln(vocabulary).
     """
     for name, parameter in model.named_parameters():

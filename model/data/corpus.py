@@ -1,8 +1,8 @@
-"""Real source text on disk: which files a corpus holds, in which order, and on which side of the split. Torch-free.
+"""Source text on disk: the files of a corpus, their order and their split. Torch-free.
 
-The order is a fixed shuffle (by a hash of the relative path), so a size cap takes a fair sample of the tree rather
-than its first folders. Hidden files and folders, links and empty files are left out; a file that is not UTF-8 is
-skipped when it is read. One file is one document.
+The order is a fixed shuffle (by a hash of the relative path), so a size cap takes a fair sample of the tree instead of
+its first folders. The listing omits hidden files and folders, links and empty files. Reading skips files that are not
+UTF-8. One file is one document.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from model.config import DataConfig
 from model.errors import DataError
 
 TORCH_HEADERS = "torch-headers"
-"""Name of the default corpus: the C++ headers that the installed torch package ships."""
+"""Name of the default corpus: the C++ headers in the installed torch package."""
 
 _HASH_RANGE = float(2**64)
 
@@ -28,21 +28,21 @@ class SourceFile:
 
     path: Path
     relative: str
-    """POSIX path below the corpus root; order and split depend on this alone."""
+    """POSIX path below the corpus root, which alone decides order and side."""
     size_bytes: int
     mtime_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The files of a corpus, held-out files apart, both in shuffled order."""
+    """The training and validation files of a corpus, both in shuffled order."""
 
     train: tuple[SourceFile, ...]
     val: tuple[SourceFile, ...]
 
     @property
     def listing_digest(self) -> str:
-        """SHA-256 of names, sizes, times and sides: changes when a file changes, costs no reading."""
+        """SHA-256 of names, sizes, times and sides, which changes with every file and needs no reading."""
         lines = [
             f"{side}\0{file.relative}\0{file.size_bytes}\0{file.mtime_ns}"
             for side, files in (("train", self.train), ("val", self.val))
@@ -52,7 +52,7 @@ class Split:
 
 
 def corpus_root(corpus: str) -> Path:
-    """Return the folder that a corpus name or absolute path stands for; raises DataError when there is none."""
+    """Return the folder of a corpus name or absolute path. Raises DataError if there is none."""
     if corpus == TORCH_HEADERS:
         spec = importlib.util.find_spec("torch")
         if spec is None or not spec.submodule_search_locations:
@@ -68,7 +68,7 @@ def corpus_root(corpus: str) -> Path:
 
 
 def split_corpus(config: DataConfig) -> Split:
-    """List the corpus up to `max_corpus_mib` and split it by file; raises DataError when a side would be empty."""
+    """List the corpus up to `max_corpus_mib` and split it by file. Raises DataError if a side would be empty."""
     root = corpus_root(config.corpus)
     budget_bytes = int(config.max_corpus_mib * 2**20)
     files = _within(sorted(_walk(root), key=lambda file: _rank("order", file.relative)), budget_bytes)
@@ -85,7 +85,7 @@ def split_corpus(config: DataConfig) -> Split:
 
 
 def read_documents(files: tuple[SourceFile, ...]) -> Iterator[str | None]:
-    """Yield each file's text in order, None for a file that is not UTF-8; raises DataError when one is unreadable."""
+    """Yield each file's text in order, None for a file that is not UTF-8. Raises DataError for an unreadable file."""
     for file in files:
         try:
             content = file.path.read_bytes()
@@ -109,23 +109,23 @@ def _walk(root: Path) -> Iterator[SourceFile]:
 
 
 def _within(files: list[SourceFile], budget_bytes: int) -> list[SourceFile]:
-    """Take whole files in order while they fit; one that does not fit is passed over."""
-    taken = []
+    """Return the whole files that fit in order; a file that does not fit is skipped."""
+    fitting = []
     for file in files:
         if file.size_bytes <= budget_bytes:
-            taken.append(file)
+            fitting.append(file)
             budget_bytes -= file.size_bytes
-    return taken
+    return fitting
 
 
 def _held_out(files: list[SourceFile], val_fraction: float) -> set[str]:
-    """Return the relative paths to validate on: those that hash below the fraction, at least one and never all."""
+    """Return the validation files' paths: hashes below the fraction, at least one file and never all."""
     ranked = sorted((_rank("val", file.relative), file.relative) for file in files)
     below = [relative for rank, relative in ranked if rank < val_fraction]
     return set(below[: len(files) - 1] or [ranked[0][1]])
 
 
 def _rank(purpose: str, relative: str) -> float:
-    """Return a fixed pseudo-random number in [0, 1) for a path; purposes are independent of one another."""
+    """Return a fixed pseudo-random number in [0, 1) for a path, independent for each purpose."""
     digest = hashlib.sha256(f"{purpose}\0{relative}".encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") / _HASH_RANGE

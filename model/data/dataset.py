@@ -1,8 +1,8 @@
-"""The prepared dataset: tokenizer, packed rows and split, cached on disk and digested. Torch-free.
+"""The prepared dataset: tokenizer, packed rows and split, cached on disk with a digest. Torch-free.
 
-A cache folder is named after everything that decides its content, built under a file lock in a temporary folder and
-renamed into place, so that a folder with that name is whole. Opening checks it again: sizes always, contents as well
-up to VERIFY_BYTES. A damaged folder is reported and built again; the same corpus gives the same digest.
+The name of a cache folder depends on everything that decides its content. The folder is built under a file lock in a
+temporary place and then renamed, so a folder with that name is complete. Opening checks the sizes, and up to
+VERIFY_BYTES also the contents. A damaged folder is reported and built again. The same corpus gives the same digest.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from model.data.tokenizer import BpeTokenizer
 from model.errors import DataError
 
 FORMAT_VERSION = 1
-"""Raise when the same tokens would be stored differently; it enters the cache key."""
+"""Part of the cache key. Raise it when the same tokens are stored differently."""
 
 VERIFY_BYTES = 2**30
-"""Datasets up to this size are hashed whole on every opening (about a second per GiB); larger ones only when built."""
+"""Datasets up to this size are hashed on every opening (about a second per GiB), larger ones only when built."""
 
 _ENCODE_CHARS = 4 * 2**20
 _MANIFEST = "manifest.json"
@@ -41,27 +41,27 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Packed rows of both sides of the split, ready to train on."""
+    """Packed rows of both sides of the split, ready for training."""
 
     digest: str
-    """SHA-256 over tokenizer, rows and document ids: equal digests mean equal data."""
+    """SHA-256 over tokenizer, rows and document ids. Equal digests mean equal data."""
     seq_len: int
     vocab_size: int
-    """Tokens that the tokenizer knows; every token id is below it."""
+    """Number of the tokenizer's tokens, above every token id."""
     train: PackedRows
     val: PackedRows
     skipped_not_utf8: int
-    """Files of the corpus that were left out because they are not UTF-8."""
+    """Files of the corpus that are missing because they are not UTF-8."""
     folder: Path
 
     def batch(self, step: int, micro_batch: int, seed: int) -> Batch:
-        """Return the training batch of `step`, the same for the same seed; rows repeat only after a whole epoch."""
+        """Return the training batch of `step`, fixed by the seed. Rows repeat only after a whole epoch."""
         return self.train.batch(rows_at(step, micro_batch=micro_batch, num_rows=len(self.train), seed=seed))
 
     def val_batches(self, num_rows: int, micro_batch: int) -> Iterator[Batch]:
-        """Yield the first `num_rows` validation rows; raises DataError when there are fewer."""
+        """Yield the first `num_rows` validation rows. Raises DataError if there are fewer."""
         if num_rows > len(self.val):
-            raise DataError(f"steps.val_rows is {num_rows}; allowed: 0 to {len(self.val)}, the rows held out")
+            raise DataError(f"steps.val_rows is {num_rows}; allowed: 0 to {len(self.val)}, the validation rows")
         for start in range(0, num_rows, micro_batch):
             yield self.val.batch(np.arange(start, min(start + micro_batch, num_rows)))
 
@@ -71,10 +71,10 @@ class Dataset:
 
 
 def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Report) -> Dataset:
-    """Open the dataset of `config` from `cache_dir`, building it first when it is absent or damaged.
+    """Open the dataset of `config` from `cache_dir`, and build it first if it is absent or damaged.
 
-    Safe to call from several processes at once: one builds, the others wait. `report` receives sentences on the
-    progress. Raises DataError when the corpus or the vocabulary size cannot give a dataset.
+    Several processes may call it at once: one builds, the others wait. `report` receives sentences on the progress.
+    Raises DataError if no dataset can be made from the corpus or the vocabulary size.
     """
     split = split_corpus(config)
     folder = cache_dir / f"rows-{_key(split, config.seq_len, vocab_size)}"
@@ -89,7 +89,7 @@ def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Rep
 
 
 def open_prepared(folder: Path) -> Dataset | None:
-    """Open what `prepare` left in `folder` without walking the corpus again; None when it is not whole any more."""
+    """Open the dataset that `prepare` left in `folder`, without listing the corpus; None if it is damaged."""
     return _open(folder) if _damage(folder) is None else None
 
 
@@ -100,7 +100,7 @@ def _key(split: Split, seq_len: int, vocab_size: int) -> str:
 
 @contextmanager
 def _locked(folder: Path, report: Report) -> Iterator[None]:
-    """Hold the lock of a cache folder; says so when another process has it."""
+    """Hold the lock of a cache folder. Reports that it waits if another process has the lock."""
     lock = FileLock(folder.with_suffix(".lock"))
     try:
         lock.acquire(timeout=0)
@@ -127,7 +127,7 @@ def _open(folder: Path) -> Dataset:
 
 
 def _damage(folder: Path) -> str | None:
-    """Say what keeps a cache folder from being used, or None when it is whole."""
+    """Return why a cache folder cannot be used, or None if it is complete."""
     if not folder.is_dir():
         return "not in the cache yet"
     try:
@@ -154,7 +154,7 @@ def _changed_content(folder: Path, files: dict[str, dict[str, Any]]) -> str | No
 
 
 def _build(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report: Report) -> None:
-    """Build a dataset beside `folder` and move it into place; the caller holds the lock."""
+    """Build a dataset beside `folder` and move it into place. The caller holds the lock."""
     building = folder.with_suffix(".building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
@@ -184,7 +184,7 @@ def _write(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report:
 
 
 class _Encoder:
-    """Encodes files in batches of a few MiB and counts those that are not UTF-8."""
+    """Encodes files in batches of a few MiB and counts files that are not UTF-8."""
 
     def __init__(self, tokenizer: BpeTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -207,7 +207,7 @@ class _Encoder:
 
 
 def _write_manifest(folder: Path, described: dict[str, int]) -> None:
-    """Describe and digest the files written; the manifest comes last, so a folder with one was finished."""
+    """Write the manifest with a digest of all files. It comes last, so it marks a finished folder."""
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(folder.iterdir())}
     manifest: dict[str, Any] = {"files": files, **described}
     manifest["digest"] = _digest(manifest)
@@ -220,7 +220,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _digest(manifest: dict[str, Any]) -> str:
-    """Return "sha256:<hex>" of everything in a manifest but the digest itself."""
+    """Return "sha256:<hex>" of a manifest without its digest."""
     described = {name: value for name, value in manifest.items() if name != "digest"}
     return "sha256:" + hashlib.sha256(json.dumps(described, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

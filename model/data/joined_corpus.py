@@ -1,7 +1,7 @@
 """`python -m model.data.joined_corpus FOLDER`: make a corpus whose packed rows hold one document each.
 
-One file to train on and one to validate on, the text of the default corpus joined. Rows without document boundaries are
-what a lane is at its best on that has kernels of their own for them. Torch-free.
+It writes one file for training and one for validation, with the joined text of the default corpus. Rows without
+document boundaries are the best case of a lane with special kernels for them. Torch-free.
 """
 
 import sys
@@ -12,17 +12,17 @@ from model.data.corpus import Split, read_documents, split_corpus
 from model.errors import DataError
 
 FILES = {"train": "rows.txt", "val": "held_out.txt"}
-"""By their names the second one is held out."""
+"""By its name the second file falls on the validation side."""
 MAX_MIB = 15.0
-"""Of the default corpus: both files then fit into a corpus of 16 MiB."""
+"""Size of the default corpus to read, so that both files fit into a corpus of 16 MiB."""
 
 
 def join(folder: Path) -> Split:
-    """Write the two files into a new or empty folder and return how they are split; raises DataError for another."""
+    """Write both files into a new or empty folder and return their split. Raises DataError for another folder."""
     if not folder.is_absolute():
-        raise DataError(f"folder is '{folder}'; allowed: an absolute path, since specs name it so")
+        raise DataError(f"folder is '{folder}'; allowed: an absolute path, because specs need one")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"folder {folder} is there and not empty; allowed: a new or an empty folder")
+        raise DataError(f"folder {folder} exists and is not empty; allowed: a new or an empty folder")
     whole = split_corpus(DataConfig(max_corpus_mib=MAX_MIB))
     folder.mkdir(parents=True, exist_ok=True)
     for name, files in ((FILES["train"], whole.train), (FILES["val"], whole.val)):
@@ -32,7 +32,7 @@ def join(folder: Path) -> Split:
 
 
 def main(arguments: list[str]) -> int:
-    """Join the corpus and say what was written."""
+    """Join the corpus and print the files."""
     if len(arguments) != 1:
         sys.stderr.write(f"joined_corpus: {len(arguments)} arguments; needed: one, the absolute path of a new folder\n")
         return 2

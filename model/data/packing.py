@@ -1,8 +1,8 @@
 """Packed rows: documents laid end to end and cut into rows of S + 1 tokens, with a document id per token. Torch-free.
 
-A row gives S inputs and S targets, shifted by one. Every document ends with the end-of-text token, which belongs to
-the document it ends: predicting it is learnt, predicting the next document's first token from it is not (its target
-is masked). Tokens left after the last whole row are dropped.
+A row gives S inputs and S targets, shifted by one. Every document ends with the end-of-text token, which belongs to it.
+The model learns to predict that token, but not the next document's first token from it (that target is masked). Tokens
+after the last whole row are dropped.
 
 Shapes: B rows of a batch, S sequence length.
 """
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     targets: NDArray[np.int64]
     """The token after each input, valid or not."""
     segment_ids: NDArray[np.int64]
-    """0 at the row's first input, one more wherever the document changes."""
+    """0 at the row's first input, plus 1 at every change of the document."""
     valid: NDArray[np.bool_]
     """Whether the target belongs to the input's document."""
 
@@ -44,7 +44,7 @@ class PackedRows:
 
     @classmethod
     def open(cls, folder: Path, side: str) -> "PackedRows":
-        """Map the rows that `write_rows` wrote for `side`."""
+        """Map the rows of `side` from `write_rows`."""
         tokens_path, doc_ids_path = row_paths(folder, side)
         return cls(tokens=np.load(tokens_path, mmap_mode="r"), doc_ids=np.load(doc_ids_path, mmap_mode="r"))
 
@@ -64,7 +64,7 @@ class PackedRows:
 
 
 def segment_ids(doc_ids_BS: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Count the document changes along each row, from 0; an id that comes back starts a new segment."""
+    """Count the document changes along each row, from 0. An id that returns starts a new segment."""
     segments_BS = np.zeros(doc_ids_BS.shape, dtype=np.int64)
     np.cumsum(doc_ids_BS[:, 1:] != doc_ids_BS[:, :-1], axis=1, out=segments_BS[:, 1:])
     return segments_BS
@@ -72,8 +72,8 @@ def segment_ids(doc_ids_BS: NDArray[np.int32]) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=4)
 def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.intp]:
-    """Return the order of rows in one epoch: a permutation fixed by seed and epoch on every machine."""
-    # Raw generator output keeps its stream across numpy versions; Generator.permutation does not promise to.
+    """Return the order of rows in one epoch, a permutation that seed and epoch fix on every machine."""
+    # raw generator output is stable across numpy versions; Generator.permutation does not promise that
     keys = np.random.PCG64(np.random.SeedSequence((seed, epoch))).random_raw(num_rows)
     order = np.argsort(keys, kind="stable")
     order.flags.writeable = False
@@ -81,21 +81,21 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.intp]:
 
 
 def rows_at(step: int, *, micro_batch: int, num_rows: int, seed: int) -> NDArray[np.intp]:
-    """Return the rows of a step's batch; every row is used once per epoch, and a batch may span two epochs."""
+    """Return the rows of a step's batch. Every row occurs once per epoch, and a batch may span two epochs."""
     epochs, places = np.divmod(np.arange(step * micro_batch, (step + 1) * micro_batch), num_rows)
     picks = [epoch_order(num_rows, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)]
     return np.array(picks, dtype=np.intp)
 
 
 def row_paths(folder: Path, side: str) -> tuple[Path, Path]:
-    """Return where the tokens and the document ids of a side lie in a dataset folder."""
+    """Return the files with tokens and document ids of a side in a dataset folder."""
     return folder / f"{side}_tokens.npy", folder / f"{side}_doc_ids.npy"
 
 
 def write_rows(
     documents: Iterable[NDArray[np.uint32]], folder: Path, side: str, *, seq_len: int, vocab_size: int
 ) -> int:
-    """Pack encoded documents into the files of `side` and return the number of rows; raises DataError below one."""
+    """Pack encoded documents into the files of `side` and return the number of rows. Raises DataError for none."""
     dtype: np.dtype[np.unsignedinteger] = np.dtype(np.uint16) if vocab_size <= 2**16 else np.dtype(np.uint32)
     stream = folder / f"{side}.stream"
     lengths = list(_write_stream(documents, stream, dtype))
@@ -103,7 +103,7 @@ def write_rows(
     if num_rows == 0:
         raise DataError(
             f"the {side} files hold {sum(lengths)} tokens and a row takes seq_len + 1 = {seq_len + 1}; "
-            f"give a larger corpus, more max_corpus_mib, another val_fraction or a shorter seq_len"
+            f"use a larger corpus, more max_corpus_mib, another val_fraction or a shorter seq_len"
         )
     shape = (num_rows, seq_len + 1)
     tokens_path, doc_ids_path = row_paths(folder, side)
@@ -120,7 +120,7 @@ def write_rows(
 def _write_stream(
     documents: Iterable[NDArray[np.uint32]], path: Path, dtype: np.dtype[np.unsignedinteger]
 ) -> Iterator[int]:
-    """Append documents to a flat file, so that a corpus need not fit into memory; yield each one's length."""
+    """Append documents to a flat file, because a corpus may exceed the memory, and yield their lengths."""
     with path.open("wb") as stream:
         for document in documents:
             stream.write(document.astype(dtype).tobytes())

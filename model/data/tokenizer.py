@@ -1,7 +1,7 @@
-"""Byte-level BPE trained on the training split: any text encodes, nothing is unknown. Torch-free.
+"""Byte-level BPE trained on the training split. It encodes any text without unknown tokens. Torch-free.
 
-Training looks at no more than TRAIN_TEXT_CHARS of text: merges learnt from a sample of that size compress the rest as
-well, and preparation stays a matter of seconds. The same text gives the same tokenizer, on any number of threads.
+Training reads at most TRAIN_TEXT_CHARS of text. Merges from a sample of that size compress the rest equally well, and
+preparation takes only seconds. The same text gives the same tokenizer with any number of threads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,13 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from model.errors import DataError
 
 VERSION = 1
-"""Raise when the same text would be tokenised differently; it enters the cache key."""
+"""Part of the cache key. Raise it when the same text is tokenised differently."""
 
 END_OF_TEXT = "<|endoftext|>"
-"""Token that ends every document. Written in a source file, it is plain text."""
+"""Token that ends every document. In a source file it is plain text."""
 
 TRAIN_TEXT_CHARS = 8 * 2**20
-"""Most characters that the merges are learnt from."""
+"""Most characters of text for learning the merges."""
 
 MIN_VOCAB_SIZE = 257
 """256 bytes and the end of text."""
@@ -39,7 +39,7 @@ class BpeTokenizer:
 
     @classmethod
     def train(cls, documents: Iterable[str], *, vocab_size: int) -> "BpeTokenizer":
-        """Learn at most `vocab_size` tokens from a sample of `documents`; raises DataError when it is too small."""
+        """Learn at most `vocab_size` tokens from a sample of `documents`. Raises DataError if that is too few."""
         if vocab_size < MIN_VOCAB_SIZE:
             raise DataError(f"vocab_size is {vocab_size}; allowed: at least {MIN_VOCAB_SIZE} (bytes and end of text)")
         engine = Tokenizer(models.BPE())
@@ -65,21 +65,21 @@ class BpeTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens learnt; below the requested size when the text has no more pairs to merge."""
+        """Number of tokens, below the requested size if the text has no more pairs to merge."""
         return int(self._engine.get_vocab_size())
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Encode documents in parallel; each result ends with the end-of-text token."""
+        """Encode documents in parallel. Each result ends with the end-of-text token."""
         encodings = self._engine.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array([*encoding.ids, self._end_of_text], dtype=np.uint32) for encoding in encodings]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of `tokens`, the end-of-text token left out."""
+        """Return the text of `tokens` without the end-of-text token."""
         return str(self._engine.decode([int(token) for token in tokens], skip_special_tokens=True))
 
 
 def _sample(documents: Iterable[str]) -> Iterator[str]:
-    """Yield documents until TRAIN_TEXT_CHARS are spent; the last one may be cut."""
+    """Yield documents up to TRAIN_TEXT_CHARS in all. The last one may be cut."""
     left = TRAIN_TEXT_CHARS
     for document in documents:
         yield document[:left]

@@ -1,22 +1,22 @@
-"""Causal self-attention with rotary positions, closed at document boundaries, and its implementations.
+"""Causal self-attention within documents, with rotary positions, and its implementations.
 
-Legend: B batch, S sequence, D d_model, H heads, E head width. Positions run over the whole row; they are not reset
-per document because rotary scores depend on differences only.
+Legend: B batch, S sequence, D d_model, H heads, E head width. Positions run over the whole row. They need no reset per
+document, because rotary scores depend only on differences.
 
 The gate `attention` chooses the implementation. Each takes q, k, v [B,H,S,E] and segment ids [B,S] and returns
-[B,H,S,E]: a token attends to itself and to the earlier tokens of its document. A document is a run of equal ids, so an
-id that comes back later in the row is another one.
+[B,H,S,E]. A token attends to itself and to the earlier tokens of its document. A document is a run of equal ids, so an
+id that returns later in the row starts another document.
 
-    sdpa    torch chooses the kernel, with the mask written out [B,1,S,S]; on XLA that is dense attention
-    flash   on a GPU, FlashAttention over documents laid end to end; no mask exists. Never traced: the number of
-            documents and the longest one differ from batch to batch, and a graph specialised for them is compiled again
-            each time. On XLA, torch_xla's kernel for TPUs
-    cudnn   cuDNN's kernel, with the mask written out
-    flex    a kernel that torch generates from the mask's definition; blocks of other documents are skipped
+    sdpa    torch chooses the kernel, with an explicit mask [B,1,S,S]; dense attention on XLA
+    flash   on a GPU, FlashAttention over documents laid end to end, without a mask. Never traced: the number of
+            documents and the longest one change with every batch, so a specialised graph would be compiled every time.
+            On XLA, torch_xla's kernel for TPUs
+    cudnn   cuDNN's kernel, with an explicit mask
+    flex    a kernel that torch generates from the mask's definition and that skips blocks of other documents
     splash, pallas_softcap   kernels for TPUs (kernels/xla_attention.py)
 
-None replaces another: what cannot run raises KernelUnsupported with the reason, also where scores are to be capped
-(`softcap`) and an implementation cannot.
+No implementation replaces another. One that cannot run, or cannot cap scores (`softcap`), raises KernelUnsupported with
+the reason.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class CausalAttention(nn.Module):
         self.out_proj = Linear(config.d_model, config.d_model, compute_dtype=compute_dtype)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return the attended tokens [B,S,D]. Raises KernelUnsupported when the backend cannot run here."""
+        """Return the attended tokens [B,S,D]. Raises KernelUnsupported if the backend cannot run here."""
         projected = self.qkv_proj(x_BSD)
         heads = projected.view(*projected.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         q_BHSE, k_BHSE, v_BHSE = heads.unbind(0)
@@ -82,12 +82,12 @@ def rotate_positions(x_BHSE: Tensor, theta: float) -> Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _ran(backend: str) -> None:
+def _record(backend: str) -> None:
     facts.record(ModelFact.ATTENTION, backend)
 
 
 def document_mask(segment_ids_BS: Tensor) -> Tensor:
-    """Return [B,1,S,S] bool: row t may look at column u, same document and u <= t."""
+    """Return [B,1,S,S] bool: row t may attend to column u, that is u <= t in the same document."""
     run_BS = document_runs(segment_ids_BS)
     same_BSS = run_BS.unsqueeze(2) == run_BS.unsqueeze(1)
     return same_BSS.tril().unsqueeze(1)
@@ -100,7 +100,7 @@ def document_runs(segment_ids_BS: Tensor) -> Tensor:
 
 
 def _sdpa(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
-    _ran("sdpa")
+    _record("sdpa")
     if softcap:
         return _capped_attention(q_BHSE, k_BHSE, v_BHSE, document_mask(segment_ids_BS), softcap)
     return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
@@ -113,7 +113,7 @@ def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tenso
     from torch.nn.attention.varlen import varlen_attn
 
     _need_gpu("flash", q_BHSE, HALF_DTYPES, softcap)
-    _ran("flash")
+    _record("flash")
     (edges, longest), (batch, _, length, _) = once_per_batch(segment_ids_BS, documents), q_BHSE.shape
     q_THE, k_THE, v_THE = (t.transpose(1, 2).flatten(0, 1).contiguous() for t in (q_BHSE, k_BHSE, v_BHSE))
     attended: Any = varlen_attn(q_THE, k_THE, v_THE, edges, edges, longest, longest, window_size=(-1, 0))
@@ -125,7 +125,7 @@ def _cudnn(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tenso
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     _need_gpu("cudnn", q_BHSE, HALF_DTYPES, softcap)
-    _ran("cudnn")
+    _record("cudnn")
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
 
@@ -134,14 +134,14 @@ def _flex(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor
     from torch.nn.attention.flex_attention import flex_attention
 
     _need_gpu("flex", q_BHSE, (*HALF_DTYPES, torch.float32), softcap)
-    _ran("flex")
+    _record("flex")
     mask = once_per_batch(segment_ids_BS, block_mask)
     attended: Tensor = _compiled(flex_attention)(q_BHSE, k_BHSE, v_BHSE, block_mask=mask)
     return attended
 
 
 def block_mask(segment_ids_BS: Tensor) -> "BlockMask":
-    """Return which blocks of 128 by 128 scores hold anything visible, and the mask's definition inside them."""
+    """Return the blocks of 128 by 128 scores with a visible score, and the mask's definition inside them."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     run_BS = document_runs(segment_ids_BS)
@@ -157,7 +157,7 @@ def block_mask(segment_ids_BS: Tensor) -> "BlockMask":
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled: uncompiled, both functions of flex attention write out all S by S scores."""
+    """Return `function` compiled. Uncompiled, both functions of flex attention build all S by S scores."""
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
     return compiled
 
@@ -167,8 +167,8 @@ def _need_gpu(backend: str, q_BHSE: Tensor, dtypes: tuple[torch.dtype, ...], sof
         raise KernelUnsupported(f"attention '{backend}' runs on an NVIDIA GPU; q is on {q_BHSE.device.type}")
     if q_BHSE.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        given = str(q_BHSE.dtype).removeprefix("torch.")
-        raise KernelUnsupported(f"attention '{backend}' takes {allowed}; q is {given}")
+        dtype = str(q_BHSE.dtype).removeprefix("torch.")
+        raise KernelUnsupported(f"attention '{backend}' takes {allowed}; q is {dtype}")
     if softcap:
         raise KernelUnsupported(f"attention '{backend}' cannot cap scores on a GPU; softcap is {softcap}, allowed: 0")
 
@@ -183,12 +183,12 @@ def _capped_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask_B1SS:
 def _on_tpu(
     backend: str, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0
 ) -> Tensor:
-    from kernels import xla_attention  # which imports torch_xla and jax where they are
+    from kernels import xla_attention  # lazy, for torch_xla and jax
 
     attended_BHSE = xla_attention.KERNELS[backend](
         q_BHSE, k_BHSE, v_BHSE, document_runs(segment_ids_BS), softcap=softcap
     )
-    _ran(backend)
+    _record(backend)
     return attended_BHSE
 
 
@@ -200,4 +200,4 @@ ATTEND: dict[str, Attend] = {
     "splash": partial(_on_tpu, "splash"),
     "pallas_softcap": partial(_on_tpu, "pallas_softcap"),
 }
-"""Implementation of every value of the gate."""
+"""Value of the gate -> implementation."""

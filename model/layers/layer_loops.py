@@ -1,8 +1,8 @@
-"""Neighbouring blocks of one letter as one loop of the graph, on lane xla: traced once, whatever their number.
+"""Adjacent blocks of one letter as one loop of the graph (lane xla), traced once for any number of blocks.
 
-Blocks of different letters have different parameters, so a pattern is cut into runs of equal letters; a run of one
-block, or of attention by a kernel for TPUs, which cannot stand inside a traced loop, is run as ever. What ran in loops
-is recorded. Legend: B batch, S sequence, D d_model, L blocks of a run.
+Blocks of different letters have different parameters, so a pattern is cut into runs of equal letters. Two kinds of runs
+have no loop: single blocks, and attention by a TPU kernel, which cannot be in a traced loop. The number of blocks in
+loops is recorded. Legend: B batch, S sequence, D d_model, L blocks of a run.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from model.facts import ModelFact
 
 
 class LayerLoops:
-    """Runs the blocks of a model. Not a module: it owns no parameters."""
+    """Runs the blocks of a model. It is not a module, because it owns no parameters."""
 
     def __init__(self, blocks: nn.ModuleList, config: HybridConfig) -> None:
         self._runs = [_Run(list(blocks)[at], letter, config) for letter, at in _runs(config.pattern)]
 
     def __call__(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return the residual stream after the last block. Raises KernelUnsupported elsewhere than on XLA."""
+        """Return the residual stream after the last block. Raises KernelUnsupported on other devices than XLA."""
         if x_BSD.device.type != "xla":
             raise KernelUnsupported(f"scan_layers runs on XLA devices; the model is on {x_BSD.device.type}")
         facts.record(ModelFact.LAYERS_IN_LOOPS, sum(len(run.blocks) for run in self._runs if run.in_loop))
@@ -37,7 +37,7 @@ class LayerLoops:
 
 
 class _Run:
-    """Neighbouring blocks of one letter."""
+    """Adjacent blocks of one letter."""
 
     def __init__(self, blocks: list[nn.Module], letter: str, config: HybridConfig) -> None:
         self.blocks = blocks
@@ -45,7 +45,7 @@ class _Run:
         self._is_mixer = letter == "M"
         self._remat = self._is_mixer and config.scan.remat
         self._bodies: dict[bool, tuple[Callable[..., Any], Partition]] = {}
-        """With gradients or without -> what one trip does, always the same object: it is traced once."""
+        """Whether gradients are needed -> body of one trip. The same object every time, so that it is traced once."""
 
     def __call__(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         if not self.in_loop:
@@ -67,18 +67,18 @@ class _Run:
     def _body(self) -> tuple[Callable[..., Any], Partition]:
         block = self.blocks[0]
 
-        def trip(x_BSD: Tensor, own: tuple[dict[str, Tensor], Tensor]) -> tuple[Tensor, None]:
-            parameters, segment_ids_BS = own
+        def trip(x_BSD: Tensor, inputs: tuple[dict[str, Tensor], Tensor]) -> tuple[Tensor, None]:
+            parameters, segment_ids_BS = inputs
             return torch.func.functional_call(block, parameters, (x_BSD, segment_ids_BS)), None
 
         return trip, Partition(remat=self._remat)
 
 
 def _runs(pattern: str) -> list[tuple[str, slice]]:
-    """Return the runs of equal letters, with their places."""
-    found, start = [], 0
+    """Return the runs of equal letters with their slices of the pattern."""
+    runs, start = [], 0
     for letter, group in groupby(pattern):
         length = len(list(group))
-        found.append((letter, slice(start, start + length)))
+        runs.append((letter, slice(start, start + length)))
         start += length
-    return found
+    return runs

@@ -1,4 +1,8 @@
-"""Gated MLP (SwiGLU). Legend: B batch, S sequence, D d_model, F hidden width."""
+"""Linear map, RMS norm and gated MLP with explicit dtypes. The model uses no autocast.
+
+Weights are float32 masters. A linear map casts both operands to `compute_dtype` and returns that dtype. Norms, residual
+sums, decays and step sizes stay float32. Legend: B batch, S sequence, D d_model, F hidden width.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one matmul."""
+    """SwiGLU: down(silu(gate(x)) * up(x)), with gate and up in one matmul."""
 
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
@@ -43,7 +47,7 @@ class GatedMLP(nn.Module):
         self.out_proj = Linear(config.mlp_width, config.d_model, compute_dtype=compute_dtype)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return [B,S,D]; every token by itself, so `segment_ids_BS` is not read."""
+        """Return [B,S,D]. Tokens are independent, so `segment_ids_BS` is unused."""
         del segment_ids_BS
         gate_BSF, up_BSF = self.up_proj(x_BSD).chunk(2, dim=-1)
         mixed: Tensor = self.out_proj(functional.silu(gate_BSF) * up_BSF)

@@ -1,4 +1,4 @@
-"""Mamba-3 MIMO mixer: one input projection, the scan, one output projection. There is no short convolution.
+"""Mamba-3 MIMO mixer: one input projection, the scan, one output projection, and no short convolution.
 
 Legend: B batch, S sequence, D d_model, I d_inner = H * P, H value heads, P head width, N state size, G groups,
 R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual block provides it.
@@ -18,7 +18,7 @@ from model.layers.linear import Linear, RMSNorm
 
 
 class Mamba3(nn.Module):
-    """Token mixer with a rank-R state space recurrence. All parameters are float32, whatever the compute dtype."""
+    """Token mixer with a rank-R state space recurrence. All parameters are float32 for every compute dtype."""
 
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Mamba3(nn.Module):
         self.dt_bias, self.D = _parameter(heads), _parameter(heads)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return the mixed tokens [B,S,D]; nothing passes from one document of a row to the next."""
+        """Return the mixed tokens [B,S,D]. Documents of a row do not affect each other."""
         result = mamba3_mimo(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), self._switches)
         mixed: Tensor = self.out_proj(result.out.flatten(2))
         return mixed
@@ -67,23 +67,23 @@ class Mamba3(nn.Module):
 
 
 def use_lane(lane: Lane, peer_site: Path | None) -> None:
-    """Make the lane's kernels importable: those of lane peer need another TileLang, from the folder `peer_site`.
+    """Make the lane's kernels importable. Lane peer needs another TileLang, from the folder `peer_site`.
 
-    Without a folder they are expected on the import path. Raises KernelUnsupported when the folder lacks them.
+    Without a folder they must be on the import path. Raises KernelUnsupported if the folder lacks them.
     """
     if lane is Lane.PEER and peer_site is not None:
         peer.use_site(peer_site)
 
 
 def lane_problem(lane: Lane, device: torch.device) -> str | None:
-    """Run a small scan with its gradients; return why `lane` does not work on `device`, None when it was right."""
+    """Run a small scan with its gradients; return why `lane` does not work on `device`, or None if it does."""
     return small_run_problem(lane, device)
 
 
 def decay_rate(dd_a: Tensor, activation: str, *, floor: float) -> Tensor:
     """Return A = -f(dd_a), at most -floor.
 
-    f is softplus or the heavy tail 1 + x for x >= 0 and 1 / (1 - x) below, which falls slower than an exponential.
+    f is softplus, or the heavy tail: 1 + x for x >= 0 and 1 / (1 - x) below, which falls slower than an exponential.
     """
     if activation == "softplus":
         rate = functional.softplus(dd_a)

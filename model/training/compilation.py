@@ -1,8 +1,8 @@
-"""What is compiled before step 0, and what can be known about it: seconds, graphs, cache hits; and what came later.
+"""The compilation before step 0 (seconds, graphs, cache hits), and counters of later compilations.
 
-Three things generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. The compiler of torch is
-imported only when it is used: a trial that runs eagerly should not pay for it. So counters of compilers are read from
-modules that something else has imported; what is not imported has compiled nothing.
+Three sources generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. An eager trial should
+not pay for the import of torch's compiler. So counters are read only from modules that something else has imported. A
+module that is not imported has compiled nothing.
 """
 
 import sys
@@ -24,16 +24,16 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 
 
 def _torch_compilations(dynamo: ModuleType) -> int:
-    """Count attempts to capture a frame, and graphs that inductor made ready: a backward pass is one of its own."""
-    made = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
+    """Count attempts to capture a frame, and graphs that inductor compiled or loaded. A backward pass counts itself."""
+    names = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
     frames: int = dynamo.counters["frames"]["total"]
-    graphs: int = sum(dynamo.counters["inductor"][name] for name in made)
+    graphs: int = sum(dynamo.counters["inductor"][name] for name in names)
     return frames + graphs
 
 
 def _scan_compilations(compiled: ModuleType) -> int:
-    made: int = compiled.num_kernels()
-    return made
+    count: int = compiled.num_kernels()
+    return count
 
 
 def _xla_compilations(_: ModuleType) -> int:
@@ -45,31 +45,31 @@ _COUNTERS: Mapping[str, Callable[[ModuleType], int]] = {
     scan_switches.COMPILER: _scan_compilations,
     xla_device.COMPILER: _xla_compilations,
 }
-"""How each compiler tells how often this process has compiled, by the module that knows. What third-party kernels
-(lane peer) compile by themselves is not counted."""
+"""Module of a compiler -> function that counts its compilations in this process. Kernels of third parties (lane peer)
+do not count."""
 
 
 def compilations() -> int:
-    """Return how many graphs and kernels this process has made ready so far, compiled or loaded from a cache on disk.
+    """Return how many graphs and kernels this process has compiled or loaded from a cache on disk.
 
-    Only its growth means something; it costs some microseconds.
+    Only the growth of the number is meaningful. It takes some microseconds.
     """
     return sum(count(sys.modules[name]) for name, count in _COUNTERS.items() if name in sys.modules)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """What compiling cost."""
+    """Cost of the compilation."""
 
     seconds: float = 0.0
-    """Wall seconds of the pass that compiled, its one execution included; 0 when nothing was compiled."""
+    """Wall seconds of the pass that compiled, including its execution; 0 without a compilation."""
     cache_hit: bool | None = None
-    """Whether all code came from the compilers' caches on disk; None when nothing was compiled, or it is not known:
-    lane peer does not tell."""
+    """Whether all code came from the compilers' caches on disk; None without a compilation, or for lane peer, which
+    does not report it."""
 
 
 def start_compilation(config: TrainConfig, model: nn.Module) -> Forward:
-    """Return the forward of `model` to be used, compiled at its first call; earlier compilations are forgotten."""
+    """Return the forward function of `model`, which compiles at its first call. Resets earlier compilations."""
     if uses_inductor(config):
         from torch._dynamo.utils import counters
 
@@ -79,15 +79,15 @@ def start_compilation(config: TrainConfig, model: nn.Module) -> Forward:
     return forward
 
 
-def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -> Compilation:
-    """Read the compilers' counters after the first pass, whose facts are `seen`; record those that say what was made.
+def record_compilation(config: TrainConfig, seconds: float, of_pass: facts.Facts) -> Compilation:
+    """Read the compilers' counters after the first pass, with its facts `of_pass`, and record them as facts.
 
-    The fact `ModelFact.COMPILED_GRAPHS` is there only if the model was compiled.
+    The fact `ModelFact.COMPILED_GRAPHS` is recorded only if the model was compiled.
     """
-    hits, misses = int(seen.get(ScanFact.KERNELS_LOADED, 0)), int(seen.get(ScanFact.KERNELS_COMPILED, 0))
+    hits, misses = int(of_pass.get(ScanFact.KERNELS_LOADED, 0)), int(of_pass.get(ScanFact.KERNELS_COMPILED, 0))
     for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED):
-        if name in seen:
-            facts.add(name, int(seen[name]))
+        if name in of_pass:
+            facts.add(name, int(of_pass[name]))
     if uses_inductor(config):
         from torch._dynamo.utils import counters
 
@@ -95,5 +95,5 @@ def record_compilation(config: TrainConfig, seconds: float, seen: facts.Facts) -
         misses += counters["inductor"]["fxgraph_cache_miss"]
         if config.compile:
             facts.add(ModelFact.COMPILED_GRAPHS, counters["stats"]["unique_graphs"])
-    told = hits + misses > 0 and config.model.scan.lane is not Lane.PEER
-    return Compilation(seconds=seconds, cache_hit=misses == 0 if told else None)
+    is_reported = hits + misses > 0 and config.model.scan.lane is not Lane.PEER
+    return Compilation(seconds=seconds, cache_hit=misses == 0 if is_reported else None)

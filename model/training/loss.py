@@ -1,7 +1,7 @@
 """Cross entropy of the next token, over all logits at once or chunk by chunk.
 
-Legend: T tokens, D d_model, V vocabulary. The matmuls run in the dtype of the hidden states, everything after them
-in float32.
+Legend: T tokens, D d_model, V vocabulary. The matmuls run in the dtype of the hidden states, all later operations in
+float32.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ from model.facts import ModelFact
 def cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, valid_mask: Tensor, kind: str = "dense", chunk_tokens: int = 256
 ) -> Tensor:
-    """Return the mean loss over the valid tokens (0 when there is none), a float32 scalar.
+    """Return the mean loss over the valid tokens, a float32 scalar; 0 without valid tokens.
 
-    `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (anything where invalid), `valid_mask` [...] bool.
-    `kind` "dense" keeps all logits for the backward pass; "chunked" holds those of `chunk_tokens` tokens at a time
-    and keeps the finished gradients [T,D] and [V,D] instead. Records the facts
-    `ModelFact.LOSS`, `ModelFact.ROWS` and `ModelFact.HIDDEN_DTYPE`.
+    `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (any value if invalid), `valid_mask` [...] bool.
+    `kind` "dense" saves all logits for the backward pass. "chunked" has the logits of `chunk_tokens` tokens at a time
+    and saves the finished gradients [T,D] and [V,D] instead. Records the facts `ModelFact.LOSS`, `ModelFact.ROWS` and
+    `ModelFact.HIDDEN_DTYPE`.
     """
     facts.record(ModelFact.ROWS, targets.shape[0])
     facts.record(ModelFact.HIDDEN_DTYPE, str(hidden.dtype).removeprefix("torch."))
@@ -48,14 +48,14 @@ def _dense(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Ten
 
 
 class _Gradients:
-    """Gradients of the chunked loss, filled while its forward pass walks over the chunks."""
+    """Gradients of the chunked loss, filled by its forward pass."""
 
     def __init__(self, hidden_TD: Tensor, weight_VD: Tensor) -> None:
         self.hidden_TD = torch.zeros_like(hidden_TD)
         self.weight_VD = torch.zeros_like(weight_VD)
 
     def add(self, rows: slice, hidden_CD: Tensor, weight_VD: Tensor, grad_CV: Tensor) -> None:
-        """Add the gradients of one chunk from that of its logits."""
+        """Add the gradients of one chunk from the gradient of its logits."""
         grad_CV = grad_CV.to(hidden_CD.dtype)
         self.hidden_TD[rows] = grad_CV @ weight_VD
         self.weight_VD += grad_CV.mT @ hidden_CD
@@ -69,7 +69,7 @@ def _chunked(
     chunk_tokens: int,
     gradients: _Gradients | None = None,
 ) -> Tensor:
-    """Return the mean loss; `gradients`, when given, receives the gradients of it."""
+    """Return the mean loss. `gradients`, if present, receives its gradients."""
     facts.record(ModelFact.LOSS, "chunked")
     count = valid_T.sum().clamp_min(1)
     weight_VD = weight_VD.to(hidden_TD.dtype)

@@ -1,10 +1,15 @@
-"""What a trial reads from its device: peak memory and clock.
+"""Readings from the device and the host: peak memory, clock, and load by others.
 
-Peak memory is the bytes in tensors, and what the process (CPU) or the caching allocator (CUDA) held for them. A CPU
-has no counter for bytes in tensors, and the resident set hides differences of a few MiB behind what the C allocator
-keeps. So on a CPU one more pass is run after the measured window, with torch's allocations watched: the same for every
-run of one configuration, to the byte. XLA on a CPU tells nothing of its buffers: there both numbers are the resident
-set, which holds the compiler too.
+Peak memory is two numbers: the bytes in tensors, and the bytes that the process (CPU) or the caching allocator (CUDA)
+occupied for them. A CPU has no counter for bytes in tensors, and memory that the C allocator keeps hides differences of
+a few MiB in the resident set. So on a CPU one more pass runs after the measured window while torch's allocations are
+profiled. The result is equal to the byte for every run of a configuration. XLA on a CPU does not report its buffers, so
+both numbers are the resident set, which includes the compiler.
+
+Load by others is the busy time of the cores minus the processor time of this process. The kernel counts the time of
+every core in ticks (/proc/stat). On a virtual machine a core may have been ready to run while the hypervisor ran
+another machine (steal). This is also load by others, and it is reported separately. Cores that this process may not use
+do not count.
 """
 
 import math
@@ -25,10 +30,10 @@ from model.errors import MeasurementError
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)
-"""Places of idle and of waiting for input and output among a core's counters."""
+"""Indices of idle and iowait among a core's counters."""
 _STEAL = 7
 _COUNTED = 8
-"""user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already."""
+"""user, nice, system, idle, iowait, irq, softirq, steal. Guests are part of user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +41,9 @@ class CoreTimes:
     """Seconds since boot, summed over cores."""
 
     busy_s: float
-    """Of anything: processes, interrupts, other machines in this one's place."""
+    """Time for processes, interrupts and other machines in place of this one."""
     stolen_s: float
-    """Of other machines in this one's place."""
+    """Time for other machines in place of this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +51,43 @@ class HostShares:
     """Shares of the cores' time, between 0 and 1."""
 
     foreign: float | None
-    """Of anything but this process; None where the kernel's counters are missing, or show less than this process alone
-    used. What the counters cannot resolve counts as nothing: two ticks on every core; over several parts their errors
-    add up as squares."""
+    """Share of everything except this process. None if the kernel's counters are missing, or show less time than this
+    process used. The resolution of the counters, two ticks per core, counts as 0. Over several parts these errors add
+    up as squares."""
     stolen: float | None
-    """What of it a hypervisor gave to other machines; None like `foreign`."""
+    """Part of `foreign` that a hypervisor gave to other machines. None like `foreign`."""
 
 
-class _Look(NamedTuple):
+class _Moment(NamedTuple):
     """Seconds at one moment."""
 
     wall_s: float
     own_s: float
-    """Of this process on all cores."""
+    """Processor time of this process on all cores."""
     cores: CoreTimes | None
-    """Of everything on our cores."""
+    """Times of our cores."""
 
 
 class HostLoad:
-    """Measures from its construction on, but for its pauses."""
+    """Measures the load by others from its construction on, except during pauses."""
 
     def __init__(self) -> None:
         self._cores = os.sched_getaffinity(0)
-        self._parts: list[tuple[_Look, _Look]] = []
-        self._start = self._look()
+        self._parts: list[tuple[_Moment, _Moment]] = []
+        self._start = self._read()
 
     def pause(self) -> None:
-        """Leave out what follows."""
-        self._parts.append((self._start, self._look()))
+        """Stop measuring."""
+        self._parts.append((self._start, self._read()))
 
     def resume(self) -> None:
-        """Count again after a pause."""
-        self._start = self._look()
+        """Continue after a pause."""
+        self._start = self._read()
 
     def shares(self) -> HostShares:
-        """Return the shares of the cores' time that went to others so far; not to be asked during a pause."""
+        """Return the shares of the cores' time that went to others so far. Do not call it during a pause."""
         wall = spent = total = stolen = 0.0
-        parts = [*self._parts, (self._start, self._look())]
+        parts = [*self._parts, (self._start, self._read())]
         for start, end in parts:
             if start.cores is None or end.cores is None:
                 return HostShares(foreign=None, stolen=None)
@@ -96,8 +101,8 @@ class HostLoad:
         whole = wall * len(self._cores)
         return HostShares(foreign=_share(total - spent - slack, whole), stolen=_share(stolen - slack, whole))
 
-    def _look(self) -> _Look:
-        return _Look(time.perf_counter(), time.process_time(), core_times(self._cores))
+    def _read(self) -> _Moment:
+        return _Moment(time.perf_counter(), time.process_time(), core_times(self._cores))
 
 
 def _share(part: float, whole: float) -> float:
@@ -105,7 +110,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def core_times(cores: set[int]) -> CoreTimes | None:
-    """Return how `cores` spent their time since boot; None where the kernel does not tell."""
+    """Return the times of `cores` since boot, or None if the kernel does not report them."""
     try:
         rows = [line.split() for line in _STAT.read_text(encoding="ascii").splitlines()]
     except OSError:
@@ -115,7 +120,7 @@ def core_times(cores: set[int]) -> CoreTimes | None:
     if len(ticks) < len(wanted):
         return None
     per_second = os.sysconf("SC_CLK_TCK")
-    idle = sum(row[place] for row in ticks for place in _IDLE)
+    idle = sum(row[index] for row in ticks for index in _IDLE)
     return CoreTimes(
         busy_s=(sum(map(sum, ticks)) - idle) / per_second, stolen_s=sum(row[_STEAL] for row in ticks) / per_second
     )
@@ -124,29 +129,29 @@ def core_times(cores: set[int]) -> CoreTimes | None:
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK_RSS = "5"
-_CAN_ASK_THE_CLOCK = find_spec("pynvml") is not None
+_HAS_PYNVML = find_spec("pynvml") is not None
 
 MEASURED_DEVICES = ("cpu", "cuda", "xla")
-"""Torch's device types that can be read; one that is not here is refused, not read as another."""
+"""Torch device types with a reading. Others are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPeak:
-    """Highest memory since a meter was started, in bytes."""
+    """Peak memory since the start of a meter, in bytes."""
 
     allocated_bytes: int
     """Bytes in tensors."""
     reserved_bytes: int
-    """CPU: the resident set. CUDA: bytes that the allocator holds on the device."""
+    """CPU: the resident set. CUDA: bytes that the allocator reserved on the device."""
 
 
 class PeakMeter:
-    """Measures the peak from its construction on; raises MeasurementError where the system does not tell."""
+    """Measures the peak from its construction on. Raises MeasurementError if the system does not report it."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type not in MEASURED_DEVICES:
-            known = ", ".join(MEASURED_DEVICES)
-            raise MeasurementError(f"peak memory cannot be measured on devices of type '{device.type}'; known: {known}")
+            types = ", ".join(MEASURED_DEVICES)
+            raise MeasurementError(f"peak memory cannot be measured on devices of type '{device.type}'; known: {types}")
         self._device = device
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -154,10 +159,10 @@ class PeakMeter:
         elif device.type != "xla" or xla_device.peak_bytes() is None:
             _reset_peak_rss()
 
-    def read(self, one_pass: Callable[[], None], *, held_bytes: int) -> MemoryPeak:
-        """Return the peak up to now.
+    def read(self, one_pass: Callable[[], None], *, state_bytes: int) -> MemoryPeak:
+        """Return the peak so far.
 
-        On a CPU `one_pass`, a forward and backward pass, is run and watched; `held_bytes` are in tensors all the time.
+        On a CPU this profiles `one_pass`, a forward and backward pass. `state_bytes` are always in tensors.
         """
         if self._device.type == "cuda":
             return MemoryPeak(
@@ -168,17 +173,17 @@ class PeakMeter:
             peak = xla_device.peak_bytes() or _status_bytes("VmHWM")
             return MemoryPeak(allocated_bytes=peak, reserved_bytes=peak)
         reserved_bytes = _status_bytes("VmHWM")
-        return MemoryPeak(allocated_bytes=held_bytes + watched_peak_bytes(one_pass), reserved_bytes=reserved_bytes)
+        return MemoryPeak(allocated_bytes=state_bytes + profiled_peak_bytes(one_pass), reserved_bytes=reserved_bytes)
 
 
-def watched_peak_bytes(run: Callable[[], None]) -> int:
-    """Run `run` once; return the highest sum of CPU bytes that it had allocated and not yet freed.
+def profiled_peak_bytes(run: Callable[[], None]) -> int:
+    """Run `run` once; return the peak of its CPU bytes that were allocated and not yet freed.
 
-    Raises MeasurementError when torch reports no allocation at all.
+    Raises MeasurementError if torch reports no allocation.
     """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as session:
         run()
-    profiler = watched.profiler
+    profiler = session.profiler
     events = [] if profiler is None else profiler.kineto_results.events()
     changes: list[tuple[int, int]] = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     if not changes:
@@ -187,11 +192,11 @@ def watched_peak_bytes(run: Callable[[], None]) -> int:
 
 
 def read_clock_mhz(device: torch.device) -> float | None:
-    """Return the clock of the multiprocessors in MHz now; None on a CPU, and without the package nvidia-ml-py.
+    """Return the current clock of the multiprocessors in MHz; None on a CPU or without the package nvidia-ml-py.
 
-    Costs about 0.1 ms, so it is asked between two measured steps.
+    It takes about 0.1 ms, so call it between two measured steps.
     """
-    if device.type != "cuda" or not _CAN_ASK_THE_CLOCK:
+    if device.type != "cuda" or not _HAS_PYNVML:
         return None
     return float(torch.cuda.clock_rate(device))
 
@@ -207,7 +212,7 @@ def _reset_peak_rss() -> None:
 
 
 def _status_bytes(field: str) -> int:
-    """Return a field of this process's status in bytes."""
+    """Return a field of this process's status, in bytes."""
     try:
         text = _STATUS.read_text(encoding="ascii", errors="replace")
     except OSError as error:

@@ -1,8 +1,8 @@
-"""How the tensors of one training step lie on the devices of a mesh (lane xla); the partitioner does the rest.
+"""Layout of one training step's tensors on the devices of a mesh (lane xla). The partitioner does the rest.
 
 Every device takes an equal share of a batch's rows, and of the residual stream between blocks. With `fsdp` weight
-matrices and their two moments are divided along their longest axis that the number of devices divides, and gathered
-where they are used; everything smaller is whole on every device. With `replicated` all of it is whole.
+matrices and their two moments are divided along the longest axis that the number of devices divides, and gathered
+before use. Smaller tensors are whole on every device. With `replicated` all parameters are whole.
 """
 
 import torch
@@ -20,7 +20,7 @@ class Mesh:
     """The layout of one model's tensors."""
 
     def __init__(self, config: TrainConfig, model: Hybrid, optimizer: torch.optim.Optimizer) -> None:
-        """Lay everything out. Raises ConfigError for gates, KernelUnsupported for a matrix that cannot be divided."""
+        """Lay out parameters and state. Raises ConfigError for gates, KernelUnsupported for an indivisible matrix."""
         check_mesh(config)
         self._config = config.mesh
         self._matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
@@ -39,22 +39,21 @@ class Mesh:
         return batch
 
     def record(self) -> None:
-        """Record how the weight matrices lie on the devices now, as the runtime tells it."""
-        divided = {xla_device.is_divided(parameter) for parameter in self._matrices}
-        for answer in divided:
-            facts.record(ModelFact.SHARDING, "fsdp" if answer else "replicated")
+        """Record the runtime's current layout of the weight matrices."""
+        for is_divided in {xla_device.is_divided(parameter) for parameter in self._matrices}:
+            facts.record(ModelFact.SHARDING, "fsdp" if is_divided else "replicated")
         facts.record(ModelFact.MESH_DEVICES, xla_device.num_devices())
 
     def _axis(self, name: str, parameter: nn.Parameter) -> int | None:
         if self._config.sharding == "replicated" or parameter.dim() != 2:
             return None
-        able = [axis for axis in (0, 1) if parameter.shape[axis] % self._config.devices == 0]
-        if not able:
+        divisible = [axis for axis in (0, 1) if parameter.shape[axis] % self._config.devices == 0]
+        if not divisible:
             raise KernelUnsupported(
                 f"parameter '{name}' has the shape {list(parameter.shape)}, and {self._config.devices} devices divide "
                 f"neither axis; allowed with sharding fsdp: matrices with an axis that is a multiple of it"
             )
-        return max(able, key=lambda axis: parameter.shape[axis])
+        return max(divisible, key=lambda axis: parameter.shape[axis])
 
 
 def _divide_output(_block: nn.Module, _inputs: object, x_BSD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One optimiser step: what a trial repeats, and what a compilation compiles. One place, so that both are the same."""
+"""One optimiser step: AdamW, learning rate, loss and update. Trials and compilations share this code."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ from model.training.compilation import Forward
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Whether weight decay applies: to matrices, not to vectors (norm weights, dt_bias, D) or biases of any shape."""
+    """Return whether weight decay applies: to matrices, not to vectors (norm weights, dt_bias, D) or biases."""
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 
 def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
-    """Build the optimiser with weight decay only where `decays` says so."""
+    """Return the optimiser, with weight decay for the parameters that `decays` selects."""
     trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
     groups = [
         {"params": [p for name, p in trained if decays(name, p)], "weight_decay": config.weight_decay},
@@ -33,12 +33,12 @@ def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimCon
 def _compilable(groups: list[dict[str, Any]], betas: tuple[float, float], rate: float) -> torch.optim.AdamW:
     """Return AdamW whose steps are equal graphs from the first one on.
 
-    What changes from step to step is a tensor, because a number would be compiled into the graph, and the state that
-    AdamW makes in its first step is there before it.
+    Values that change from step to step are tensors, because a number would be compiled into the graph. The state that
+    AdamW creates in its first step exists before it.
     """
     device = groups[0]["params"][0].device
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, capturable=True, foreach=False)
-    for group in optimizer.param_groups:  # its constructor would read a tensor's value, and so run a graph
+    for group in optimizer.param_groups:  # the constructor would read a tensor's value and so run a graph
         group["lr"] = torch.tensor(rate).to(device)
     for parameter in (parameter for group in groups for parameter in group["params"]):
         optimizer.state[parameter] = {
@@ -59,12 +59,12 @@ def learning_rate(step: int, config: OptimConfig) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Use `rate` in every group from the next step on."""
     for group in optimizer.param_groups:
-        known = group["lr"]
-        group["lr"] = torch.tensor(rate).to(known.device) if isinstance(known, torch.Tensor) else rate
+        old = group["lr"]
+        group["lr"] = torch.tensor(rate).to(old.device) if isinstance(old, torch.Tensor) else rate
 
 
 class DeviceBatch(NamedTuple):
-    """One batch on the device; every tensor is [B,S]."""
+    """One batch on the device. Every tensor is [B,S]."""
 
     tokens: Tensor
     """int64."""
@@ -85,7 +85,7 @@ def batch_loss(forward: Forward, head_weight: Tensor, batch: DeviceBatch, config
 def update(
     loss_now: Tensor, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, config: TrainConfig
 ) -> Tensor:
-    """Update the parameters by the gradients of `loss_now`; return it and the gradients' norm before clipping, [2]."""
+    """Update the parameters by the gradients of `loss_now`; return [2]: loss, gradient norm before clipping."""
     loss_now.backward()  # type: ignore[no-untyped-call]
     grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
     optimizer.step()

@@ -1,7 +1,11 @@
-"""The whole training step as one XLA graph, traced on tensors without memory: nothing is computed, no data is read.
+"""The training step as one XLA graph: traced on tensors without memory, and the attestation of any such graph.
 
 The graph holds the model, the loss and the optimiser's update. Its inputs are those of a trained step: parameters,
-optimiser state, learning rate and batch.
+optimiser state, learning rate and batch. Tracing computes nothing and reads no data.
+
+Python code records as facts that it put loops over layers, recomputed values and kernels into the graph. `attest`
+checks these facts in the lowered module, which is the compiler's input. A fact that the module contradicts is replaced
+by the module's contents, so that its gate is not live.
 """
 
 import time
@@ -24,16 +28,16 @@ from model.training.optim_step import DeviceBatch, batch_loss, update
 
 
 def attest(graph: Graph, observed: facts.Facts, config: TrainConfig) -> None:
-    """Correct what was `observed` while one training step was traced, both passes, by its lowered module."""
+    """Correct the facts `observed` during the tracing of one training step, both passes, by its lowered module."""
     if graph.custom_calls:
         observed[ModelFact.KERNELS] = ", ".join(f"{count} {name}" for name, count in graph.custom_calls.items())
     observed.update(dict(_corrections(graph, observed, config)))
 
 
 def _corrections(graph: Graph, observed: Mapping[str, Fact], config: TrainConfig) -> Iterator[tuple[str, Fact]]:
-    yield from _handed(graph, observed)
-    if observed.get(ScanFact.SCHEDULE) != "sequential":  # whose loops are those over chunks
-        yield from _looped(graph, observed)
+    yield from _wrong_bytes(graph, observed)
+    if observed.get(ScanFact.SCHEDULE) != "sequential":  # its loops run over chunks
+        yield from _wrong_loops(graph, observed)
     problem = xla_attention.calls_problem(
         str(observed.get(ModelFact.ATTENTION)), graph.custom_calls, layers=config.model.pattern.count("A")
     )
@@ -41,18 +45,18 @@ def _corrections(graph: Graph, observed: Mapping[str, Fact], config: TrainConfig
         yield ModelFact.ATTENTION, problem
 
 
-def _handed(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
-    """Compare the bytes that the partitions hand to backward passes with those that pass the module's barriers."""
-    claimed = observed.get(ScanFact.HANDED_BYTES, 0)
-    if graph.barrier_bytes == claimed:
+def _wrong_bytes(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
+    """Compare the partitions' bytes for backward passes with the bytes that pass the module's barriers."""
+    recorded = observed.get(ScanFact.HANDED_BYTES, 0)
+    if graph.barrier_bytes == recorded:
         return
-    said = f"not in the graph: {claimed} bytes for backward passes, {graph.barrier_bytes} behind barriers"
+    text = f"not in the graph: {recorded} bytes for backward passes, {graph.barrier_bytes} behind barriers"
     for fact in (ScanFact.REMAT, ScanFact.PSIV_CACHE):
-        yield fact, said
+        yield fact, text
 
 
-def _looped(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
-    """Count the blocks in loops: each loop over layers is there twice, for both passes."""
+def _wrong_loops(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
+    """Compare the blocks in loops. Each loop over layers occurs twice, for both passes."""
     trips = sum(length * number for length, number in graph.loops.items())
     if trips != 2 * int(observed.get(ModelFact.LAYERS_IN_LOOPS, 0)):
         yield ModelFact.LAYERS_IN_LOOPS, trips // 2
@@ -60,20 +64,20 @@ def _looped(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, F
 
 @dataclass(frozen=True, kw_only=True)
 class TracedStep:
-    """One training step, lowered and not compiled."""
+    """One training step, lowered but not compiled."""
 
     module: bytes
     """Serialized HloModuleProto."""
     graph: Graph
-    """What the module contains."""
+    """Contents of the module."""
     facts: Mapping[str, facts.Fact]
-    """What the code said about itself while it was traced, corrected by the module."""
+    """Facts that the code recorded during the tracing, corrected by the module."""
     parameters: int
     """Trainable parameters."""
     input_bytes: int
-    """Bytes of everything that the step reads: parameters, optimiser state, batch."""
+    """Bytes of all inputs of the step: parameters, optimiser state, batch."""
     flops_per_step: int
-    """Model FLOPs of one step, counted from the configuration."""
+    """Model FLOPs of one step, computed from the configuration."""
     seconds: float
     """Wall seconds of tracing and lowering."""
 
@@ -81,7 +85,7 @@ class TracedStep:
 def trace_step(config: TrainConfig) -> TracedStep:
     """Trace one training step of `config`.
 
-    Raises KernelUnsupported where the lane or a gate cannot run, and the errors of model and loss.
+    Raises KernelUnsupported if the lane or a gate cannot run, and the errors of model and loss.
     """
     started = time.perf_counter()
     if config.mesh.devices > 1:
@@ -124,7 +128,7 @@ def _placeholder_model(config: TrainConfig) -> hybrid.Hybrid:
 
 
 def _placeholder_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give AdamW the state that it has from its second step on, and the rate that every step brings."""
+    """Give AdamW its state from the second step on, and a learning rate as input."""
     for group in optimizer.param_groups:
         group["lr"] = xla_device.placeholder((), torch.float32)
         for parameter in group["params"]:

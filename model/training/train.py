@@ -1,13 +1,14 @@
 """The training loop of one trial: step 0, warm-up, timed steps, then the validation loss.
 
-What would surprise: where code is generated (torch.compile, scan kernels, flex attention), one forward and backward
-pass runs before step 0, so that compilation is a number of its own; the facts for gate attestation are what the code
-recorded during step 0, and what the compilers told of that pass. The warm-up lasts `steps.warmup_s` of passes without
-an update, then `steps.warmup` steps, and ends with something that compiled nothing: the number of updates before the
-window is fixed, whatever the machine's speed. Garbage is collected before the warm-up, and Python's automatic
-collection is off until the window's end: its pauses land in single steps, and one slows the next step down.
-Validation runs the uncompiled module on the same weights, so it compiles nothing. On a CPU one more pass, not timed and
-without an update, shows the memory in tensors (model.training.measurement).
+- Compilation: if code is generated (torch.compile, scan kernels, flex attention), one forward and backward pass runs
+  before step 0 and is timed by itself.
+- Facts: gate attestation uses the facts of step 0, and the compilers' counters of that first pass.
+- Warm-up: `steps.warmup_s` of passes without an update, then `steps.warmup` steps, then passes until one compiles
+  nothing. So the number of updates before the window does not depend on the machine's speed.
+- Garbage: collected before the warm-up. Python's automatic collection is off until the end of the window, because its
+  pauses fall into single steps and slow down the next one.
+- Validation: the uncompiled module with the same weights, so it compiles nothing.
+- Memory: on a CPU one more pass, untimed and without an update, measures the memory in tensors.
 """
 
 import gc
@@ -44,22 +45,22 @@ from model.training.mesh import Mesh
 from model.training.optim_step import DeviceBatch, batch_loss, update
 
 Yield: TypeAlias = Callable[[], None]
-"""Lets the others run; returns when this trial is to go on."""
+"""Function that lets the other trials run and returns when this trial may continue."""
 
 
 class Others:
-    """The other trials of a block, as one of them sees them: they run before each of its slices and after the last."""
+    """The other trials of a block, which run before each slice of this trial and after the last one."""
 
     def __init__(self, steps: StepsConfig, yield_to: Yield | None) -> None:
         if (steps.slice > 0) != (yield_to is not None):
-            there = "somebody" if yield_to else "nobody"
-            raise ValueError(f"steps.slice is {steps.slice}, and there is {there} to yield to between slices")
+            state = "present" if yield_to else "absent"
+            raise ValueError(f"steps.slice is {steps.slice}, but yield_to_others is {state}; allowed: both or neither")
         self._yield_to = yield_to
         self.waited_s = None if yield_to is None else 0.0
-        """Seconds for which this trial waited so far; None where it runs in one go."""
+        """Seconds that this trial has waited; None without slices."""
 
     def run(self, load: HostLoad) -> None:
-        """Let the others run, which are no foreign `load`."""
+        """Let the others run. Their work does not count as foreign `load`."""
         if self._yield_to is None or self.waited_s is None:
             return
         load.pause()
@@ -71,17 +72,17 @@ class Others:
 
 @contextmanager
 def reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Seed torch, choose deterministic kernels and the thread count; put the settings back afterwards."""
+    """Seed torch, choose deterministic kernels and the thread count; restore the settings afterwards."""
     threads = torch.get_num_threads()
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     enabled = torch.are_deterministic_algorithms_enabled()
     if device.type == "cuda":
-        # cuBLAS reads it when its handle is made; torch refuses deterministic mode without it.
+        # cuBLAS reads it when it creates its handle; torch refuses deterministic mode without it
         os.putenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     torch.use_deterministic_algorithms(True)
-    # Filling every new tensor with NaN finds bugs, and would be measured here as the model's time.
+    # filling every new tensor with NaN finds bugs, but would count as the model's time
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
@@ -93,7 +94,7 @@ def reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def no_automatic_gc() -> Iterator[None]:
-    """Collect garbage now and not again until the end of the block; a step leaves no reference cycles behind."""
+    """Collect garbage now and not again until the end of the block. A step leaves no reference cycles."""
     gc.collect()
     gc.disable()
     try:
@@ -103,7 +104,7 @@ def no_automatic_gc() -> Iterator[None]:
 
 
 MAX_COMPILING_PASSES = 20
-"""Passes in a row that may compile something at the end of the warm-up."""
+"""Most consecutive passes at the end of the warm-up that may compile something."""
 
 
 class TrainResult(TrialMeasurements):
@@ -123,19 +124,15 @@ def train(
     device: torch.device | None = None,
     yield_to_others: Yield | None = None,
 ) -> TrainResult:
-    """Train `config` from its seed on `dataset` and measure it; `on_step` is called between steps.
+    """Train `config` from its seed on `dataset` and return the measurements. Calls `on_step` between steps.
 
-    Without a `device` it uses the CUDA device where there is one, else the CPU. Config, data and machine being equal,
-    losses are bit-identical. A config with slices needs `yield_to_others`.
+    Without a `device` it uses the CUDA device if present, else the CPU. With equal config, data and machine the losses
+    are bit-identical. A config with slices needs `yield_to_others`.
 
-    Raises
-    ------
-    DataError
-        When the dataset does not fit the config.
-    NonFiniteLoss
-        When a loss or gradient norm is NaN or infinite.
-    torch.OutOfMemoryError, MemoryError
-        As they come.
+    Raises:
+        DataError: the dataset does not fit the config.
+        NonFiniteLoss: a loss or gradient norm is NaN or infinite.
+        torch.OutOfMemoryError, MemoryError: out of memory.
 
     """
     started = time.perf_counter()
@@ -147,7 +144,7 @@ def train(
         trainer = _Trainer(config, dataset, device, started=started)
         steps, observed, shares = _run_steps(trainer, on_step, others)
         loss_val = trainer.validate()
-        peak = meter.read(trainer.one_pass, held_bytes=trainer.held_bytes())
+        peak = meter.read(trainer.one_pass, state_bytes=trainer.state_bytes())
         trainer.explain_compilations(steps, observed)
     return TrainResult(
         steps=steps,
@@ -172,7 +169,7 @@ def train(
 def _run_steps(
     trainer: "_Trainer", on_step: OnStep, others: Others
 ) -> tuple[tuple[Step, ...], facts.Facts, HostShares]:
-    """Run every step in its phase; return the records, the facts of step 0, and the load by others after it."""
+    """Run every step in its phase; return the records, the facts of step 0, and the load by others after step 0."""
     records: list[Step] = []
 
     def run(phase: Phase, indices: range) -> None:
@@ -207,7 +204,7 @@ class _Trainer:
         self.compilation = Compilation()
         self.warmup_passes: list[float] = []
         self._started = started
-        self._compiled_last = 0
+        self._last_compilations = 0
         """Compilations during the last step or pass."""
         self._first_module: bytes | None = None
         """Lowered graph of step 0, on XLA."""
@@ -216,7 +213,7 @@ class _Trainer:
         self._forward: Forward = self._model
         self._optimizer = optim_step.adamw(self._model.named_parameters(), config.optim)
         self._mesh = Mesh(config, self._model, self._optimizer) if config.mesh.devices > 1 else None
-        self._wait()  # on XLA parameters and state are made here, apart from the first step
+        self._wait()  # on XLA this creates parameters and state, outside the first step
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
     def compile(self) -> None:
@@ -225,22 +222,22 @@ class _Trainer:
             return
         start = time.perf_counter()
         self._forward = start_compilation(self.config, self._model)
-        # Step 0 records the facts of a pass: counters must count it once.
-        with facts.collect() as seen:
+        # step 0 records the facts of a pass, so the counters of this pass are collected apart
+        with facts.collect() as of_pass:
             self.one_pass()
         self._wait()
-        self.compilation = record_compilation(self.config, time.perf_counter() - start, seen)
+        self.compilation = record_compilation(self.config, time.perf_counter() - start, of_pass)
 
     def load(self) -> None:
-        """Run passes until the seconds of the warm-up are over."""
+        """Run passes for the seconds of the warm-up."""
         end = time.perf_counter() + self.config.steps.warmup_s
         while time.perf_counter() < end:
             self._warmup_pass()
 
     def settle(self) -> None:
-        """Run passes until one compiled nothing, if the last step did. Raises StillCompiling."""
+        """Run passes until one compiles nothing, if the last step compiled something. Raises StillCompiling."""
         for _ in range(MAX_COMPILING_PASSES):
-            if self._compiled_last == 0:
+            if self._last_compilations == 0:
                 return
             self._warmup_pass()
         raise StillCompiling(f"{MAX_COMPILING_PASSES} passes in a row after the warm-up compiled something")
@@ -250,26 +247,26 @@ class _Trainer:
         self.one_pass()
         self._wait()
         self.warmup_passes.append(time.perf_counter() - start)
-        self._compiled_last = compilations() - before
+        self._last_compilations = compilations() - before
 
     def step(self, index: int, phase: Phase) -> Step:
         """Run one optimiser step and wait for the device once, at its end."""
         before = compilations()
         start = time.perf_counter()
-        told = self._update(index)
+        loss_and_norm = self._update(index)
         if index == 0 and self.device.type == "xla":
-            self._first_module = xla_device.hlo_proto(self._outputs(told))
+            self._first_module = xla_device.hlo_proto(self._outputs(loss_and_norm))
         self._wait()  # on XLA the step is one graph, which runs here
-        loss_value, norm_value = told.tolist()
+        loss_value, norm_value = loss_and_norm.tolist()
         end = time.perf_counter()
-        self._compiled_last = compilations() - before
+        self._last_compilations = compilations() - before
         record = Step(
             index=index,
             phase=phase,
             seconds=end - start,
             began_s=start - self._started,
             ended_s=end - self._started,
-            compilations=self._compiled_last,
+            compilations=self._last_compilations,
             tokens=self.config.tokens_per_step,
             loss=loss_value,
             grad_norm=norm_value,
@@ -279,40 +276,39 @@ class _Trainer:
         return record
 
     def _update(self, index: int) -> Tensor:
-        """Begin step `index`: on XLA it is recorded and runs when it is waited for."""
+        """Begin step `index`. On XLA this only records the step, which runs at the next wait."""
         optim_step.set_learning_rate(self._optimizer, optim_step.learning_rate(index, self.config.optim))
         loss_now = self._loss(self._forward, self._batch(index))
         return update(loss_now, self.parameters, self._optimizer, self.config)
 
-    def _outputs(self, told: Tensor) -> list[Tensor]:
-        return [told, *self.parameters, *self._state()]
+    def _outputs(self, loss_and_norm: Tensor) -> list[Tensor]:
+        return [loss_and_norm, *self.parameters, *self._state()]
 
     def attest(self, observed: facts.Facts) -> None:
-        """Hold what was observed in step 0 against the graph that ran, and against what lies on the devices."""
+        """Correct the facts of step 0 by the graph that ran, and record the layout on the devices."""
         if self._first_module is not None:
             traced_step.attest(xla_graph.read_graph(self._first_module), observed, self.config)
         if self._mesh is not None:
             self._mesh.record()
 
     def explain_compilations(self, steps: Iterable[Step], observed: facts.Facts) -> None:
-        """Where a step of the window compiled on XLA, record how its graph differs from that before the window.
+        """If a timed step compiled on XLA, record how its graph differs from the last graph before the window.
 
-        Both steps run once more: their graphs were gone when it was known.
+        Both steps run again, because their graphs no longer exist.
         """
-        guilty = next((step.index for step in steps if step.phase == "timed" and step.compilations), None)
-        if guilty is None or self.device.type != "xla":
+        compiled = next((step.index for step in steps if step.phase == "timed" and step.compilations), None)
+        if compiled is None or self.device.type != "xla":
             return
-        before, after = (self._graph_again(index) for index in (self.config.steps.warmup, guilty))
+        before, after = (self._graph_again(index) for index in (self.config.steps.warmup, compiled))
         observed[ModelFact.GRAPH_CHANGE] = describe_change(before, after)
 
     def _graph_again(self, index: int) -> str:
-        told = self._update(index)
-        text = xla_device.hlo_text(self._outputs(told))
+        text = xla_device.hlo_text(self._outputs(self._update(index)))
         self._wait()
         return text
 
     def validate(self) -> float | None:
-        """Return the mean loss over the valid tokens of the validation rows; None when there are none to evaluate."""
+        """Return the mean loss over the valid tokens of the validation rows, or None without validation rows."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         num_valid = 0
         with torch.no_grad():
@@ -326,10 +322,10 @@ class _Trainer:
     def one_pass(self) -> None:
         """Run one forward and backward pass without an update."""
         self._loss(self._forward, self._batch(0)).backward()  # type: ignore[no-untyped-call]
-        self._wait()  # before the gradients are dropped: XLA does not compute what nobody holds
+        self._wait()  # before the gradients are dropped, because XLA does not compute unreferenced values
         self._optimizer.zero_grad(set_to_none=True)
 
-    def held_bytes(self) -> int:
+    def state_bytes(self) -> int:
         """Return the bytes in parameters and optimiser state."""
         return sum(tensor.nbytes for tensor in (*self.parameters, *self._state()))
 
@@ -355,7 +351,7 @@ class _Trainer:
 
 
 def _check_fit(config: TrainConfig, dataset: Dataset) -> None:
-    """Raise DataError before anything is built when the dataset cannot serve the config."""
+    """Raise DataError if the dataset does not fit the config."""
     if dataset.seq_len != config.data.seq_len:
         raise DataError(f"data.seq_len is {config.data.seq_len}; the dataset was packed for {dataset.seq_len}")
     if dataset.vocab_size > config.model.vocab_size:
@@ -364,7 +360,7 @@ def _check_fit(config: TrainConfig, dataset: Dataset) -> None:
         )
     if config.steps.val_rows > len(dataset.val):
         raise DataError(
-            f"steps.val_rows is {config.steps.val_rows}; allowed: 0 to {len(dataset.val)}, the rows held out"
+            f"steps.val_rows is {config.steps.val_rows}; allowed: 0 to {len(dataset.val)}, the validation rows"
         )
 
 

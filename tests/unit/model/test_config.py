@@ -72,7 +72,7 @@ def test_config_and_flops_import_needs_no_torch():
 @pytest.mark.parametrize("devices", [2, 4])
 def test_rows_are_shared_evenly_between_devices(devices: int) -> None:
     assert TrainConfig(micro_batch=4, mesh=MeshConfig(devices=devices)).tokens_per_step == 4 * 256
-    with pytest.raises(ConfigError, match=rf"micro_batch: is 5; every one of the {devices} devices takes as many rows"):
+    with pytest.raises(ConfigError, match=rf"micro_batch: is 5; allowed: a multiple of {devices} devices"):
         TrainConfig(micro_batch=5, mesh=MeshConfig(devices=devices))
 
 

@@ -25,13 +25,13 @@ def take_pages(mib: int) -> None:
 
 
 def reserved(meter: PeakMeter) -> int:
-    return meter.read(lambda: touch(1), held_bytes=0).reserved_bytes
+    return meter.read(lambda: touch(1), state_bytes=0).reserved_bytes
 
 
 @pytest.fixture(autouse=True, scope="module")
 def loaded_profiler() -> None:
     """Use torch's profiler once: what it takes at its first use stays with the process."""
-    measurement.watched_peak_bytes(lambda: touch(1))
+    measurement.profiled_peak_bytes(lambda: touch(1))
 
 
 def test_peak_meter_sees_memory_that_was_given_back() -> None:
@@ -49,7 +49,7 @@ def test_peak_meter_forgets_what_was_before_it() -> None:
 
 
 def test_peak_meter_adds_what_the_pass_takes_to_what_is_held() -> None:
-    peak = PeakMeter(CPU).read(lambda: touch(7), held_bytes=5 * MIB)
+    peak = PeakMeter(CPU).read(lambda: touch(7), state_bytes=5 * MIB)
     assert peak.allocated_bytes == 12 * MIB
 
 
@@ -60,13 +60,13 @@ def test_watched_peak_is_the_highest_sum_alive_at_once() -> None:
         touch(4)
         del kept
 
-    assert measurement.watched_peak_bytes(two_then_one) == 7 * MIB
-    assert measurement.watched_peak_bytes(two_then_one) == 7 * MIB
+    assert measurement.profiled_peak_bytes(two_then_one) == 7 * MIB
+    assert measurement.profiled_peak_bytes(two_then_one) == 7 * MIB
 
 
 def test_watched_peak_refuses_to_report_nothing() -> None:
     with pytest.raises(MeasurementError, match="reported no allocation"):
-        measurement.watched_peak_bytes(lambda: None)
+        measurement.profiled_peak_bytes(lambda: None)
 
 
 def test_peak_meter_says_when_the_peak_cannot_be_reset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_peak_meter_says_when_the_status_cannot_be_read(monkeypatch: pytest.Monk
     meter = PeakMeter(CPU)
     monkeypatch.setattr(measurement, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="status failed"):
-        meter.read(lambda: touch(1), held_bytes=0)
+        meter.read(lambda: touch(1), state_bytes=0)
 
 
 def test_peak_meter_says_when_the_field_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_peak_meter_says_when_the_field_is_missing(monkeypatch: pytest.MonkeyPat
     (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t  10 kB\n")
     monkeypatch.setattr(measurement, "_STATUS", tmp_path / "status")
     with pytest.raises(MeasurementError, match="has no field VmHWM"):
-        meter.read(lambda: touch(1), held_bytes=0)
+        meter.read(lambda: touch(1), state_bytes=0)
 
 
 def test_peak_meter_refuses_devices_that_it_would_measure_as_a_cpu() -> None:

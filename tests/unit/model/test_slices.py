@@ -30,7 +30,7 @@ def test_slices_cut_the_window_and_nothing_else_whatever_is_drawn() -> None:
 
 @pytest.mark.parametrize(("timed", "size"), [(10, 3), (10, 10), (9, 3), (10, -1), (4, 8)])
 def test_slices_that_are_no_even_number_of_equal_ones_are_refused(timed: int, size: int) -> None:
-    with pytest.raises(ConfigError, match=f"is {size}; allowed: 0, or what cuts {timed} timed steps"):
+    with pytest.raises(ConfigError, match=f"is {size}; allowed: 0, or a size that cuts {timed} timed steps"):
         StepsConfig(timed=timed, slice=size)
 
 
@@ -63,7 +63,7 @@ def test_a_trial_yields_before_every_slice_and_after_the_last_and_trains_as_ever
 def test_slices_without_anybody_to_yield_to_are_an_error(tmp_path: Path) -> None:
     dataset = small_dataset(tmp_path)
     sliced = config_for(tmp_path, steps=StepsConfig(timed=8, slice=2))
-    with pytest.raises(ValueError, match=r"steps.slice is 2, and there is nobody to yield to"):
+    with pytest.raises(ValueError, match=r"steps.slice is 2, but yield_to_others is absent"):
         train(sliced, dataset=dataset, on_step=lambda _: None)
     with pytest.raises(ValueError, match=r"steps.slice is 0, and there is somebody to yield to"):
         train(config_for(tmp_path), dataset=dataset, on_step=lambda _: None, yield_to_others=lambda: None)

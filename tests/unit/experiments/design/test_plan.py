@@ -103,7 +103,7 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
     assert {arm.config["mesh"]["devices"] for arm in plan.arms} == {2}
     assert [arm.config["mesh"]["sharding"] for arm in plan.arms] == ["fsdp", "replicated"]
     asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
-    with pytest.raises(SpecError, match="micro_batch is 2; every one of the 4 devices takes as many rows"):
+    with pytest.raises(SpecError, match="micro_batch is 2; allowed: a multiple of 4 devices"):
         make_plan(make_spec(**asked))
 
 
@@ -113,10 +113,10 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
         (
             {"scan_layers": True},
             {"pattern": "MM"},
-            "scan_layers is true; inside of a loop nothing can be laid out on 4",
+            "scan_layers is true; a loop cannot be divided over 4",
         ),
         ({"schedule": "sequential"}, {}, "schedule is sequential, which runs on one device, not on 4"),
-        ({"attention": "flash"}, {"pattern": "MA"}, "attention is flash, a kernel, which cannot be divided over 4 dev"),
+        ({"attention": "flash"}, {"pattern": "MA"}, "attention is flash, a kernel that cannot be divided over 4 dev"),
     ],
     ids=["scan_layers", "schedule", "attention"],
 )
