@@ -8,14 +8,15 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import httpx
+import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
@@ -36,6 +37,7 @@ from tests.watched_postgres import end_with_this_process
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
 NODE = "tester"
 """The node whose key the settings hold."""
+BOTH = ("sqlite", "postgresql")
 POSTGRES_START_S = 120
 SIGNER = Signer(bytes(range(32)))
 """The key of every node of the tests."""
@@ -97,6 +99,7 @@ def migrated_url(kind: str, folder: Path) -> str:
     assert template is not None
     if kind == "postgresql":
         return _postgres_database(template)
+    folder.mkdir(parents=True, exist_ok=True)
     url = database_url(kind, folder)
     shutil.copy(template, str(make_url(url).database))
     return url
@@ -297,3 +300,20 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def api_fixture(
+    run: Callable[..., AbstractContextManager[Api]] = running_api,
+    *,
+    kinds: Sequence[str] = BOTH,
+    scope: Literal["function", "module"] = "function",
+    **changes: Any,
+) -> Any:
+    """Return a fixture of an API; its tests run on each of `kinds` of databases."""
+
+    @pytest.fixture(scope=scope, params=kinds)
+    def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+        with run(request.param, tmp_path_factory.mktemp("api"), **changes) as running:
+            yield running
+
+    return api

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +28,7 @@ class Done(NamedTuple):
 
 
 def ablate(*words: object) -> Done:
-    """Run a command in this process, against the service that `speak_to` chose."""
+    """Run a command in this process, against the service that `speaking_to` chose."""
     done = CliRunner().invoke(build(entry_points(group=GROUP)), [str(word) for word in words], prog_name="ablate")
     return Done(done.exit_code, done.stdout, done.stderr)
 
@@ -36,10 +38,13 @@ def environment(api: Api, **more: str) -> dict[str, str]:
     return {**os.environ, "ABLATE_URL": str(api.client.base_url), "ABLATE_TOKEN": ADMIN, **more}
 
 
-def speak_to(api: Api, patch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def speaking_to(api: Api, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let commands in this process speak to `api`."""
     for name, value in environment(api).items():
         patch.setenv(name, value)
+    get_client_settings.cache_clear()
+    yield
     get_client_settings.cache_clear()
 
 

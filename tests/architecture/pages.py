@@ -6,6 +6,7 @@
 import ast
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from experiments.design.listings import public_gates
@@ -17,8 +18,15 @@ from tests.architecture.spec_page import spec_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("kernels", "model", "experiments", "service", "workers")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 CODES_START, CODES_END = "<!-- exit codes: written by make docs -->", "<!-- end of exit codes -->"
 STATES_START, STATES_END = "<!-- states: written by make docs -->", "<!-- end of states -->"
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a source file's syntax tree."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def settings_page() -> str:

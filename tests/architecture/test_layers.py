@@ -28,30 +28,32 @@ def test_kernels_is_ours_and_not_the_package_of_that_name() -> None:
     assert Path(kernels.__file__ or "").is_relative_to(ROOT)
 
 
-@pytest.mark.parametrize("module", ["service.app", "service.background.main", "experiments.runtime.console"])
-def test_program_starts_without_heavy_packages(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'torch', 'jax', 'tilelang', 'mlflow'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def _python(code: str, *, text: str | None = None) -> str:
+    """Run code in a fresh interpreter and return its output."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["experiments.design.plan", "workers.offline.cli", "workers.serve"])
-def test_what_a_node_imports_needs_no_scipy(module: str) -> None:
-    code = f"import sys; sys.modules['scipy'] = None; import {module}"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_programs_start_without_heavy_packages() -> None:
+    code = (
+        "import sys\n"
+        "import experiments.runtime.console, service.app, service.background.main\n"
+        "print(sorted({'torch', 'jax', 'tilelang', 'mlflow'} & set(sys.modules)))"
+    )
+    assert _python(code) == "[]"
 
 
-def test_plan_file_is_read_and_compared_without_scipy() -> None:
+def test_node_needs_no_scipy_nor_does_reading_a_plan_file() -> None:
     code = (
         "import sys\n"
         "sys.modules['scipy'] = None\n"
         "from experiments.records.plan_file import differences, read_plan_file\n"
+        "import experiments.design.plan, workers.offline.cli, workers.serve\n"
         "print(differences(read_plan_file(sys.stdin.buffer.read())))\n"
     )
-    command = [sys.executable, "-c", code]
-    text = plan_file_text(make_file())
-    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert _python(code, text=plan_file_text(make_file())) == "[]"
 
 
 HEAVY = ("torch", "jax", "tilelang", "mlflow", "matplotlib", "ruptures", "sqlalchemy", "fastapi", "scipy", "numpy")
@@ -62,33 +64,33 @@ MOST_MODULES = 480
 """A few more than Python, Typer, pydantic, httpx, rich and the command take; 571 took 0.44 s of a quiet processor."""
 
 
-@pytest.mark.parametrize(
-    ("words", "unused"),
-    [
-        (["--version"], (*UNUSED, "pydantic", "httpx", "rich")),
-        (["list", "--help"], UNUSED),
-        (["show", "--help"], (*UNUSED[:-1], "service.cli.commands.list")),
-        (["nodes", "--help"], UNUSED),
-        (["watch", "--help"], UNUSED),
-        (["verdict", "--help"], (*HEAVY, SETTINGS, "yaml", "experiments.design.spec", "experiments.records.receipts")),
-        (["report", "--help"], UNUSED),
-        (["plan", "--help"], UNUSED),
-        (["history", "--help"], (*HEAVY, SETTINGS, "yaml", "experiments.records.receipts")),
-        (["status", "--help"], (*HEAVY, "experiments.design.spec")),
-        (["worker", "--help"], ("service.cli.service_commands", "sqlalchemy", "fastapi")),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_command_starts_without_what_it_does_not_use(words: list[str], unused: tuple[str, ...]) -> None:
+STARTS = [
+    ("--version", (*UNUSED, "pydantic", "httpx", "rich")),
+    *((f"{command} --help", UNUSED) for command in ("list", "nodes", "watch", "report", "plan")),
+    ("show --help", UNUSED[:-1]),
+    ("history --help", (*HEAVY, SETTINGS, "yaml", "experiments.records.receipts")),
+    ("verdict --help", (*HEAVY, SETTINGS, "yaml", "experiments.design.spec", "experiments.records.receipts")),
+    ("status --help", (*HEAVY, "experiments.design.spec")),
+]
+"""Commands of the service in an order in which no earlier one may import what a later one must not."""
+WORKER_STARTS = [("worker --help", ("service.cli.service_commands", "sqlalchemy", "fastapi"))]
+
+
+@pytest.mark.parametrize("starts", [STARTS, WORKER_STARTS], ids=["service", "worker"])
+def test_a_command_starts_without_what_it_does_not_use(starts: list[tuple[str, tuple[str, ...]]]) -> None:
+    """Run the commands one after another in one process, so modules accumulate."""
     code = (
         "import sys\n"
-        f"sys.argv[1:] = {words!r}\n"
         "from experiments.runtime.console import main\n"
-        "try:\n    main()\n"
-        f"finally:\n    print(sorted({set(unused)!r} & set(sys.modules)), file=sys.stderr)\n"
+        f"for words, unused in {starts!r}:\n"
+        "    sys.argv[1:] = words.split()\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as error:\n        assert not error.code, words\n"
+        "    else:\n        raise AssertionError(words)\n"
+        "    loaded = sorted(set(unused) & set(sys.modules))\n"
+        "    assert not loaded, (words, loaded)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    _python(code)
 
 
 LOCAL = {"assess", "exec_", "mlflow"}
@@ -103,13 +105,12 @@ def test_no_command_that_asks_the_service_imports_what_judges_or_serves() -> Non
         f"for name in {names!r}:\n    import_module('service.cli.commands.' + name)\n"
         f"print(sorted({{*{HEAVY!r}, {SETTINGS!r}}} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert _python(code) == "[]"
 
 
 @pytest.mark.parametrize("words", [["list"], ["verdict", "latest"], ["plan", "demo"]], ids=lambda words: words[0])
 def test_asking_a_service_takes_few_modules(words: list[str]) -> None:
-    """Not to reach one is an answer too; what it took until then is what every command takes."""
+    """Every command takes the modules that one needs until it finds that nothing listens."""
     code = (
         "import sys\n"
         f"sys.argv[1:] = {words!r}\n"
@@ -136,6 +137,6 @@ def test_help_needs_no_package_of_a_server_and_names_what_is_missing() -> None:
         "from experiments.runtime.console import main\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {"submit", "worker", "exec", "demo"} <= set(done.stdout.split())
-    assert "'scipy' is not installed" in " ".join(done.stdout.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
+    help_text = _python(code).replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split()
+    assert {"submit", "worker", "exec", "demo"} <= set(help_text)
+    assert "'scipy' is not installed" in " ".join(help_text)

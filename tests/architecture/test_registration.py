@@ -7,7 +7,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
@@ -22,43 +21,35 @@ from model.hybrid import MIXERS
 from service import routes
 from service.client.settings import ClientSettings
 from service.settings import ServiceSettings
-from tests.architecture.pages import PACKAGES, ROOT
+from tests.architecture.pages import PACKAGES, ROOT, SOURCES, nodes
 from tests.architecture.test_pages import DOCUMENTS
 from tests.architecture.test_shape import OPERATIONS
 from tests.factories import make_plan, make_receipt
 from tests.golden.freeze_openapi import document
 from workers.settings import Settings
 
-SOURCES = {path: path.read_text(encoding="utf-8") for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
 NOT_PRODUCED_YET = {FailureClass.INFRA_CONTROL}
 """Classes of the closed list that nothing here can tell from the others yet."""
 NOT_FOR_THE_CLIENT = {"/v1/schema/ablation.json"}
 """`ablate schema` writes it without a service."""
 
 
-def _attributes_read(text: str) -> set[str]:
-    return {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-
-
 @pytest.mark.parametrize("settings", [ServiceSettings, ClientSettings, Settings], ids=lambda kind: kind.__module__)
 def test_every_setting_is_read(settings: type[BaseModel]) -> None:
     package = settings.__module__.partition(".")[0]
-    read = set().union(*(_attributes_read(text) for path, text in SOURCES.items() if _is_in(path, package)))
+    sources = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == package]
+    read = {node.attr for path in sources for node in nodes(path) if isinstance(node, ast.Attribute)}
     by_name = {f"{name}_token" for name in ("admin", "worker")} if settings is ServiceSettings else set()
     assert set(settings.model_fields) - read - by_name == set()
-
-
-def _is_in(path: Path, package: str) -> bool:
-    return path.relative_to(ROOT).parts[0] == package
 
 
 def test_every_failure_class_is_told_by_somebody() -> None:
     tables = {ROOT / f"experiments/{name}.py" for name in ("outcomes", "retries")}
     told = {
         name
-        for path, text in SOURCES.items()
+        for path in SOURCES
         if path not in tables
-        for name in re.findall(r"FailureClass\.([A-Z_]+)(?!: Outcome|\w)", text)
+        for name in re.findall(r"FailureClass\.([A-Z_]+)(?!: Outcome|\w)", path.read_text(encoding="utf-8"))
     }
     assert {failure for failure in FailureClass if failure.name not in told} == NOT_PRODUCED_YET
 

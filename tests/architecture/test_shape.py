@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.pages import PACKAGES, ROOT
+from tests.architecture.pages import ROOT, SOURCES, nodes
 
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAY_READ_THE_ENVIRONMENT = {
     *("service/settings.py", "service/client/settings.py", "workers/settings.py", "workers/environment_variables.py"),
@@ -26,10 +25,6 @@ VAGUE_NAMES = {"utils.py", "common.py", "helpers.py", "misc.py"}
 
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def _nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
 def test_files_are_short() -> None:
@@ -79,7 +74,7 @@ def _module(path: Path) -> str:
 
 def _imported(path: Path) -> Iterator[str]:
     """Yield the modules that a file imports, by either form of an import of a name."""
-    for node in _nodes(path):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -89,7 +84,7 @@ def test_functions_are_short() -> None:
     long = {
         f"{_name(path)}:{node.name}": length
         for path in SOURCES
-        for node in _nodes(path)
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or 0) - node.lineno + 1) > _most_lines(path)
         and "versions" not in path.parts
@@ -118,9 +113,8 @@ def test_only_settings_read_the_environment() -> None:
 
 def _reads_environment(path: Path) -> bool:
     """Setting a variable for a library that knows no other way is not reading."""
-    nodes = list(_nodes(path))
-    written = {id(n.value) for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
-    return any(_names_environment(node) for node in nodes if id(node) not in written)
+    written = {id(n.value) for n in nodes(path) if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store)}
+    return any(_names_environment(node) for node in nodes(path) if id(node) not in written)
 
 
 def _names_environment(node: ast.AST) -> bool:
@@ -135,7 +129,7 @@ def test_only_the_sink_imports_mlflow() -> None:
     importers = {
         _name(path)
         for path in SOURCES
-        for node in _nodes(path)
+        for node in nodes(path)
         if (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mlflow")
         or (isinstance(node, ast.Import) and any(a.name.partition(".")[0] == "mlflow" for a in node.names))
     }
@@ -145,7 +139,7 @@ def test_only_the_sink_imports_mlflow() -> None:
 def test_every_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in _nodes(path):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(_name(path))
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}

@@ -1,13 +1,11 @@
 """Random walks through tokens, node keys, ownership and attempts, beside a model that knows what each step may do."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.api_stack import ADMIN, SIGNER, Api, bearer, running_api
+from tests.api_stack import ADMIN, SIGNER, Api, api_fixture, bearer
 from tests.factories import spec_values
 
 STEPS = 150
@@ -179,10 +177,7 @@ class Walk:
             known["held"] = False
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("walk")) as running:
-        yield running
+api = api_fixture(scope="module")
 
 
 def test_random_walks_do_what_the_model_says(api: Api) -> None:

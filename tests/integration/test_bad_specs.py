@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,14 +9,10 @@ import pytest
 from sqlalchemy import func, select
 
 from service.store.tables import metadata
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 from tests.bad_specs import BAD, BAD_TEXTS, JSON, bad_values
 
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("bad"), max_body_bytes=1 << 20) as running:
-        yield running
+api = api_fixture(scope="module", max_body_bytes=1 << 20)
 
 
 def post(api: Api, body: bytes, kind: str) -> httpx.Response:

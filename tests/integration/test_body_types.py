@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.api_stack import Api, served_api
+from tests.api_stack import Api, api_fixture, served_api
 from tests.golden.freeze_openapi import document
 
 DOCUMENT = document()
@@ -41,11 +39,7 @@ def _wrong_fields() -> Iterator[tuple[str, str, str, Any]]:
                         yield method, path, field, value
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    limits = {"rate_limit_per_s": 1e6, "rate_limit_burst": 10**6}
-    with served_api("sqlite", tmp_path_factory.mktemp("types"), **limits) as running:
-        yield running
+api = api_fixture(served_api, kinds=["sqlite"], scope="module", rate_limit_per_s=1e6, rate_limit_burst=10**6)
 
 
 def test_a_value_of_another_type_is_refused_by_its_fields_name(api: Api) -> None:

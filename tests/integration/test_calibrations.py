@@ -1,6 +1,5 @@
 """From A/A blocks through the real API and both databases to words, the ledger, and what people and programs see."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,15 @@ from experiments.ids import new_id
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.routes.submissions import _has_control
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture, running_api
 from tests.calibrations import aa_spec, aa_text
 from tests.factories import make_receipt, make_spec, spec_values
 
 SPEEDS = {"psiv-on": 1.05, "chunk-32": 0.95}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+both = api_fixture()
+api = api_fixture(kinds=["sqlite"])
 
 
 def submit_aa(api: Api, **options: Any) -> str:
@@ -70,7 +67,8 @@ def planned(api: Api, spec: dict[str, Any]) -> Any:
     return found.json()
 
 
-def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(api: Api) -> None:
+def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(both: Api) -> None:
+    api = both
     before = api.submit()["id"]
     run(api, make_spec())
     capped = answer(api, f"/v1/ablations/{before}/verdict")
@@ -124,7 +122,8 @@ def test_other_software_is_another_key_and_capped_again(api: Api) -> None:
     assert admission["refused_because"].endswith("other code or versions")
 
 
-def test_judging_again_stores_no_block_twice(api: Api) -> None:
+def test_judging_again_stores_no_block_twice(both: Api) -> None:
+    api = both
     ablation = submit_aa(api)
     run(api, aa_spec())
     OutboxHandlers(api.store)._judge(ablation)
@@ -264,6 +263,4 @@ def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api
     assert [arm["digest"] for arm in here["arms"]] == [arm["digest"] for arm in there["arms"]]
     assert (here["expected_device_minutes"] > 0, there["expected_device_minutes"]) == (True, None)
     why = {row["node_class"]: row["reason"] for row in there["node_classes"]}
-    assert why["h200"] == (
-        "it waits for a live node of class 'h200'; none has registered yet"
-    )
+    assert why["h200"] == ("it waits for a live node of class 'h200'; none has registered yet")

@@ -2,11 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,16 +13,13 @@ import pytest
 
 from service import threads
 from service.routes import imports, submissions
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, make_bundle, make_file
 
 CALLS = threads.OTHERS_AT_ONCE + 4
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 class Held:

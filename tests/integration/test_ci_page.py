@@ -5,17 +5,15 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from experiments.reporting.terminal.markdown import MAX_CHARS
 from tests.answering import EXACT, LESS_MEMORY, answering
-from tests.api_stack import ADMIN, Api, served_api
+from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.architecture.pages import ROOT
 from tests.cli import PROGRAM, environment
 from tests.factories import spec_values
@@ -35,10 +33,7 @@ while [ $# -gt 0 ]; do [ "$1" = --body-file ] && cp "$2" "$COMMENTED.md"; shift;
 """Stands in for `gh`: keeps what it was asked, and the comment."""
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path_factory.mktemp("ci")) as running:
-        yield running
+api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
 
 def workflow() -> dict[str, Any]:

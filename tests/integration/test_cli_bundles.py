@@ -6,31 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from experiments.records.bundle_files import RECEIPT, write_tar
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
-from service.cli.service_commands import app
-from service.client.settings import get_client_settings
 from tests.api_stack import Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
-from tests.cli import speak_to
+from tests.cli import ablate, speaking_to
 
 FILE = make_file()
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path / "api") as running:
-        speak_to(running, monkeypatch)
+    with served_api("sqlite", tmp_path / "api") as running, speaking_to(running, monkeypatch):
         yield running
-    get_client_settings.cache_clear()
-
-
-def ablate(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    return done.exit_code, done.stdout, done.stderr
 
 
 def test_plan_out_writes_a_plan_file_without_a_service(tmp_path: Path) -> None:

@@ -10,36 +10,26 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
 from service.background.outbox_handlers import OutboxHandlers
-from service.cli.service_commands import app
-from service.client.settings import get_client_settings
 from service.lifecycle import OutboxKind
 from tests.api_stack import Api, served_api
 from tests.calibrations import noisy_blocks
-from tests.cli import speak_to
+from tests.cli import ablate, speaking_to
 from tests.factories import make_receipt, make_spec, spec_values
 from tests.integration.test_exec import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def ablate(*arguments: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    return done.exit_code, done.stdout, done.stderr
-
-
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path / "api") as running:
-        speak_to(running, monkeypatch)
+    with served_api("sqlite", tmp_path / "api") as running, speaking_to(running, monkeypatch):
         yield running
-    get_client_settings.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, nobody_url, served_api
-from tests.cli import ablate, speak_to, start
+from tests.cli import ablate, speaking_to, start
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(autouse=True)
 def _spoken_to(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    speak_to(api, monkeypatch)
-    yield
-    get_client_settings.cache_clear()
+    with speaking_to(api, monkeypatch):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,24 +10,18 @@ import pytest
 import yaml
 
 from service.client.api import Client, Refused, StillRunning
-from service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
-from tests.api_stack import ADMIN, Api, served_api
-from tests.cli import ablate, speak_to, start
+from tests.api_stack import ADMIN, Api, api_fixture, served_api
+from tests.cli import ablate, speaking_to, start
 from tests.factories import spec_values
 
-
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path_factory.mktemp("run")) as running:
-        yield running
+api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
 
 @pytest.fixture(autouse=True)
 def _spoken_to(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    speak_to(api, monkeypatch)
-    yield
-    get_client_settings.cache_clear()
+    with speaking_to(api, monkeypatch):
+        yield
 
 
 @pytest.fixture

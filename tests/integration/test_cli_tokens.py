@@ -6,27 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
-from service.cli.commands import nodes, tokens
-from service.cli.service_commands import app
 from service.client.api import Client, Refused
-from tests.api_stack import ADMIN, Api, served_api
+from tests.api_stack import Api, served_api
+from tests.cli import ablate, speaking_to
 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path) as running:
-        url = str(running.client.base_url)
-        for module in (tokens, nodes):
-            monkeypatch.setattr(module, "Client", lambda: Client(url, ADMIN))
+    with served_api("sqlite", tmp_path) as running, speaking_to(running, monkeypatch):
         yield running
-
-
-def ablate(*words: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(words))
-    return done.exit_code, done.stdout, done.stderr
 
 
 def name_of(api: Api, secret: str) -> str | None:

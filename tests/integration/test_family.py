@@ -1,9 +1,7 @@
 """Asking the same question again is counted, on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from sqlalchemy import update
 
 from experiments.records.circumstances import Family
@@ -11,15 +9,12 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.store.ablations.circumstances import family_of
 from service.store.tables import ablations
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 
 PSIV, CHUNK = {"gates": {"psiv_cache": True}}, {"gates": {"chunk_size": 32}}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def family(api: Api, made: dict[str, Any]) -> Family:

@@ -4,12 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from service.cli.commands import history
-from service.cli.service_commands import app
-from service.client.api import Client
-from tests.api_stack import ADMIN, running_api, served_api
+from tests.api_stack import running_api, served_api
+from tests.cli import ablate, speaking_to
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -30,16 +27,13 @@ def test_history_holds_a_point_for_every_ended_ablation(tmp_path: Path, kind: st
 
 
 def test_history_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with served_api("sqlite", tmp_path) as api:
-        url = str(api.client.base_url)
-        monkeypatch.setattr(history, "Client", lambda: Client(url, ADMIN))
-        none = CliRunner().invoke(app, ["history", "hybrid-tiny"])
-        assert "no finished ablation of hybrid-tiny" in none.stdout
+    with served_api("sqlite", tmp_path) as api, speaking_to(api, monkeypatch):
+        assert "no finished ablation of hybrid-tiny" in ablate("history", "hybrid-tiny").out
         made = api.submit()
         api.finish(api.register())
-        shown = CliRunner().invoke(app, ["history", "hybrid-tiny"])
-        assert shown.exit_code == 0, shown.output
-        assert made["id"] in shown.stdout
-        assert "8 are needed" in shown.stdout
-        told = json.loads(CliRunner().invoke(app, ["history", "hybrid-tiny", "--json"]).stdout)
+        shown = ablate("history", "hybrid-tiny")
+        assert shown.code == 0, shown.err
+        assert made["id"] in shown.out
+        assert "8 are needed" in shown.out
+        told = json.loads(ablate("history", "hybrid-tiny", "--json").out)
         assert told[0]["points"][0]["ablation"] == made["id"]

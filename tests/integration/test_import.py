@@ -3,7 +3,6 @@
 import gzip
 import json
 import tarfile
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,14 +16,10 @@ from service.lifecycle import OutboxKind
 from service.store.session import Store
 from service.store.tables import ablations, attempts, receipts
 from service.store.tables import outbox as outbox_table
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, broken_attempt, make_bundle, make_file, resealed, sealed
 
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("import")) as running:
-        yield running
+api = api_fixture(scope="module")
 
 
 def send(

@@ -1,7 +1,7 @@
 """A new kind of machine is one entry of the table and its probe: nothing else has to know it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from experiments.errors import SpecError
 from experiments.records.messages import DeviceInfo
 from experiments.records.receipt_check import verify
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from tests.api_stack import SIGNER, Api, running_api
+from tests.api_stack import SIGNER, Api, api_fixture
 from tests.bundles import make_file
 from tests.factories import GIB, make_spec
 from tests.trial_files import left_behind
@@ -55,10 +55,7 @@ def node(new_class: None) -> Node:
     return find_node("far")
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with running_api("sqlite", tmp_path) as api:
-        yield api
+api = api_fixture(kinds=["sqlite"])
 
 
 def register(api: Api, node: Node) -> str:

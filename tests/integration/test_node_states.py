@@ -1,22 +1,16 @@
 """Nodes that are drained, quarantined and resumed, and which node gets what; on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import update
 
 from service.background.reconciler import Reconciler
 from service.store.tables import blocks, db_now
-from tests.api_stack import SIGNER, Api, receipts_of, running_api
+from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, running_api
 from tests.web_pages import Person
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def act(api: Api, name: str, verb: str, **body: Any) -> dict[str, Any]:

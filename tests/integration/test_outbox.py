@@ -1,13 +1,11 @@
 """What happens after the commit: wake-ups through a real broker, verdict, report, projection, and their retries."""
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,9 @@ from service.store import outbox
 from service.store.ablations.results import ask_for_projections, store_projection
 from service.store.tables import ablations, blocks, db_now, idempotency
 from service.store.tables import outbox as outbox_table
-from tests.api_stack import Api, database_url, nobody_url, running_api, settings_for
+from tests.api_stack import Api, api_fixture, database_url, migrated_url, nobody_url, running_api
 from tests.projectors import projector
+from tests.service_process import BACKGROUND, service_process
 from tests.waiting import until
 
 
@@ -53,10 +52,7 @@ class RecordingSink:
         return Projection(parent_run_id="run1", experiment_id="7")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def clock(api: Api) -> float:
@@ -367,21 +363,12 @@ def test_broker_that_is_away_neither_fails_nor_slows_a_submission(
         assert api.claim(api.register()) is not None
 
 
-def test_background_process_judges_and_stops_on_sigterm(tmp_path: Path) -> None:
-    url = database_url("sqlite", tmp_path)
-    settings = settings_for(url, tmp_path / "home")
-    environment = {
-        "ABLATE_HOME": str(settings.home),
-        "ABLATE_DATABASE_URL": url,
-        "ABLATE_MLFLOW_URL": settings.mlflow_url,
-    }
-    command = [sys.executable, "-m", "service.background.main"]
-    processes = []
+def test_background_processes_judge_once_and_stop_on_sigterm(tmp_path: Path) -> None:
+    url = migrated_url("sqlite", tmp_path)
+    own = {"home": tmp_path / "home", "database_url": url, "mlflow_url": nobody_url()}
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
-    for log in logs:
-        with log.open("wb") as out:
-            processes.append(subprocess.Popen(command, env={**os.environ, **environment}, stderr=out))
-    try:
+    with ExitStack() as stack:
+        processes = [stack.enter_context(service_process(BACKGROUND, log, **own)) for log in logs]
         with running_api("sqlite", tmp_path, database_url=url) as api:
             made = api.submit()
             api.finish(api.register())
@@ -392,25 +379,14 @@ def test_background_process_judges_and_stops_on_sigterm(tmp_path: Path) -> None:
                 assert connection.execute(state).scalar_one() == "completed"
         until(lambda: all("running: " in log.read_text() for log in logs))
         for process in processes:
-            for _ in range(3):  # whoever is impatient ends it no harder
+            for _ in range(3):  # more signals must not end it any harder
                 process.send_signal(signal.SIGTERM)
         assert [process.wait(60) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def test_background_process_that_waits_for_the_schema_stops_on_sigterm(tmp_path: Path) -> None:
-    environment = {"ABLATE_HOME": str(tmp_path), "ABLATE_DATABASE_URL": database_url("sqlite", tmp_path)}
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        command = [sys.executable, "-m", "service.background.main"]
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=out)
-    try:
+    log, url = tmp_path / "log", database_url("sqlite", tmp_path)
+    with service_process(BACKGROUND, log, home=tmp_path, database_url=url) as process:
         until(lambda: "waiting for the API" in log.read_text())
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()

@@ -1,10 +1,7 @@
 """The order of outbox rows: masses of cancelled ablations, and projections that take long."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import insert, select
 
 from experiments.errors import ProjectionUnfinished
@@ -16,7 +13,7 @@ from service.store import outbox
 from service.store.outbox import Rank
 from service.store.tables import db_now
 from service.store.tables import outbox as outbox_table
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 from tests.projectors import projector
 
 QUERY = " SELECT * FROM outbox WHERE kind = 'project' AND due_at <= 1e12 ORDER BY rank, due_at, id LIMIT 1"
@@ -41,10 +38,7 @@ class Sink:
         return PROJECTED
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def rows(api: Api) -> list[Any]:

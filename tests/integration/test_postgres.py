@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 from sqlalchemy import func, select, text
@@ -17,10 +16,12 @@ from sqlalchemy.exc import IntegrityError
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.store.tables import ablations, db_now, trials
-from tests.api_stack import SIGNER, Api, database_url, running_api
+from tests.api_stack import SIGNER, Api, api_fixture, database_url
 from tests.factories import spec_values
+from tests.waiting import at_once
 
 KINDS = ["sqlite", "postgresql"]
+OPENERS = 8
 
 
 @pytest.fixture(params=KINDS)
@@ -30,10 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("both")) as running:
-        yield running
+api = api_fixture(scope="module")
 
 
 def test_a_connection_that_comes_back_after_closing_is_closed(store: Store) -> None:
@@ -71,13 +69,8 @@ def test_database_clock_is_epoch_seconds(store: Store) -> None:
 
 
 def test_same_key_at_the_same_time_stores_one_ablation(api: Api) -> None:
-    answers: list[httpx.Response] = []
     values = spec_values(ablation="at-once")
-    threads = [threading.Thread(target=lambda: answers.append(api.post_spec(values, key="at-once"))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    answers = at_once(lambda _: api.post_spec(values, key="at-once"), 6)
     assert {answer.status_code for answer in answers} <= {202, 409}
     assert len({answer.json()["id"] for answer in answers if answer.status_code == 202}) == 1
     with api.store.read() as connection:
@@ -139,3 +132,18 @@ def _fastest_s(api: Api, path: str) -> float:
 
 def _pairs() -> list[tuple[int, str]]:
     return [(size, loss) for size in (8, 32, 64, 128, 256) for loss in ("dense", "chunked")]
+
+
+def test_stores_that_open_a_new_sqlite_file_at_once_all_succeed(tmp_path: Path) -> None:
+    for number in range(10):
+        together = threading.Barrier(OPENERS)
+        stores = [Store(f"sqlite:///{tmp_path / f'{number}.db'}") for _ in range(OPENERS)]
+
+        def mode(place: int, stores: list[Store] = stores, together: threading.Barrier = together) -> str:
+            together.wait()
+            with stores[place].read() as connection:
+                return str(connection.execute(text("PRAGMA journal_mode")).scalar())
+
+        assert at_once(mode, OPENERS) == ["wal"] * OPENERS
+        for store in stores:
+            store.close()

@@ -1,22 +1,15 @@
 """The place in the queue is what numbering the whole queue gives, however it lies; on SQLite and on PostgreSQL."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import Row, select, update
 
 from service.store.ablations import queue
 from service.store.tables import ablations
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def _expected(rows: list[Row[Any]], asked: set[str]) -> dict[str, tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -10,13 +9,9 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.client.api import Client, Refused
 from service.lifecycle import OutboxKind
 from tests.answering import EXACT
-from tests.api_stack import ADMIN, Api, served_api
+from tests.api_stack import ADMIN, Api, api_fixture, served_api
 
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path) as running:
-        yield running
+api = api_fixture(served_api, kinds=["sqlite"])
 
 
 @pytest.fixture
@@ -33,13 +28,13 @@ def refusal(client: Client, ablation: str, patience_s: float) -> str:
 
 def test_a_report_is_waited_for_once_there_is_a_verdict(api: Api, client: Client) -> None:
     ablation = api.submit(**EXACT)["id"]
-    assert "is made when every block has ended" in refusal(client, ablation, 60)
+    assert "when every block has ended" in refusal(client, ablation, 60)
     api.finish(api.register(), **EXACT)
-    assert "its report is being made" in refusal(client, ablation, 60), "without a verdict nobody waits"
+    assert "its report is being written" in refusal(client, ablation, 60), "without a verdict nobody waits"
     handlers = OutboxHandlers(api.store)
     while handlers.run_due(OutboxKind.JUDGE):
         pass
-    assert "its report is being made" in refusal(client, ablation, 0)
+    assert "its report is being written" in refusal(client, ablation, 0)
     begin = threading.Timer(0.3, lambda: handlers.run_due(OutboxKind.REPORT))
     begin.start()
     assert ablation in client.ablations.report(ablation)

@@ -1,23 +1,17 @@
 """Logs of ablations that are long over are dropped; everything that was measured or decided stays."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from sqlalchemy import func, select, update
 
 from service.store.ablations import logs
 from service.store.ablations.logs import Retention
 from service.store.tables import ablations, db_now, events, log_chunks, receipts
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture
 
 DAY_S = 86_400.0
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def logged(api: Api, *, age_days: float) -> tuple[str, str]:

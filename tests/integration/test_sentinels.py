@@ -1,8 +1,6 @@
 """Sentinel blocks: asked for when a calibration gets old, where a node would run them with the same key, and once."""
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,8 @@ from experiments.design.load import parse_spec
 from experiments.records.calibration import AABlock
 from service.background.sentinels import submit_due
 from service.store.nodes.calibrations import read_calibrations
-from service.store.tables import aa_blocks, ablations
-from tests.api_stack import SIGNER, Api, running_api
+from service.store.tables import aa_blocks, ablations, db_now
+from tests.api_stack import SIGNER, Api, api_fixture
 from tests.calibrations import aa_spec
 from tests.integration.test_calibrations import run, submit_aa
 
@@ -23,25 +21,32 @@ DEVICE = {"index": 0, "name": "CPU", "serial": None, "memory_bytes": 1}
 WEEK_S = 7 * 86_400.0
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with running_api("sqlite", tmp_path) as running:
-        yield running
+api = api_fixture(kinds=["sqlite"])
 
 
 def calibrate(api: Api, *, days_ago: float, **node: Any) -> None:
     """Leave twenty A/A blocks of `days_ago`, and the node that ran them, which still lives."""
     submit_aa(api)
     run(api, aa_spec(), versions={"torch": "2"})
+    age(api, days_ago)
+    register(api, **node)
+
+
+def register(api: Api, **node: Any) -> None:
+    body = {"node_class": "cpu", "devices": [DEVICE], "versions": {"torch": "2"}, "code_digest": CODE}
+    body |= {"public_key": SIGNER.key, **node}
+    assert api.put_node("node-a", body).status_code == 200
+
+
+def age(api: Api, days: float) -> None:
+    """Date all A/A blocks, and the submissions of all ablations, `days` ago."""
     with api.store.write() as connection:
-        began = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - days_ago * 86_400))
+        began = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - days * 86_400))
         for row in connection.execute(select(aa_blocks)).all():
             block = AABlock.model_validate_json(row.payload).model_copy(update={"started_at": began})
             where = (aa_blocks.c.ablation_id == row.ablation_id) & (aa_blocks.c.block_index == row.block_index)
             connection.execute(update(aa_blocks).where(where).values(payload=block.model_dump_json()))
-    body = {"node_class": "cpu", "devices": [DEVICE], "versions": {"torch": "2"}, "code_digest": CODE}
-    body |= {"public_key": SIGNER.key, **node}
-    assert api.put_node("node-a", body).status_code == 200
+        connection.execute(update(ablations).values(created_at=db_now() - days * 86_400))
 
 
 def due(api: Api, **options: Any) -> int:
@@ -65,6 +70,10 @@ def test_an_old_calibration_gets_one_sentinel_whose_blocks_are_counted(api: Api)
     assert known.blocks == 26
     assert sum(block.source == "sentinel" for block in known.samples) == 6
     assert known.variance_p is not None
+    register(api)
+    assert due(api) == 0
+    age(api, 8)
+    assert due(api) == 1, "its blocks get old, too"
 
 
 @pytest.mark.parametrize(

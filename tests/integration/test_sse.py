@@ -1,9 +1,7 @@
 """Server-sent events over a real server: follow, replay, keep-alive, end, and shutdown with streams open."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,36 +18,20 @@ from service.lifecycle import EventKind, OutboxKind
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.ports import free_port
+from tests.service_process import API, is_up, service_process
 from tests.waiting import until
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     port = free_port()
-    environment = {
-        "ABLATE_HOME": str(tmp_path),
-        "ABLATE_PORT": str(port),
-        "ABLATE_ADMIN_TOKEN": ADMIN,
-        "ABLATE_WORKER_TOKEN": WORKER,
-    }
-    process = subprocess.Popen([sys.executable, "-m", "service.app"], env={**os.environ, **environment})
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60)
-    deadline = time.monotonic() + 60
-    while not _alive(client):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    yield client, process
-    client.close()
-    process.kill()
-    process.wait()
-
-
-def _alive(client: httpx.Client) -> bool:
-    try:
-        return client.get("/healthz").is_success
-    except httpx.TransportError:
-        return False
+    url, own = f"http://127.0.0.1:{port}", {"admin_token": ADMIN, "worker_token": WORKER}
+    with (
+        service_process(API, tmp_path / "log", home=tmp_path, port=port, **own) as process,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
+    ):
+        until(lambda: is_up(url))
+        yield client, process
 
 
 def _api(client: httpx.Client, tmp_path: Path) -> Api:

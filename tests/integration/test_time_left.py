@@ -1,14 +1,12 @@
 """The estimate of an ablation's time left, against blocks times their mean time over nodes, by hand."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
 from service.store.tables import ablations, attempts, db_now
-from tests.api_stack import Api, receipts_of, running_api
+from tests.api_stack import Api, api_fixture, receipts_of
 
 BLOCKS, BLOCK_S = 6, 90.0
 """Of the factories' spec, and what each finished block took here."""
@@ -16,10 +14,7 @@ LATE_S = 5.0
 """The clock runs on during the test."""
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with running_api("sqlite", tmp_path) as running:
-        yield running
+api = api_fixture(kinds=["sqlite"])
 
 
 def left_s(api: Api, made: dict[str, Any]) -> Any:

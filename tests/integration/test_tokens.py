@@ -1,6 +1,5 @@
 """Tokens and node keys on both databases: replaced secrets, quotas, the settings' own, and what a claim may hold."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,25 @@ from service.store.access.tokens import NewToken, create, node_token, replace_se
 from service.store.migrate import upgrade
 from service.store.session import Store
 from service.store.tables import attempts, blocks, db_now, token_secrets
-from tests.api_stack import ADMIN, NODE, SIGNER, WORKER, Api, bearer, database_url, running_api, settings_for
+from tests.api_stack import (
+    ADMIN,
+    NODE,
+    SIGNER,
+    WORKER,
+    Api,
+    api_fixture,
+    bearer,
+    database_url,
+    running_api,
+    settings_for,
+)
 from tests.factories import spec_values
-from tests.waiting import until
+from tests.waiting import at_once, until
 
 KINDS = ["sqlite", "postgresql"]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("tokens")) as running:
-        yield running
+api = api_fixture(scope="module")
 
 
 def admin(api: Api, path: str, **body: Any) -> httpx.Response:
@@ -110,14 +117,7 @@ def test_a_name_is_taken_until_it_is_revoked_and_then_somebody_else(api: Api) ->
 
 
 def test_two_who_create_one_name_at_once_make_one(api: Api) -> None:
-    got: list[int] = []
-    asks = [
-        threading.Thread(target=lambda: got.append(admin(api, "/v1/nodes", name="raced").status_code)) for _ in "abcd"
-    ]
-    for thread in asks:
-        thread.start()
-    for thread in asks:
-        thread.join()
+    got = at_once(lambda _: admin(api, "/v1/nodes", name="raced").status_code, 4)
     assert sorted(got) == [201, 409, 409, 409]
 
 
@@ -209,16 +209,7 @@ def test_a_submission_reserves_what_it_may_use_until_it_is_over(api: Api) -> Non
 
 def test_submissions_at_once_do_not_reserve_the_same_minutes(api: Api) -> None:
     mine = api.token("hasty", "submit", device_minutes=100.0)
-    statuses: list[int] = []
-
-    def ask(number: int) -> None:
-        statuses.append(submit(api, mine, f"h-{number}", limits__device_minutes=30.0).status_code)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    statuses = at_once(lambda n: submit(api, mine, f"h-{n}", limits__device_minutes=30.0).status_code, 12)
     assert sorted(statuses) == [202] * 3 + [403] * 9
 
 
@@ -231,17 +222,8 @@ def _spend(api: Api, attempt_id: str, *, minutes: float) -> None:
 def test_a_node_holds_as_many_blocks_as_it_has_devices_whoever_asks_at_once(api: Api) -> None:
     made = [api.submit()["id"] for _ in range(3)]
     node = api.register("three", devices=3)
-    answers: list[httpx.Response] = []
-
-    def race() -> None:
-        ask = {"node_id": node}
-        answers.append(api.client.post("/v1/blocks:claim", headers=api.worker_of("three"), json=ask))
-
-    threads = [threading.Thread(target=race) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    headers, ask = api.worker_of("three"), {"node_id": node}
+    answers = at_once(lambda _: api.client.post("/v1/blocks:claim", headers=headers, json=ask), 10)
     assert sorted(answer.status_code for answer in answers) == [200] * 3 + [409] * 7
     busy = next(answer for answer in answers if answer.status_code == 409).json()
     assert busy["type"] == "urn:ablate:problem:node-busy"
@@ -338,23 +320,14 @@ def test_settings_that_collide_with_an_issued_key_are_refused(empty: Store) -> N
 
 
 def test_several_processes_start_at_once_with_the_same_settings(empty: Store, tmp_path: Path) -> None:
-    failed: list[BaseException] = []
-
-    def start() -> None:
+    def start(_: int) -> None:
         store = Store(empty.url)
         try:
             bootstrap(store, settings_for(empty.url, tmp_path))
-        except BaseException as error:
-            failed.append(error)
         finally:
             store.close()
 
-    threads = [threading.Thread(target=start) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    at_once(start, 6)
     assert (who(empty, ADMIN), who(empty, WORKER)) == ("admin admin", f"worker node/{NODE}")
 
 

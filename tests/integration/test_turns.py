@@ -1,23 +1,16 @@
 """The queue: priority first, then turns; a changed priority; why an ablation waits. On SQLite and on PostgreSQL."""
 
 import re
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, update
+from sqlalchemy import select, update
 
 from service.store.tables import ablations, attempts, blocks, db_now, nodes
-from tests.api_stack import Api, receipts_of, running_api
+from tests.api_stack import Api, api_fixture, receipts_of
 from tests.factories import spec_values
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def claimed(api: Api, node_id: str) -> dict[str, Any]:
@@ -201,33 +194,6 @@ def test_waiting_tells_a_pause_a_look_and_a_cancellation(api: Api) -> None:
     other = api.submit()
     claimed(api, node)
     assert api.cancel(other["id"]).json()["waiting_for"] == "node 'node-a' to stop its trial"
-
-
-def test_list_answers_for_all_rows_with_a_fixed_number_of_queries(api: Api) -> None:
-    api.register()
-    counted: Counter[int] = Counter()
-    for number in (5, 25):
-        while api.get("/v1/ablations?limit=500").json()["items"].__len__() < number:
-            api.submit()
-        counted[number] = _queries_of_list(api)
-    assert counted[5] == counted[25]
-
-
-def _queries_of_list(api: Api) -> int:
-
-    seen = []
-    engine = api.store.reader
-
-    def note(*arguments: Any) -> None:
-        if "FROM outbox" not in arguments[2]:  # the publisher of wake-ups looks now and then
-            seen.append(arguments[2])
-
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        assert api.get("/v1/ablations").status_code == 200
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    return len(seen)
 
 
 def test_counters_are_what_the_rows_say(api: Api) -> None:

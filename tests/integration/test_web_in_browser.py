@@ -14,7 +14,7 @@ from service.web import pages
 from tests import browser as browsers
 from tests import web_world
 from tests.acceptance.test_report_in_browser import OVERFLOWING
-from tests.api_stack import Api, served_api
+from tests.api_stack import Api, api_fixture, served_api
 from tests.web_pages import sign_in_path
 from tests.web_world import WebWorld
 
@@ -42,10 +42,7 @@ RULES: dict[str, dict[str, Any]] = {
 """Of axe. What pictures draw is looked at in the tests of the pictures."""
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with served_api("sqlite", tmp_path_factory.mktemp("web")) as running:
-        yield running
+api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -136,16 +133,6 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     assert "chunk-32 ■ oom 6 of 6 trials ran out of memory" in answers
     page.get_by_role("link", name="compiled").click()
     page.wait_for_url(f"{base(api)}/a/{world.waiting}")
-
-
-def test_an_ablation_is_called_by_its_name_its_beginning_and_latest(
-    api: Api, world: WebWorld, visit: Callable[..., Page]
-) -> None:
-    page = visit()
-    known = {"psiv-cache": world.judged, "loss": world.running, "latest": world.elsewhere, world.judged: world.judged}
-    for called, meant in known.items():
-        page.goto(f"{base(api)}/a/{called}")
-        assert page.url == f"{base(api)}/a/{meant}"
 
 
 def test_the_live_trial_moves_and_what_somebody_does_stays(

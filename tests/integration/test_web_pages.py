@@ -4,24 +4,20 @@ import html
 import json
 import re
 import webbrowser
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
-from typer.testing import CliRunner
 
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting.verdict_layout import short_answer
-from service.cli.commands import open as open_command
-from service.cli.service_commands import app
-from service.client.api import Client
 from service.principals import SERVICE
 from service.store.ablations.results import store_projection
 from service.store.tables import ablations
 from service.web.answers import read_answer
 from tests import web_world
-from tests.api_stack import ADMIN, Api, nobody_url, running_api, served_api
+from tests.api_stack import Api, api_fixture, nobody_url, served_api
+from tests.cli import ablate, speaking_to
 from tests.factories import spec_values
 from tests.views import HOSTILE
 from tests.web_pages import Person
@@ -29,10 +25,7 @@ from tests.web_pages import Person
 SHOUTED = ("<script>alert", "<img src", "onerror=alert(2)>")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("web")) as running:
-        yield running
+api = api_fixture(scope="module")
 
 
 def test_text_from_elsewhere_stays_text(api: Api) -> None:
@@ -178,20 +171,18 @@ def test_the_history_of_a_gate_holds_the_variants_that_change_it(api: Api) -> No
 def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    with served_api("sqlite", tmp_path) as api:
+    with served_api("sqlite", tmp_path) as api, speaking_to(api, monkeypatch):
         url, made = str(api.client.base_url), api.submit()["id"]
-        monkeypatch.setattr(open_command, "Client", lambda: Client(url, ADMIN))
-        for words, scope in ((["open", "latest"], "read"), (["open", "--operate", "--print"], "operate")):
-            done = CliRunner().invoke(app, words)
-            assert done.exit_code == 0, done.output
-            address = done.stdout.strip()
-            page = api.client.get(address)
+        for words, scope in ((["latest"], "read"), (["--operate", "--print"], "operate")):
+            done = ablate("open", *words)
+            assert done.code == 0, done.err
+            page = api.client.get(done.out.strip())
             assert "Sign in as admin" in page.text
             assert ("read and operate" in page.text) == (scope == "operate")
             assert (f'action="/sign-in?to=/a/{made}"' in page.text) == (scope == "read")
         assert len(opened) == 1, "not with --print"
-        missing = CliRunner().invoke(app, ["open", "--print", "unheard-of"])
-        assert (missing.exit_code, missing.stdout) == (5, "")
-        assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.stderr.split())
-        told = json.loads(CliRunner().invoke(app, ["open", "--json"]).stdout)
+        missing = ablate("open", "--print", "unheard-of")
+        assert (missing.code, missing.out) == (5, "")
+        assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.err.split())
+        told = json.loads(ablate("open", "--json").out)
         assert (told["scope"], told["lasts_s"], told["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)

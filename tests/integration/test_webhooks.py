@@ -4,11 +4,8 @@ import base64
 import hashlib
 import hmac
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,47 +19,19 @@ from service.errors import ConfigurationError, WebhookRefused
 from service.lifecycle import OutboxKind
 from service.settings import ServiceSettings
 from service.store.tables import db_now, outbox
-from tests.api_stack import Api, nobody_url, running_api
+from tests.api_stack import Api, api_fixture, nobody_url
+from tests.receiver import Receiver, receiving
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-class Receiver:
-    """Keeps what it is sent, and answers with the statuses that it is told, then with 204."""
-
-    def __init__(self) -> None:
-        self.statuses: list[int] = []
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 204)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/ablations"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with receiving() as made:
+        yield made
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def handlers(api: Api, url: str | None) -> OutboxHandlers:
