@@ -16,6 +16,7 @@ class VariantLine:
     arm: str
     word: Cell
     headline: str
+    decision: Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,12 @@ def read_answer(document: str) -> ShortAnswer:
     judged = {variant.arm: variant for variant in verdict.variants}
     laid_out = lay_out(verdict)
     lines = (
-        VariantLine(arm=one.arm, word=word_cell(judged[one.arm], one.word), headline=headline(verdict, judged[one.arm]))
+        VariantLine(
+            arm=one.arm,
+            word=word_cell(judged[one.arm], one.word),
+            headline=headline(verdict, judged[one.arm]),
+            decision=one.decision,
+        )
         for one in laid_out.variants
     )
     return ShortAnswer(lead=laid_out.lead, variants=tuple(lines))

@@ -9,19 +9,17 @@ from sqlalchemy import Connection, Row
 
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
-from experiments.analysis.verdicts import Verdict
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.recipes import RECIPES
 from experiments.digest import canonical_json
 from experiments.reporting import wording
-from experiments.reporting.pages.first_screen import headline, word_cell
 from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
-from experiments.reporting.verdict_layout import lay_out
 from service.http.problems import check_known
 from service.store.ablations.history import baseline_runs, judged_with
 from service.store.tables import rfc3339
 from service.web.ablation_page import changed_gates
+from service.web.answers import read_answer
 
 METRIC = "tokens_per_s"
 MOST_ANSWERS = 60
@@ -70,19 +68,14 @@ def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
 def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row for each variant that changes the gate."""
     arms = json.loads(judged.plan)["arms"]
-    changed, workload = changed_gates(arms), _workload(arms[0]["config"])
-    verdict = Verdict.model_validate_json(judged.verdict)
-    words = {one.arm: one for one in lay_out(verdict).variants}
-    for variant in verdict.variants:
-        gates = changed.get(variant.arm, {})
+    workload, when = _workload(arms[0]["config"]), wording.moment(rfc3339(judged.created_at))
+    lines = {line.arm: line for line in read_answer(judged.verdict).variants}
+    for arm, gates in changed_gates(arms).items():
         if gate in gates:
-            layout = words[variant.arm]
-            word = word_cell(variant, layout.word)
-            answer = Cell(text=f"{word.text}: {headline(verdict, variant)}", sign=word.sign, tone=word.tone)
+            word = lines[arm].word
+            answer = Cell(text=f"{word.text}: {lines[arm].headline}", sign=word.sign, tone=word.tone)
             name = Cell(text=judged.name, link=f"/a/{judged.id}")
-            when = wording.moment(rfc3339(judged.created_at))
-            value = _value(gate, gates)
-            yield row(value, answer, layout.decision, workload, name, variant.arm, judged.node_class, when)
+            yield row(_value(gate, gates), answer, lines[arm].decision, workload, name, arm, judged.node_class, when)
 
 
 def _workload(config: dict[str, Any]) -> str:
