@@ -12,9 +12,9 @@ pytest.importorskip("tilelang")
 from kernels.mamba3_mimo.cuda.host.compiled import KERNELS, OF_SIZES, pass_configs, program
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import kernel_tasks
+from tests.kernels.budgets import nvcc_release
 from tests.kernels.fuzz import planning
 from tests.kernels.fuzz.problems import ScanProblem
-from tests.kernels.resources import nvcc_release
 
 ROOT = Path(__file__).parents[2]
 OF_GPU = tuple(f"tests/kernels/test_mamba3_cuda_{name}.py" for name in ("scan", "op", "long"))

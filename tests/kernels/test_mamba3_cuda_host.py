@@ -225,7 +225,7 @@ def test_the_default_variant_runs_the_reference_shape():
             "warp_specialize with state size 64, head width 128 and",
         ),
         (Variant(warp_specialize=True, pipeline_stages=0), SHAPE, "the warp group that copies runs at least one chunk"),
-        (Variant(warp_specialize=True, psiv_cache=True), SHAPE, "psiv_cache True.*; allowed: what the lifted form"),
+        (Variant(warp_specialize=True, psiv_cache=True), SHAPE, "psiv_cache True.*; allowed: sizes of the lifted form"),
         (Variant(heads_in_turn=3), SHAPE, "heads_in_turn is 3; allowed: 0, 1, 2, 4"),
         (
             Variant(heads_in_turn=2),

@@ -1,6 +1,4 @@
-"""The lifted form of B3: when it is taken, what it takes of a processor, and where a thread's numbers of a tile lie."""
-
-from dataclasses import fields
+"""The lifted form of B3: its conditions, and the positions of a thread's numbers in a tile."""
 
 import pytest
 import torch
@@ -9,13 +7,11 @@ pytest.importorskip("tilelang")
 
 import tilelang.language as T  # noqa: N812
 
-from kernels.mamba3_mimo.cuda.backward.lifted_layout import BESIDES, OF_A_PROCESSOR, groups_of, lifts, shared_bytes
-from kernels.mamba3_mimo.cuda.backward.lifted_steps import threads_of
+from kernels.mamba3_mimo.cuda.backward.lifted_layout import lifts
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, kept, put, put_turned, row, scatter_sums, take_turned
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from tests.kernels import tile_interpreter
-from tests.kernels.resources import CASES, committed
 
 SIZES = {"B": 1, "S": 256, "H": 2, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16, "C": 16, "L": 256}
 
@@ -44,27 +40,6 @@ SIZES = {"B": 1, "S": 256, "H": 2, "G": 1, "N": 64, "P": 64, "R": 4, "A": 16, "C
 def test_form_is_taken_where_it_fits(sizes, switches, lifted):
     shape = ScanShape(**SIZES | sizes)
     assert lifts(shape, Variant(chunk_size=shape.C, **switches)) is lifted
-
-
-def lifted_rows():
-    """Yield (shape, variant, what the compiled kernel costs) of the committed table's lifted B3."""
-    known = {field.name for field in fields(ScanShape)}
-    for name, case in CASES.items():
-        cost = committed()["cases"][name].get("kernels", {}).get("gradients")
-        variant = Variant(**case.switches)
-        sizes = {letter: value for letter, value in vars(case).items() if letter in known}
-        shape = ScanShape(**sizes, C=variant.chunk_size, L=1024)
-        if cost is not None and lifts(shape, variant):
-            yield shape, variant, cost
-
-
-def test_two_blocks_fit_a_processor_or_one_with_two_groups():
-    rows = list(lifted_rows())
-    assert {groups_of(shape) for shape, _, _ in rows} == {1, 2}
-    for shape, variant, cost in rows:
-        assert shared_bytes(shape, variant) <= cost["shared_bytes"] <= shared_bytes(shape, variant) + BESIDES
-        assert cost["shared_bytes"] * (2 // groups_of(shape)) <= OF_A_PROCESSOR
-        assert cost["threads"] == threads_of(shape, variant) == 128 * (groups_of(shape) + variant.warp_specialize)
 
 
 def run(body, groups):

@@ -1,4 +1,4 @@
-"""Compare the cuda lane with the official kernels on this GPU: accuracy, speed, attention beside it, a sweep of gates.
+"""Compare the cuda lane with the official kernels on this GPU: accuracy, speed, and attention beside the scan.
 
 Usage: python -m tests.kernels.bench [--only PART] [--quick] [--out DIR] [--peer-site DIR] [--jobs N]
 [--compile-only]
@@ -21,16 +21,16 @@ from tests.kernels.bench.render import page
 from tests.kernels.bench.report import Machine, Row, TablePart, sorted_rows, store, stored
 from tests.kernels.bench.runs import ATTENTION_BACKENDS
 
-PARTS = ("accuracy", "speed", "attention", "sweep")
+PARTS = ("accuracy", "speed", "attention")
 PAGE = "README.md"
 
 
 def main() -> int:
-    """Run the parts, store each, print the page."""
+    """Run and store the parts; print the page."""
     arguments = _arguments()
-    chosen = PARTS if arguments.only is None else (arguments.only,)
+    selected = PARTS if arguments.only is None else (arguments.only,)
     try:
-        for part in chosen:
+        for part in selected:
             _run(part, arguments)
     except KernelUnsupported as error:
         sys.stderr.write(f"bench-kernels: {error}\n")
@@ -46,12 +46,12 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench-kernels", description=__doc__.splitlines()[0] if __doc__ else None)
     day = datetime.now(UTC).date().isoformat()
-    parser.add_argument("--only", choices=PARTS, help="run this part; the page shows all that are stored")
+    parser.add_argument("--only", choices=PARTS, help="run this part; the page shows all stored parts")
     parser.add_argument("--quick", action="store_true", help="three problems for accuracy, one for speed, ten samples")
     parser.add_argument("--out", type=Path, default=Path("docs/receipts") / f"{day}-bench-kernels")
     parser.add_argument("--peer-site", type=Path, help="folder with mamba-ssm and its TileLang, see `make peer`")
-    parser.add_argument("--jobs", type=int, default=6, help="processes that compile at a time; 0: compile when needed")
-    parser.add_argument("--compile-only", action="store_true", help="compile, measure nothing")
+    parser.add_argument("--jobs", type=int, default=6, help="compiling processes; 0: compile on demand")
+    parser.add_argument("--compile-only", action="store_true", help="only compile")
     return parser.parse_args()
 
 
@@ -60,13 +60,13 @@ def _problems(part: str, quick: bool) -> tuple[BenchCase, ...]:
         return tuple(case for case in cases.ACCURACY if not quick or case.name in ("N64 P64 R4", "S8191", "G4"))
     if part == "attention":
         return cases.ATTENTION
-    return cases.SPEED[: 1 if quick or part == "sweep" else None]
+    return cases.SPEED[: 1 if quick else None]
 
 
 def _run(part: str, arguments: argparse.Namespace) -> None:
     problems = _problems(part, arguments.quick)
-    wanted = (Lane.CUDA, Lane.PEER) if part in ("accuracy", "speed") else (Lane.CUDA,)
-    with _lanes(wanted, arguments.peer_site) as (lanes, absent):
+    requested = (Lane.CUDA, Lane.PEER) if part in ("accuracy", "speed") else (Lane.CUDA,)
+    with _lanes(requested, arguments.peer_site) as (lanes, absent):
         if arguments.jobs > 0:
             missing = needed(part, problems, [lane.lane for lane in lanes])
             compile_first(missing, arguments.peer_site, arguments.jobs)
@@ -98,17 +98,15 @@ def _rows(part: str, bench: parts.BenchRun, problems: tuple[BenchCase, ...]) -> 
         return parts.accuracy(bench, problems)
     if part == "speed":
         return parts.speed(bench, problems)
-    if part == "attention":
-        return parts.attention(bench, problems, ATTENTION_BACKENDS)
-    return parts.sweep(bench, problems[0], cases.SWEEP)
+    return parts.attention(bench, problems, ATTENTION_BACKENDS)
 
 
 @contextmanager
-def _lanes(wanted: tuple[Lane, ...], site: Path | None) -> Iterator[tuple[tuple[LaneProcess, ...], dict[str, str]]]:
-    """Start the lanes; yield those that run, and why others do not. Without ours there is nothing to compare."""
-    with lane_process(wanted[0]) as ours:
+def _lanes(requested: tuple[Lane, ...], site: Path | None) -> Iterator[tuple[tuple[LaneProcess, ...], dict[str, str]]]:
+    """Start the lanes; yield (running lanes, absent lane -> reason). Raises an error if our lane cannot run."""
+    with lane_process(requested[0]) as ours:
         ours.ask("ready")
-        if Lane.PEER not in wanted:
+        if Lane.PEER not in requested:
             yield (ours,), {}
             return
         with lane_process(Lane.PEER) as peer:

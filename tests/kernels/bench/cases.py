@@ -1,4 +1,4 @@
-"""The problems of the table: what must be right, and what is timed beside the official kernels."""
+"""Problems of the bench: for accuracy, for speed beside the official kernels, and beside attention."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from kernels.mamba3_mimo.problem import Case
 
 @dataclass(frozen=True, kw_only=True)
 class BenchCase:
-    """One problem with the chunk size that the official kernels are tested with."""
+    """One problem, with the chunk size of the official tests."""
 
     name: str
     """Row heading."""
@@ -19,18 +19,18 @@ class BenchCase:
     """Tokens per chunk of the official kernels."""
 
     def options(self, lane: Lane) -> dict[str, Any]:
-        """Return the fields of ScanSwitches with which a lane runs this problem.
+        """Return the fields of ScanSwitches for this problem on a lane.
 
-        Ours has 64 rows of (rank, time) in a chunk, fewer where its shared memory would not hold them.
+        Ours has 64 rows of (rank, time) in a chunk, or fewer if its shared memory is too small.
         """
         if lane == Lane.PEER:
             return {"schedule": "sequential", "chunk_size": self.official_chunk}
         return {"chunk_size": self.official_chunk if self.case.N == 256 else 64 // self.case.R}
 
     def compiling(self, lane: Lane, *, open_sizes: bool = False) -> Case:
-        """Return the cheapest problem with the same kernels; official ones for packed rows leave B, S, H and G open.
+        """Return the cheapest problem with the same kernels. Official kernels of packed rows have open B, S, H and G.
 
-        With `open_sizes` those for dense rows do, too.
+        With `open_sizes` those of dense rows have, too.
         """
         packed = self.case.documents > 1 or self.case.S % self.official_chunk > 0
         if lane != Lane.PEER or not (packed or open_sizes):
@@ -47,9 +47,9 @@ OFFICIAL_SHAPES = (
     (16, 64, 4, 8), (32, 64, 4, 16), (64, 64, 4, 16), (128, 64, 4, 16), (256, 64, 4, 8), (64, 128, 4, 16),
     (128, 32, 4, 16), (128, 128, 4, 8), (128, 64, 8, 8), (128, 64, 2, 32), (128, 64, 1, 64),
 )  # fmt: skip
-"""(N, P, R, C) that the official tests run, at B=4 S=2048 H=16 G=1."""
+"""(N, P, R, C) of the official tests, at B=4 S=2048 H=16 G=1."""
 WITH_GRADIENTS = ((32, 64, 4, 16), (64, 64, 4, 16), (128, 64, 4, 16), (64, 128, 4, 16), (128, 64, 2, 32))
-"""Those whose gradients are compared too; with (16, 64) the official backward pass does not compile."""
+"""Shapes with a comparison of gradients. With (16, 64) the official backward pass does not compile."""
 
 
 def _official(shape: tuple[int, int, int, int]) -> BenchCase:
@@ -65,40 +65,17 @@ ACCURACY = (
     BenchCase(name="G4", case=Case(B=2, S=2048, H=16, G=4)),
     BenchCase(name="rope 1", case=Case(B=2, S=2048, H=16, rope=1.0)),
 )
-"""What is compared with the float64 reference."""
+"""Problems to compare with the float64 reference."""
 
 SPEED = (
     BenchCase(name="B8 S8192 H16 N64", case=Case(B=8, S=8192, H=16)),
     BenchCase(name="B1 S65536 H16 N64", case=Case(B=1, S=65536, H=16)),
     BenchCase(name="B8 S2048 H32 N128", case=Case(B=8, S=2048, H=32, N=128)),
 )
-"""What is timed."""
+"""Timed problems."""
 
 ATTENTION = tuple(
     BenchCase(name=f"S{length} B{batch}", case=Case(B=batch, S=length, H=16))
     for length, batch in ((4096, 16), (8192, 8), (65536, 1))
 )
-"""Scans that are timed beside causal attention with as many heads of the same width."""
-
-
-SWEEP: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("chunk_size 8", {"chunk_size": 8}),
-    ("chunk_size 32", {"chunk_size": 32}),
-    ("superchunk 128", {"superchunk": 128}),
-    ("superchunk 512", {"superchunk": 512}),
-    ("superchunk 1024", {"superchunk": 1024}),
-    ("heads_in_turn 1", {"heads_in_turn": 1}),
-    ("heads_in_turn 2", {"heads_in_turn": 2}),
-    ("heads_in_turn 4", {"heads_in_turn": 4}),
-    ("tma off", {"tma": False}),
-    ("warp_specialize on", {"warp_specialize": True}),
-    ("tma off, warp_specialize on", {"tma": False, "warp_specialize": True}),
-    ("pipeline_stages 0", {"pipeline_stages": 0}),
-    ("pipeline_stages 2", {"pipeline_stages": 2}),
-    ("psiv_cache on", {"psiv_cache": True}),
-    ("layout_2d off", {"layout_2d": False}),
-    ("fast_math off", {"fast_math": False}),
-    ("aggressive_smem_merge on", {"aggressive_smem_merge": True}),
-    ("schedule sequential", {"schedule": "sequential"}),
-)
-"""Changes to the default that are run on the first timed problem, one at a time."""
+"""Scans to time beside causal attention with as many heads of the same width."""

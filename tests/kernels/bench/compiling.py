@@ -1,55 +1,47 @@
-"""Compile kernels before anything is measured, several processes at a time, into TileLang's disk cache."""
+"""Compilation of kernels into TileLang's disk cache before the measurements, in several processes."""
 
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.problem import Case
-from tests.kernels.bench import cases
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.lane_process import lane_process
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """One run that makes a lane compile what it needs."""
+    """One run that compiles the kernels of a lane."""
 
     name: str
     lane: Lane
     case: Case
     options: dict[str, Any]
     function: str
-    """Of work.Worker."""
+    """Method of work.Worker."""
 
 
 def needed(part: str, problems: Iterable[BenchCase], lanes: Iterable[Lane]) -> list[CompileJob]:
-    """Return what a part of the table needs compiled, everything once, the slow official kernels first."""
-    runs: list[tuple[BenchCase, str, dict[str, Any]]] = []
-    for problem in problems:
-        runs.append((problem, "", {}))
-        runs += [(problem, *change) for change in cases.SWEEP] if part == "sweep" else []
-    found = {}
-    for problem, change, options in runs:
-        for lane in lanes:
-            accuracy = part == "accuracy"
-            every, case = {**problem.options(lane), **options}, problem.compiling(lane, open_sizes=accuracy)
-            found[f"{lane} {case} {every}"] = CompileJob(
-                name=f"{problem.name} {change}".strip(),
-                lane=lane,
-                case=case,
-                options=every,
-                function="compile_s" if accuracy else "compile_timed_s",
-            )
-    return sorted(found.values(), key=lambda job: job.lane != Lane.PEER)
+    """Return the compilations that a part of the table needs, each once, the slow official kernels first."""
+    accuracy = part == "accuracy"
+    jobs = {}
+    for problem, lane in product(problems, lanes):
+        options, case = problem.options(lane), problem.compiling(lane, open_sizes=accuracy)
+        function = "compile_s" if accuracy else "compile_timed_s"
+        jobs[f"{lane} {case} {options}"] = CompileJob(
+            name=problem.name, lane=lane, case=case, options=options, function=function
+        )
+    return sorted(jobs.values(), key=lambda job: job.lane != Lane.PEER)
 
 
 def compile_first(jobs: Iterable[CompileJob], peer_site: Path | None, processes: int) -> None:
-    """Run the jobs, `processes` at a time. What a lane refuses or fails at is said, and comes again when measured."""
+    """Run the jobs, `processes` at a time. Refusals and failures are printed and repeat at the measurement."""
     with ThreadPoolExecutor(processes) as pool:
         for line in pool.map(lambda job: _run(job, peer_site), jobs):
             sys.stderr.write(line + "\n")

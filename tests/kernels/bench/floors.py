@@ -1,8 +1,8 @@
-"""The least time that each kernel of ours could take: bytes it must move, FLOPs it must do, at the GPU's ceilings.
+"""Least time of each kernel of ours: the bytes that it must move and its FLOPs, at the GPU's ceilings.
 
-A tensor counts once for every kernel that reads or writes it, whatever the number of blocks that do: B3's sums over
-heads too, which all heads of a sum but the first read and write again. Only matrix products are counted as FLOPs.
-Letters: see ../cuda/host/shape.py.
+A tensor counts once for every kernel that reads or writes it, whatever the number of blocks. That includes B3's sums
+over heads, which all heads except the first read and write again. Only matrix products count as FLOPs. Letters: see
+kernels/mamba3_mimo/cuda/shape.py.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from kernels.mamba3_mimo.cuda.shape import ScanShape
 
 LAUNCHES = {"f2_pass_states": 2, "b4_reduce_heads": 2}
-"""Kernels that one forward and backward pass launches twice on equal sizes: forwards and in reverse; for q and k."""
-
-L2_BYTES = 50 * 2**20
-"""L2 of an H100 or H200: a launch that moves no more may find its tensors there, and take less than its floor."""
+"""Kernels that a forward and backward pass launches twice: forwards and in reverse, or for q and k."""
 
 SUMS = ("f1_local_states", "b1_local_gradients")
-"""Kernels that leave out a super-chunk of every row that has several: what leaves the row there is not asked for."""
+"""Kernels that omit one super-chunk of a row with several, whose result is not needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """What the launches of one kernel must move and compute."""
+    """Bytes and FLOPs of the launches of one kernel."""
 
     bytes: float
     flops: float
@@ -67,7 +64,7 @@ MOVED: dict[str, dict[str, int]] = {
     "b5_time_gradients": {"scalar": 10, "reset": 1, "raw_angle": 2, "angle": 1},
     "b6_column_sums": {"partial": 3},
 }  # fmt: skip
-"""Kernel -> how many tensors of each kind one launch reads or writes."""
+"""Kernel -> number of tensors of each kind that one launch reads or writes."""
 
 PRODUCTS: dict[str, tuple[int, int, int]] = {
     "f1_local_states": (0, 0, 1),
@@ -83,9 +80,9 @@ q^T g.
 
 
 def floors(s: ScanShape, *, psiv_cache: bool = False) -> dict[str, Floor]:
-    """Return the floor of every kernel, all its launches in one forward and backward pass together.
+    """Return the floor of every kernel for all its launches in a forward and backward pass.
 
-    Of rows that begin with nothing and hand nothing on, as those of the table do.
+    The rows start from zero and return no final state, like those of the bench.
     """
     size = sizes(s)
     rows = s.walks * s.H * s.chunks * s.M
@@ -101,10 +98,10 @@ def floors(s: ScanShape, *, psiv_cache: bool = False) -> dict[str, Floor]:
 
 
 def whole_pass(s: ScanShape, *, backward: bool) -> Floor:
-    """Return the floor of the operation itself: inputs read and results written once, in one pass or in both.
+    """Return the floor of the operation: inputs read and results written once, in one pass or in both.
 
-    Both passes read the inputs; the backward pass also reads the gradient of o and writes fourteen gradients. Products
-    are those of the walks over all chunks: what super-chunks cost besides (F1, B1) is a choice.
+    Both passes read the inputs. The backward pass also reads the gradient of o and writes fourteen gradients. Products
+    are those of the walks over all chunks. The cost of super-chunks (F1, B1) is a choice and does not count.
     """
     size = sizes(s)
     once = 2 * size["direction"] + 2 * size["value"] + 3 * size["scalar"] + size["raw_angle"]

@@ -1,7 +1,7 @@
-"""A process that runs one lane: the official kernels and ours need two versions of TileLang, hence two processes.
+"""A process for one lane, because the official kernels and ours need two versions of TileLang.
 
-The parent imports neither and asks one of them at a time, so what is timed has the GPU to itself. A question is the
-name of a method of work.Worker with its arguments; the answer is its value, or why there is none.
+The parent imports neither. It calls one process at a time, so that a timed function has the GPU alone. A call names a
+method of work.Worker and its arguments. The answer is the method's value or its error.
 """
 
 import multiprocessing
@@ -27,9 +27,9 @@ class LaneProcess:
         self._pipe = pipe
 
     def ask(self, function: str, *arguments: object, **named: object) -> Any:
-        """Return what `function` of work.py answers.
+        """Return the value of the method `function` of work.Worker.
 
-        Raises KernelUnsupported when the lane refuses, KernelError with the traceback's last lines when it failed.
+        Raises KernelUnsupported if the lane refuses, KernelError with the end of the message if it fails.
         """
         try:
             self._pipe.send((function, arguments, named))
@@ -45,7 +45,7 @@ class LaneProcess:
 
 @contextmanager
 def lane_process(lane: Lane) -> Iterator[LaneProcess]:
-    """Run `lane` in a process of its own until the block ends; its first question is `ready`."""
+    """Run `lane` in a process of its own inside the block. The first call must be `ready`."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, lane), daemon=True)
@@ -61,7 +61,7 @@ def lane_process(lane: Lane) -> Iterator[LaneProcess]:
 
 
 def _serve(pipe: "Connection[Any, Any]", lane: Lane) -> None:
-    """Answer questions until the parent hangs up."""
+    """Answer calls until the parent closes the pipe."""
     worker = Worker(lane)
     while True:
         try:
@@ -72,7 +72,7 @@ def _serve(pipe: "Connection[Any, Any]", lane: Lane) -> None:
             answer = ("value", getattr(worker, function)(*arguments, **named))
         except KernelUnsupported as error:
             answer = ("refused", str(error))
-        except Exception as error:  # the boundary of the process: the parent writes it into the table
+        except Exception as error:  # boundary of the process: the parent writes it into the table
             sys.stderr.write(traceback.format_exc())
             answer = ("failed", f"{type(error).__name__}: {str(error)[-600:]}")
         pipe.send(answer)

@@ -1,4 +1,4 @@
-"""The parts of the table. Every speed comes after a check of what is timed; ours is not timed where it fails."""
+"""Parts of the table. Every timed problem is checked first, and our lane is not timed if its check fails."""
 
 import math
 import subprocess
@@ -9,14 +9,14 @@ from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
+from kernels.mamba3_mimo.cuda.host.sizes import choose_walk, walk_length
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
 from kernels.scan_switches import ScanFact
 from tests.kernels.accuracy import Errors
 from tests.kernels.bench.cases import BenchCase
 from tests.kernels.bench.floors import floors, whole_pass
 from tests.kernels.bench.lane_process import LaneProcess
-from tests.kernels.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, SweepRow, Times
+from tests.kernels.bench.report import TOGETHER, AccuracyRow, KernelRow, SpeedRow, Times
 from tests.kernels.bench.runs import PASSES, Passes
 
 PROFILER_SUFFIX = "_kernel"
@@ -24,7 +24,7 @@ PROFILER_SUFFIX = "_kernel"
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRun:
-    """The lanes that run, ours first, and how many samples are taken."""
+    """The lanes, ours first, and the number of samples."""
 
     lanes: tuple[LaneProcess, ...]
     rounds: int
@@ -39,7 +39,7 @@ class BenchRun:
 
 
 def say(line: str) -> None:
-    """Tell on stderr what is being done."""
+    """Print progress on stderr."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
@@ -57,7 +57,7 @@ def accuracy(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[Accurac
 
 
 def speed(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[SpeedRow | KernelRow]:
-    """Yield, problem by problem, times of every lane, taken in turn, and those of its kernels."""
+    """Yield per problem the times of every lane, sampled in turn, and of its kernels."""
     for problem in problems:
         jobs = [Job(lane, problem.name, _prepared(lane, problem)) for lane in bench.lanes]
         yield from _sampled(bench, [job for job in jobs if job.row.refused is None])
@@ -70,7 +70,7 @@ def speed(bench: BenchRun, problems: Iterable[BenchCase]) -> Iterator[SpeedRow |
 
 
 def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable[str]) -> Iterator[SpeedRow]:
-    """Yield times of causal attention with the heads of each problem, and of the scan beside it."""
+    """Yield the times of causal attention with the heads of each problem, and of the scan beside it."""
     for problem in problems:
         jobs = []
         for backend in backends:
@@ -90,45 +90,13 @@ def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable
         bench.ours.ask("forget")
 
 
-def sweep(bench: BenchRun, problem: BenchCase, changes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[SweepRow]:
-    """Yield times of every change beside the default, and what its binaries show."""
-    default = _prepared(bench.ours, problem)
-    yield _swept(bench, problem, "default", {}, default)
-    for change, options in changes if default.refused is None else ():
-        yield _swept(bench, problem, change, options, default)
-    bench.ours.ask("forget")
-
-
-def _swept(bench: BenchRun, problem: BenchCase, change: str, changed: dict[str, Any], default: SpeedRow) -> SweepRow:
-    lane = bench.ours
-    row = _prepared(lane, problem, name=change, changed=changed) if changed else default
-    if row.refused is not None:
-        return SweepRow(change=change, speed=row)
-    jobs = [Job(lane, change if changed else problem.name, row)]
-    jobs += [Job(lane, problem.name, default)] if changed else []
-    timed = _sampled(bench, jobs)
+def _prepared(lane: LaneProcess, problem: BenchCase) -> SpeedRow:
+    """Prepare and check a problem; the row holds the reason if it cannot be timed."""
+    row = SpeedRow(name=problem.name, lane=lane.lane)
+    say(f"prepare and check {problem.name}, {lane.lane}")
     try:
-        binaries = lane.ask("binaries", problem.case, {**problem.options(Lane.CUDA), **changed})
-    except KernelError as error:
-        binaries = [{"name": "not read", "why": str(error)}]
-    if changed:
-        lane.ask("forget", change)
-    return SweepRow(change=change, speed=timed[0], default=timed[1].both if changed else Times(), binaries=binaries)
-
-
-def _prepared(
-    lane: LaneProcess, problem: BenchCase, *, name: str | None = None, changed: dict[str, Any] | None = None
-) -> SpeedRow:
-    """Make a problem ready and check it; the row says why it is not.
-
-    With `changed` options its inputs are those of the default, which was checked before.
-    """
-    name, options = name or problem.name, {**problem.options(lane.lane), **(changed or {})}
-    row = SpeedRow(name=name, lane=lane.lane)
-    say(f"prepare and check {name}, {lane.lane}")
-    try:
-        ready = lane.ask("prepare", name, problem.case, options)
-        judged = lane.ask("check_like", name, problem.name) if changed else lane.ask("check", name)
+        ready = lane.ask("prepare", problem.name, problem.case, problem.options(lane.lane))
+        judged = lane.ask("check", problem.name)
     except KernelError as error:
         return row.model_copy(update={"refused": str(error)})
     bad = judged["wrong"] if lane.lane == Lane.CUDA else _not_finite(judged["errors"])
@@ -137,24 +105,24 @@ def _prepared(
 
 
 def _not_finite(errors: Errors) -> list[str]:
-    """Return what is not a number: all that keeps the official kernels, not ours to mend, from being timed."""
+    """Return results with NaN, the only fault that prevents the timing of the official kernels."""
     return [name for name, (overall, _) in errors.items() if not math.isfinite(overall)]
 
 
 @dataclass
 class Job:
-    """Something prepared in a lane's process, to be sampled."""
+    """A prepared problem in a lane's process."""
 
     lane: LaneProcess
     name: str
     row: SpeedRow
     kernels: dict[Passes, dict[str, float]] = field(default_factory=dict)
-    """Milliseconds of every kernel, filled in."""
+    """Milliseconds of every kernel."""
     samples: dict[tuple[Passes, str], list[float]] = field(default_factory=dict)
     no_graph: dict[Passes, str | None] = field(default_factory=dict)
 
     def times(self, passes: Passes) -> Times:
-        """Return what was found for one of the two."""
+        """Return the times of one or both passes."""
         return Times(
             kernels_ms=sum(self.kernels[passes].values()),
             graph_ms=self.samples.get((passes, "graph"), []),
@@ -196,9 +164,9 @@ def _kernel_rows(bench: BenchRun, problem: BenchCase, speed: SpeedRow, times: di
 
 
 def shape_run(problem: BenchCase) -> ScanShape:
-    """Return the sizes with which our lane runs a problem, of one head in turn: the walk that it chooses for them."""
-    case, asked = problem.case, Variant(**problem.options(Lane.CUDA))
-    variant = choose_walk(asked, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
+    """Return the sizes of our lane's kernels for a problem, with the walk that it chooses and one head in turn."""
+    case, default = problem.case, Variant(**problem.options(Lane.CUDA))
+    variant = choose_walk(default, rows=case.B * case.H, tokens=case.S, state=case.N * case.P)
     walk = walk_length(variant, case.S)
     return ScanShape(
         B=case.B, S=-(-case.S // walk) * walk, H=case.H, G=case.G, N=case.N, P=case.P, R=case.R, C=variant.chunk_size,
@@ -207,6 +175,6 @@ def shape_run(problem: BenchCase) -> ScanShape:
 
 
 def gpu(query: str) -> str:
-    """Return what nvidia-smi says to a query, as it says it."""
+    """Return the answer of nvidia-smi to a query."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

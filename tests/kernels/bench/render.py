@@ -1,4 +1,4 @@
-"""The stored parts as one Markdown page, which is also what is printed."""
+"""Markdown page of the stored parts."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,28 +12,23 @@ from tests.kernels.bench.report import (
     KernelRow,
     Machine,
     SpeedRow,
-    SweepRow,
     TablePart,
     Times,
 )
 
-SHOWN = ("registers", "shared_bytes", "spill_stores", "instructions", "tma_loads", "cp_async", "wgmma", "mbarrier")
-"""Columns of a binary's row that the page has; the JSON has all."""
 LEGEND = (
-    "kernels: sum of the GPU kernels by the profiler; graph: a CUDA graph replayed; eager: calls by events; medians. "
-    "least: the shortest of their three times over the longest of ours; most: the other way round."
+    "kernels: sum of the GPU kernels by the profiler; graph: replay of a CUDA graph; eager: calls by events; medians. "
+    "least: their shortest time over our longest; most: their longest over our shortest."
 )
 NOISE = ("whole / noise", "row / noise")
 CRITERIA = (
-    "Errors against the float64 reference, as shares of the largest value and of a time row. Ours may be off by 8 times"
-    " the noise that rounding the operands to bfloat16 makes in a whole result, and by 32 times in a row "
-    "(docs/kernels-correctness.md); the official lane by what its own tests allow, a tenth of the largest value."
+    "Errors against the float64 reference, as shares of the largest value and of a time row. Our limit is 8 times the "
+    "noise of rounding the operands to bfloat16 for a whole result, and 32 times for a row "
+    "(docs/kernels-correctness.md). The official lane's limit is that of its own tests, a tenth of the largest value."
 )
-TIMED = (
-    "What is timed is checked itself. Ours is not timed where it is over; the official lane is, and the table says so. "
-)
+TIMED = "Every timed function is checked. Above the limit our lane is not timed; the official lane is, with a remark. "
 SMALL = 0.01
-"""Share of a lane's time under which its kernels are one line of the page."""
+"""Kernels below this share of a lane's time share one line of the page."""
 
 
 def page(parts: Iterable[TablePart]) -> str:
@@ -41,17 +36,16 @@ def page(parts: Iterable[TablePart]) -> str:
     blocks = ["# Kernels of the Mamba-3 MIMO scan"]
     for part in parts:
         blocks += [f"## {part.part.capitalize()}", _machine(part.machine)]
-        blocks += [] if part.complete else ["**This part was ended before it was through.**"]
+        blocks += [] if part.complete else ["**This part was interrupted.**"]
         blocks += _accuracy(part.accuracy) if part.accuracy else []
         blocks += _speeds(part.speed) if part.speed else []
         blocks += [_kernels(part.kernels)] if part.kernels else []
         blocks += _checks(part.speed)
-        blocks += _sweep(part.sweep) if part.sweep else []
     return "\n\n".join(blocks) + "\n"
 
 
 def table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return a Markdown table with columns of equal width, numbers to the right."""
+    """Return a Markdown table with aligned columns, numbers on the right."""
     cells = [list(headings), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     right = [all(row[i][:1].isdigit() or row[i] in ("", "-") for row in cells[1:]) for i in range(len(widths))]
@@ -65,8 +59,8 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def _machine(machine: Machine) -> str:
     versions = "; ".join(
-        f"{lane}: " + ", ".join(f"{name} {version}" for name, version in found.items())
-        for lane, found in machine.versions.items()
+        f"{lane}: " + ", ".join(f"{name} {version}" for name, version in packages.items())
+        for lane, packages in machine.versions.items()
     )
     lines = [
         f"{machine.date}, {machine.device}, driver {machine.driver}, clocks {machine.clocks_before} before and "
@@ -80,7 +74,7 @@ def _machine(machine: Machine) -> str:
 
 
 def _accuracy(rows: list[AccuracyRow]) -> list[str]:
-    """One table of the largest errors, one of every output where both lanes ran."""
+    """Return a table of the largest errors, and one of every output that both lanes computed."""
     headings = ("problem", "lane", "outputs", "worst global error", "worst row error", *NOISE, "verdict")
     return [CRITERIA, table(headings, [_judged(row) for row in rows]), *_beside(rows)]
 
@@ -94,12 +88,12 @@ def _judged(row: AccuracyRow | SpeedRow) -> tuple[object, ...]:
 
 
 def _worst(errors: Errors, kind: int) -> str:
-    """Return the largest error of a kind (0 global, 1 row) and whose it is."""
+    """Return the largest error of a kind (0 global, 1 row) and its output."""
     return _largest({name: error[kind] for name, error in errors.items()}, 5)
 
 
 def _largest(numbers: Mapping[str, float], digits: int) -> str:
-    """Return the largest number and whose it is; NaN is larger than all."""
+    """Return the largest number and its name. NaN is larger than all."""
     if not numbers:
         return "-"
     name = max(numbers, key=lambda name: (math.isnan(numbers[name]), numbers[name]))
@@ -107,7 +101,7 @@ def _largest(numbers: Mapping[str, float], digits: int) -> str:
 
 
 def _beside(rows: list[AccuracyRow]) -> list[str]:
-    """Return ours beside the official errors, output by output."""
+    """Return our errors beside the official ones, per output."""
     both = {(row.name, row.lane): row.errors for row in rows if row.errors}
     lines, worse = [], []
     for name, lane in both:
@@ -127,27 +121,27 @@ def _beside(rows: list[AccuracyRow]) -> list[str]:
 
 
 def _checks(rows: list[SpeedRow]) -> list[str]:
-    """Return how near what is timed is to the reference, and ours beside the official errors where both were."""
+    """Return the errors of the timed functions, with a comparison if both lanes ran."""
     checked = [AccuracyRow(**row.model_dump(include=set(AccuracyRow.model_fields))) for row in rows if row.errors]
     headings = ("problem", "lane", "results", "worst global error", "worst row error", *NOISE, "verdict")
-    said = [TIMED + CRITERIA, table(headings, [_judged(row) for row in checked])] if checked else []
+    blocks = [TIMED + CRITERIA, table(headings, [_judged(row) for row in checked])] if checked else []
     if {row.lane for row in checked} < {str(Lane.CUDA), str(Lane.PEER)}:
-        return said
-    return [*said, *_beside(checked)]
+        return blocks
+    return [*blocks, *_beside(checked)]
 
 
 def ratios(theirs: Times, ours: Times) -> tuple[dict[str, float], float, float]:
-    """Return how many times longer theirs take, way by way, and the least and the most that can be made of it.
+    """Return how many times longer theirs take, per kind of time, and the least and the largest ratio across kinds.
 
-    The least compares the shortest of their times with the longest of ours, the most the other way round.
+    The least compares their shortest time with our longest, the largest their longest with our shortest.
     """
     their, our = theirs.medians(), ours.medians()
-    found = {way: their[way] / our[way] for way in WAYS if way in their and way in our}
-    return found, min(their.values()) / max(our.values()), max(their.values()) / min(our.values())
+    each = {way: their[way] / our[way] for way in WAYS if way in their and way in our}
+    return each, min(their.values()) / max(our.values()), max(their.values()) / min(our.values())
 
 
 def _speeds(rows: list[SpeedRow]) -> list[str]:
-    """Return the times of every way of looking, and how they compare with ours."""
+    """Return the times of every kind, and their ratios to ours."""
     ours = {row.name: row for row in rows if row.lane == Lane.CUDA and row.refused is None}
     lines: list[tuple[str, ...]] = []
     weakest: list[tuple[float, str]] = []
@@ -208,31 +202,3 @@ def _kernels(rows: list[KernelRow]) -> str:
     ]
     headings = ("problem", "lane", "kernel", "ms", "GB", "GFLOP", "floor ms", "floor / time, %")
     return table(headings, lines)
-
-
-def _sweep(rows: list[SweepRow]) -> list[str]:
-    times, binaries, unread = [], [], []
-    for row in rows:
-        if row.speed.refused is not None:
-            times.append((row.change, *("-" * 9), row.speed.refused))
-            continue
-        forward, both, beside = row.speed.forward.medians(), row.speed.both.medians(), row.default.medians()
-        shown = (_number(found.get(way), 3) for found in (forward, both) for way in WAYS)
-        change = (
-            f"{100 * (both[way] / beside[way] - 1):+.1f}" if way in both and way in beside else "-"
-            for way in ("kernels", "graph")
-        )  # fmt: skip
-        times.append((row.change, *shown, *change, _number(row.speed.peak_gib, 2), ""))
-        for binary in row.binaries:
-            if "why" in binary:
-                unread.append(f"Binaries of {row.change} could not be read: {binary['why']}")
-            else:
-                binaries.append((row.change, binary["name"], *(binary.get(key, "-") for key in SHOWN)))
-    looked_at = (f"{passes}, {way} ms" for passes in ("forward", "both") for way in WAYS)
-    headings = ("change", *looked_at, "kernels, %", "graph, %", "peak GiB", "refused")
-    return [
-        table(headings, times),
-        "Per cent: both passes against the default, which was measured in turn.",
-        *([table(("change", "kernel", *SHOWN), binaries)] if binaries else []),
-        *unread,
-    ]

@@ -1,4 +1,4 @@
-"""What a run of the table finds, as it is stored: one JSON file for each part, so that parts can run at other times."""
+"""Stored results of the bench: one JSON file per part, so that parts can run at different times."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +11,9 @@ from tests.kernels.accuracy import Errors
 
 SCHEMA = 2
 BEGUN = ".begun.json"
-"""End of the name of a part that is not through."""
+"""Suffix of the file of an incomplete part."""
 WAYS = ("kernels", "graph", "eager")
-"""The ways to look at a time; samples are taken of the last two."""
+"""Kinds of times. The last two are sampled."""
 TOGETHER = "all kernels"
 """Name of the row with the sum of a lane's kernels."""
 
@@ -34,17 +34,17 @@ class Machine(_Model):
     clocks_before: str
     """SM and memory clock before."""
     clocks_after: str
-    """The same afterwards."""
+    """SM and memory clock after."""
     versions: dict[str, dict[str, str]]
     """Lane -> package -> version."""
     absent: dict[str, str] = {}
-    """Lane that did not run -> why."""
+    """Lane that did not run -> reason."""
     ceilings: dict[str, float] = {}
     """Bytes per second of a copy and FLOPs per second of a bf16 product, measured before the part."""
 
 
 class _Judged(_Model):
-    """How near a lane's results are to the float64 reference: see work.Judged."""
+    """Errors of a lane's results against the float64 reference, see work.Judged."""
 
     errors: Errors = {}
     shares: dict[str, tuple[float, float]] = {}
@@ -57,11 +57,11 @@ class AccuracyRow(_Judged):
     name: str
     lane: str
     refused: str | None = None
-    """Why there are none."""
+    """Reason for missing errors."""
 
 
 class Times(_Model):
-    """Times of one pass, looked at in three ways: see timing.py."""
+    """Times of one pass in three kinds, see timing.py."""
 
     kernels_ms: float | None = None
     """Sum of its GPU kernels."""
@@ -73,14 +73,14 @@ class Times(_Model):
     """Why there is no graph."""
 
     def medians(self) -> dict[str, float]:
-        """Return the time of each way in which it was looked at, in the order of WAYS."""
-        found = {"graph": self.graph_ms, "eager": self.eager_ms}
-        all_ways = {"kernels": [] if self.kernels_ms is None else [self.kernels_ms], **found}
-        return {way: median(samples) for way, samples in all_ways.items() if samples}
+        """Return the median of each kind that was measured, in the order of WAYS."""
+        kernels = [] if self.kernels_ms is None else [self.kernels_ms]
+        samples = {"kernels": kernels, "graph": self.graph_ms, "eager": self.eager_ms}
+        return {way: median(times) for way, times in samples.items() if times}
 
 
 class SpeedRow(_Judged):
-    """Times of one lane, or of one attention implementation, on one problem; the errors are those of what is timed."""
+    """Times of one lane or attention implementation on one problem, with the errors of the timed functions."""
 
     name: str
     lane: str
@@ -90,13 +90,13 @@ class SpeedRow(_Judged):
     peak_gib: float | None = None
     """Peak of allocated memory of forward and backward, inputs included."""
     facts: dict[str, Fact] = {}
-    """What the lane said about the passes: see ScanFact."""
+    """Facts that the lane recorded, see ScanFact."""
     refused: str | None = None
-    """Why nothing was timed."""
+    """Reason for missing times."""
 
 
 class KernelRow(_Model):
-    """Time of one kernel in one forward and backward pass; the floors are those of ours."""
+    """Time of one kernel in one forward and backward pass. Only kernels of our lane have floors."""
 
     name: str
     """The problem."""
@@ -108,48 +108,35 @@ class KernelRow(_Model):
     flops: float | None = None
 
 
-class SweepRow(_Model):
-    """One way to run the reference problem: its times, and what its binaries show."""
-
-    change: str
-    """What differs from the default."""
-    speed: SpeedRow
-    default: Times = Times()
-    """Forward and backward of the default, in turn with these."""
-    binaries: list[dict[str, str | int | float | bool]] = []
-    """One row of attest.table for every kernel that walks chunks."""
-
-
 class TablePart(_Model):
     """One part of the table."""
 
     schema_version: int = SCHEMA
     part: str
-    """accuracy, speed, attention or sweep."""
+    """accuracy, speed or attention."""
     machine: Machine
     complete: bool = True
-    """False while it runs: a run that was ended keeps what it found until then."""
+    """False until the end. An interrupted run keeps its results so far."""
     accuracy: list[AccuracyRow] = []
     speed: list[SpeedRow] = []
     kernels: list[KernelRow] = []
-    sweep: list[SweepRow] = []
 
 
-Row = AccuracyRow | SpeedRow | KernelRow | SweepRow
-PLACES: dict[type, str] = {AccuracyRow: "accuracy", SpeedRow: "speed", KernelRow: "kernels", SweepRow: "sweep"}
-"""Kind of row -> the list of a part where it belongs."""
+Row = AccuracyRow | SpeedRow | KernelRow
+PLACES: dict[type, str] = {AccuracyRow: "accuracy", SpeedRow: "speed", KernelRow: "kernels"}
+"""Type of row -> its list in a part."""
 
 
 def sorted_rows(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Return the rows by the lists of a part where they belong."""
-    found: dict[str, list[Row]] = {}
+    """Return list of a part -> its rows."""
+    lists: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(PLACES[type(row)], []).append(row)
-    return found
+        lists.setdefault(PLACES[type(row)], []).append(row)
+    return lists
 
 
 def store(part: TablePart, folder: Path) -> Path:
-    """Write the part below `folder` and return its path; one that is not through replaces none that is."""
+    """Write the part below `folder` and return its path. An incomplete part replaces no complete one."""
     folder.mkdir(parents=True, exist_ok=True)
     whole, begun = folder / f"{part.part}.json", folder / f"{part.part}{BEGUN}"
     begun.write_text(part.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -157,10 +144,10 @@ def store(part: TablePart, folder: Path) -> Path:
 
 
 def stored(folder: Path, names: tuple[str, ...]) -> list[TablePart]:
-    """Return the parts below `folder`, in the order of `names`; of a part that was never through, what was found."""
-    found = []
+    """Return the parts below `folder` in the order of `names`, including incomplete ones."""
+    parts = []
     for name in names:
         paths = (folder / f"{name}.json", folder / f"{name}{BEGUN}")
         text = next((path.read_text(encoding="utf-8") for path in paths if path.is_file()), None)
-        found += [] if text is None else [TablePart.model_validate_json(text)]
-    return found
+        parts += [] if text is None else [TablePart.model_validate_json(text)]
+    return parts

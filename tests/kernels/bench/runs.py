@@ -1,4 +1,4 @@
-"""What is timed: one problem by one lane, or attention beside it, as functions that can be called again and again."""
+"""Timed functions: one problem on one lane, or attention beside it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,44 +23,44 @@ ATTENTION_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.F
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One problem, ready to be run again and again."""
+    """One problem as functions to call repeatedly."""
 
     forward: Run
-    """Returns what the forward pass computes, without a graph for autograd."""
+    """Returns the results of the forward pass, without a graph for autograd."""
     both: Run
-    """Returns that and the gradients of the inputs."""
+    """Returns the results and the gradients of the inputs."""
     names: tuple[str, ...]
-    """What `both` returns: out, then tensors of ScanInputs, whose gradients they are."""
+    """Names of the results of `both`: out, then the tensors of ScanInputs with gradients."""
     inputs: ScanInputs | None = None
-    """What is computed, for the float64 reference; None for attention."""
+    """Inputs for the float64 reference; None for attention."""
     grad_out: Tensor | None = None
     """Gradient of o."""
 
     def run(self, passes: Passes) -> tuple[Tensor, ...]:
-        """Return what one of the two computes."""
+        """Run the forward pass or both passes."""
         return self.both() if passes == "both" else self.forward()
 
 
 def scan(lane: Lane, case: Case, options: Mapping[str, Any]) -> Timed:
-    """Return the scan of a problem by a lane: ours by its public function, the official one called as its users do."""
+    """Return the scan of a problem on a lane: ours by its public function, the official one as its users call it."""
     inputs = make_inputs(case)
     inputs = inputs.with_tensors(tuple(t.requires_grad_() for t in inputs.tensors()))
     grad_out = make_grad(inputs, case.seed + 1)
     if lane is Lane.PEER:
         return _official(inputs, grad_out, chunk_size=options["chunk_size"])
-    chosen = ScanSwitches(lane=lane, **options)
-    forward, both = _passes(lambda: (mamba3_mimo(inputs, chosen).out,), inputs.tensors(), grad_out)
+    switches = ScanSwitches(lane=lane, **options)
+    forward, both = _passes(lambda: (mamba3_mimo(inputs, switches).out,), inputs.tensors(), grad_out)
     return Timed(forward=forward, both=both, names=("out", *inputs.names), inputs=inputs, grad_out=grad_out)
 
 
 def _official(inputs: ScanInputs, grad_out: Tensor, *, chunk_size: int) -> Timed:
-    """Return the official function with its arguments as leaves, in its own dtypes: nothing of ours runs in between.
+    """Return the official function with its arguments as leaves in its own dtypes, without code of ours in between.
 
-    As in training, no final state is asked for.
+    As in training, it returns no final state.
     """
     refused = peer.refusal(inputs, chunk_size)
     if refused is None and peer.packing(inputs, chunk_size) is not None:
-        refused = "lane 'peer': rows that must be packed are not timed: each lane would be given another layout"
+        refused = "lane 'peer': packed rows are not timed, because the lanes have different layouts for them"
     if refused is not None:
         raise KernelUnsupported(refused)
     function, arguments = peer.official().function, peer.arguments(inputs, None)
@@ -98,7 +98,7 @@ def _passes(run: Run, leaves: tuple[Tensor, ...], grad_out: Tensor) -> tuple[Run
     def both() -> tuple[Tensor, ...]:
         results = run()
         grads = torch.autograd.grad(results[0], leaves, grad_out)
-        # nothing may hold autograd's nodes: they belong to this stream, and a CUDA graph is captured on another one
+        # drop all of autograd's nodes: they belong to this stream, and a CUDA graph is captured on another one
         return *(result.detach() for result in results), *grads
 
     return forward, both

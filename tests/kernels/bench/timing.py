@@ -1,6 +1,6 @@
-"""Three ways to look at the time of a pass: the sum of its GPU kernels, a CUDA graph replayed, calls one by one.
+"""Three kinds of times of a pass: the sum of its GPU kernels, the replay of a CUDA graph, and single calls.
 
-The sum leaves out what lies between kernels, a graph leaves out the host, calls leave out nothing.
+The sum omits gaps between kernels, a graph omits the host, calls omit nothing.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def by_events(run: Run, repeats: int) -> list[float]:
 
 
 def by_kernel(run: Run, repeats: int) -> dict[str, float]:
-    """Return the milliseconds of every GPU kernel of one run, copies and fills included, slowest first."""
+    """Return the milliseconds of every GPU kernel of one run, including copies and fills, slowest first."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in range(repeats):
             run()
@@ -41,11 +41,11 @@ class Captured:
 
     replay: Run
     results: tuple[Tensor, ...]
-    """What the run returned while it was captured: a replay writes there."""
+    """Results of the captured run, into which a replay writes."""
 
 
 def captured(run: Callable[[], tuple[Tensor, ...]]) -> Captured:
-    """Return the run, which has run before, as a CUDA graph. Raises RuntimeError where it cannot be captured."""
+    """Return a warmed-up run as a CUDA graph. Raises RuntimeError if it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = run()
@@ -53,7 +53,7 @@ def captured(run: Callable[[], tuple[Tensor, ...]]) -> Captured:
 
 
 def ceilings(repeats: int = 10) -> dict[str, float]:
-    """Return what this GPU reaches: bytes moved per second by a copy, FLOPs per second in a bf16 product of 8192^3."""
+    """Return this GPU's bytes per second in a copy, and FLOPs per second in a bf16 product of 8192^3."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)

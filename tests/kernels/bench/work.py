@@ -1,4 +1,4 @@
-"""What the process of a lane can be asked: errors, times, peak memory, kernel times, what its binaries show."""
+"""Measurements in the process of a lane: errors, times, peak memory, kernel times."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ from tests.kernels.exact import reference, yardstick
 
 WARM_UP = 3
 SAMPLES = (2, criterion.SAMPLES, criterion.SAMPLES_IN_DOUBT)
-"""Of the noise of rounding: few for the many rows here, more where those call a result wrong."""
+"""Samples of the noise of rounding: few for the many rows here, more if they call a result wrong."""
 OFFICIAL_TOLERANCE = 0.1
-"""Share of the largest value by which the official tests let a result be off."""
+"""Largest error of the official tests, as a share of the largest value."""
 
 
 def _open_sizes() -> Any:
@@ -37,18 +37,18 @@ def _open_sizes() -> Any:
 
 
 class Judged(TypedDict):
-    """How near results are to the exact ones, by name."""
+    """Errors of results, by name."""
 
     errors: Errors
     """The worst row of the batch."""
     shares: dict[str, tuple[float, float]]
-    """Ours: errors of the whole and of the worst row as multiples of the noise; see fuzz/criterion.py."""
+    """Our lane only: errors of the whole and of the worst row as multiples of the noise, see criterion.py."""
     wrong: list[str]
-    """What is further off than the lane is allowed."""
+    """Results with an error above the lane's limit."""
 
 
-class _Exactly:
-    """What the results of a problem are compared with."""
+class _Exact:
+    """Exact results of a problem and their noise."""
 
     def __init__(self, inputs: ScanInputs, grad_out: Tensor, *, gradients: bool) -> None:
         self._inputs, self._grad_out, self._gradients = inputs, grad_out, gradients
@@ -56,24 +56,23 @@ class _Exactly:
 
     @cached_property
     def exact(self) -> Results:
-        """The results in float64."""
+        """Results in float64."""
         return reference(self._inputs, self._grad_out if self._gradients else None)
 
     def by(self, samples: int) -> Yardstick:
-        """Return the same with the noise of rounding, from this many samples."""
+        """Return the yardstick from this many samples of the noise."""
         if samples not in self._by:
             self._by[samples] = yardstick(self._inputs, self._grad_out, gradients=self._gradients, samples=samples)
         return self._by[samples]
 
 
 class Worker:
-    """One lane in this process. Answers are plain numbers, texts and mappings."""
+    """One lane in this process. Its answers are plain numbers, texts and mappings."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._timed: dict[str, Timed] = {}
         self._graphs: dict[tuple[str, Passes], timing.Captured] = {}
-        self._exactly: dict[str, _Exactly] = {}
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what computes here."""
@@ -95,24 +94,24 @@ class Worker:
 
     def ceilings(self) -> dict[str, float]:
         """Return the bytes and FLOPs per second that this GPU reaches."""
-        found = timing.ceilings()
+        measured = timing.ceilings()
         torch.cuda.empty_cache()
-        return found
+        return measured
 
     def errors(self, case: Case, options: Mapping[str, Any]) -> Judged:
-        """Return how near output, state and gradients are to the float64 reference.
+        """Return the errors of output, state and gradients against the float64 reference.
 
-        The official kernels are compiled for open sizes: minutes less, and the same arithmetic.
+        The official kernels are compiled for open sizes, which saves minutes and keeps the arithmetic.
         """
         inputs = make_inputs(case)
         grad_out = make_grad(inputs, case.seed + 1)
         with _open_sizes():
             scan, wanted = self._scan(options), grad_out if case.gradients else None
             got: Results = self._unaided(lambda: outputs(scan, inputs, wanted))
-        return self._judged(got, _Exactly(inputs, grad_out, gradients=case.gradients))
+        return self._judged(got, _Exact(inputs, grad_out, gradients=case.gradients))
 
     def compile_s(self, case: Case, options: Mapping[str, Any]) -> float:
-        """Run the scan once, so that its kernels are compiled and in the disk cache; return the seconds it took."""
+        """Run the scan once, which compiles its kernels into the disk cache; return the seconds."""
         begin = time.perf_counter()
         inputs = make_inputs(case)
         with _open_sizes():
@@ -121,7 +120,7 @@ class Worker:
         return time.perf_counter() - begin
 
     def compile_timed_s(self, case: Case, options: Mapping[str, Any]) -> float:
-        """Run once what `prepare` would time, so that it is compiled and its code read; return the seconds it took."""
+        """Run the timed functions of `prepare` once, which compiles them; return the seconds."""
         begin = time.perf_counter()
         with facts.collect():
             runs.scan(self._lane, case, options).both()
@@ -129,41 +128,35 @@ class Worker:
         return time.perf_counter() - begin
 
     def forget(self, name: str | None = None) -> None:
-        """Drop one prepared problem and its memory, or all."""
+        """Drop one prepared problem and its memory, or all of them."""
         for prepared in [name] if name else list(self._timed):
             del self._timed[prepared]
-            self._exactly.pop(prepared, None)
         self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] in self._timed}
         torch.cuda.empty_cache()
 
     def prepare(self, name: str, case: Case, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a problem ready for `sample_ms` under `name`; return its peak memory in GiB and the scan's facts."""
-        held = torch.cuda.memory_allocated()
+        """Prepare a problem for `sample_ms` under `name`; return its peak memory in GiB and the scan's facts."""
+        before = torch.cuda.memory_allocated()
         timed = self._warm(name, runs.scan(self._lane, case, options))
         torch.cuda.reset_peak_memory_stats()
-        with facts.collect() as said:
+        with facts.collect() as recorded:
             timed.both()
         torch.cuda.synchronize()
-        return {"peak_gib": (torch.cuda.max_memory_allocated() - held) / 2**30, "facts": dict(said)}
+        return {"peak_gib": (torch.cuda.max_memory_allocated() - before) / 2**30, "facts": dict(recorded)}
 
     def prepare_attention(self, backend: str, case: Case) -> None:
-        """Make causal attention with the heads and tokens of `case` ready for `sample_ms` under the backend's name."""
+        """Prepare causal attention with the heads and tokens of `case` for `sample_ms` under the backend's name."""
         self._warm(backend, runs.attention(backend, case))
 
     def check(self, name: str) -> Judged:
-        """Return how near a prepared problem itself, what is timed, is to the float64 reference."""
+        """Return the errors of a prepared problem, the one to be timed, against the float64 reference."""
         timed = self._timed[name]
         if timed.inputs is None or timed.grad_out is None:
             raise ValueError(f"'{name}' is attention; checked are scans")
-        self._exactly[name] = _Exactly(timed.inputs, timed.grad_out, gradients=True)
-        return self._judged(self._results(name), self._exactly[name])
-
-    def check_like(self, name: str, checked: str) -> Judged:
-        """Return the same of a prepared problem whose inputs are those of `checked`, which was checked before."""
-        return self._judged(self._results(name), self._exactly[checked])
+        return self._judged(self._results(name), _Exact(timed.inputs, timed.grad_out, gradients=True))
 
     def capture(self, name: str, passes: Passes) -> str | None:
-        """Make a CUDA graph of a prepared problem ready for `sample_ms`; return why there is none, or None."""
+        """Capture a prepared problem as a CUDA graph for `sample_ms`; return why that is impossible, or None."""
         timed = self._timed[name]
         want = timed.run(passes)
         try:
@@ -190,27 +183,14 @@ class Worker:
         """Return the milliseconds of every GPU kernel of a prepared problem, slowest first."""
         return timing.by_kernel(partial(self._timed[name].run, passes), repeats)
 
-    def binaries(self, case: Case, options: Mapping[str, Any]) -> list[dict[str, facts.Fact]]:
-        """Return what the compiled kernels of the cuda lane that walk chunks are, one row for each that is launched."""
-        from kernels.mamba3_mimo.cuda.host import attest
-        from kernels.mamba3_mimo.cuda.host.compiled import kernel, needed
-        from kernels.mamba3_mimo.cuda.host.scan import Scan
-        from kernels.mamba3_mimo.cuda.shape import Variant
-
-        scan = Scan(make_inputs(case), Variant(**options))
-        problem = scan.shape, scan.variant
-        launched = (*needed("forward", *problem), *needed("backward", *problem))
-        made = {name: kernel(name, *problem) for name in attest.WALKS if name in launched}
-        return list(attest.table(made))
-
-    def _judged(self, got: Results, exactly: _Exactly) -> Judged:
-        """Return errors and verdict: ours by the criterion of the fuzz, the official one by that of its own tests."""
+    def _judged(self, got: Results, exact: _Exact) -> Judged:
+        """Return errors and verdict: our lane by criterion.py, the official one by the tolerance of its own tests."""
         shares: dict[str, criterion.Share] = {}
         if self._lane == Lane.PEER:
-            exact = exactly.exact
+            results = exact.exact
         else:
-            (exact, *_), shares = criterion.judged(got, exactly.by, SAMPLES)
-        errors = compare_rows(got, {name: exact[name] for name in got})
+            (results, *_), shares = criterion.judged(got, exact.by, SAMPLES)
+        errors = compare_rows(got, {name: results[name] for name in got})
         if self._lane == Lane.PEER:
             wrong = [name for name, (overall, _) in errors.items() if not overall < OFFICIAL_TOLERANCE]
         else:
@@ -234,7 +214,7 @@ class Worker:
         return {key: t.detach() for key, t in zip(timed.names, self._unaided(timed.both), strict=True)}
 
     def _unaided(self, run: Callable[[], Any]) -> Any:
-        """Return what `run` returns, no buffer of ours holding anything before; the official ones rely on zeros."""
+        """Return the results of `run` with NaN in all new buffers of our lane. The official kernels rely on zeros."""
         if self._lane == Lane.PEER:
             return run()
         with poisoned_buffers():

@@ -30,7 +30,6 @@ from tests.kernels.bench.report import (
     KernelRow,
     Machine,
     SpeedRow,
-    SweepRow,
     TablePart,
     Times,
     sorted_rows,
@@ -74,13 +73,11 @@ class FakeLane:
         passes = self._ms if "forward" in arguments else 4 * self._ms
         answers: dict[str, Any] = {
             "check": judged(self._errors),
-            "check_like": judged(self._errors),
             "errors": judged(self._errors),
             "prepare": {"peak_gib": 1.5, "facts": {ScanFact.HEADS_IN_TURN: 2}},
             "capture": self._no_graph,
             "sample_ms": [passes if "eager" in arguments else 0.9 * passes] * 2,
             "kernels_ms": {"b3_gradients_kernel": 2.0, "void at::native::something": 0.1},
-            "binaries": [{"name": "outputs", "registers": 128}],
             "ceilings": CEILINGS,
         }
         return answers.get(function)
@@ -192,9 +189,6 @@ def test_needed_names_every_compilation_once() -> None:
     speed = needed("speed", cases.SPEED, lanes)
     assert [(job.lane, job.case) for job in speed] == [(lane, p.case) for lane in lanes[::-1] for p in cases.SPEED]
     assert {job.function for job in speed} == {"compile_timed_s"}
-    sweep = needed("sweep", cases.SPEED[:1], (Lane.CUDA,))
-    assert len(sweep) == 1 + len(cases.SWEEP)
-    assert {"chunk_size": 16, "tma": False} in [job.options for job in sweep]
 
 
 def test_speed_samples_the_lanes_in_turn() -> None:
@@ -249,24 +243,6 @@ def test_accuracy_keeps_the_reason_of_a_refusal() -> None:
     assert [(row.lane, row.errors, row.refused) for row in rows] == [("cuda", GOOD, None), ("peer", {}, "G is 4")]
 
 
-def test_sweep_compares_every_change_with_the_default_beside_it() -> None:
-    ours = FakeLane(Lane.CUDA)
-    rows = list(parts.sweep(bench(ours), PROBLEM, [("tma off", {"tma": False})]))
-    assert [row.change for row in rows] == ["default", "tma off"]
-    assert rows[0].default.eager_ms == []
-    assert rows[1].default.eager_ms == [4.0] * 6
-    assert rows[1].binaries == [{"name": "outputs", "registers": 128}]
-    assert [asked for asked in ours.asked if asked[0].startswith("check")] == [
-        ("check", PROBLEM.name),
-        ("check_like", "tma off", PROBLEM.name),
-    ]
-
-
-def test_sweep_without_a_right_default_measures_nothing() -> None:
-    rows = list(parts.sweep(bench(FakeLane(Lane.CUDA, errors=BAD)), PROBLEM, [("tma off", {"tma": False})]))
-    assert [(row.change, row.speed.both.eager_ms) for row in rows] == [("default", [])]
-
-
 def test_attention_is_timed_beside_the_scan() -> None:
     rows = list(parts.attention(bench(FakeLane(Lane.CUDA)), cases.ATTENTION[:1], ["cudnn", "flash"]))
     assert [(row.name, row.lane) for row in rows] == [("S4096 B16", lane) for lane in ("cudnn", "flash", "cuda")]
@@ -298,20 +274,9 @@ def _parts() -> list[TablePart]:
         *(KernelRow(name="B8", lane="cuda", kernel=name, ms=0.02) for name in ("copy", "fill")),
         KernelRow(name="B8", lane="peer", kernel="all kernels", ms=12.0),
     ]
-    sweep = [
-        SweepRow(change="default", speed=speed[0]),
-        SweepRow(
-            change="tma off",
-            speed=speed[0],
-            default=Times(kernels_ms=1.5, graph_ms=[3.2]),
-            binaries=[{"name": "outputs", "registers": 99}],
-        ),
-        SweepRow(change="chunk_size 8", speed=SpeedRow(name="c", lane="cuda", refused="chunk_size * rank is 32")),
-    ]
     return [
         TablePart(part="accuracy", machine=machine, accuracy=accuracy),
         TablePart(part="speed", machine=machine, speed=speed, kernels=kernels),
-        TablePart(part="sweep", machine=machine, sweep=sweep),
     ]
 
 
@@ -340,17 +305,14 @@ def test_page_shows_ratios_floors_refusals_and_who_is_less_accurate() -> None:
     assert "copy" not in text
     few = next(line for line in text.splitlines() if "2 more, each under 1%" in line)
     assert [cell.strip() for cell in few.split("|")][1:5] == ["B8", "cuda", "2 more, each under 1%", "0.040"]
-    assert "+100.0" in text
-    assert "chunk_size * rank is 32" in text
-    assert "| tma off | outputs |" in text
 
 
 def test_page_of_speeds_compares_the_checks_of_both_lanes() -> None:
-    _, speed, _ = _parts()
+    _, speed = _parts()
     worse = {"out": (0.004, 0.01), "adt": (0.008, 0.02)}
     checked = [row.model_copy(update={"errors": e}) for row, e in zip(speed.speed, (GOOD, worse), strict=True)]
     alone = render.page([speed.model_copy(update={"speed": checked[:1]})])
-    assert "What is timed is checked itself" in alone
+    assert "Every timed function is checked" in alone
     assert "at least as accurate" not in alone
     text = render.page([speed.model_copy(update={"speed": checked})])
     assert "Ours is at least as accurate on 1 of 2 outputs; less accurate: B8 out." in text
@@ -369,11 +331,11 @@ def test_stored_parts_come_back_equal_and_know_their_schema(tmp_path: Path) -> N
     given = _parts()
     for part in given:
         assert json.loads(store(part, tmp_path).read_text())["schema_version"] == 2
-    assert stored(tmp_path, ("accuracy", "speed", "attention", "sweep")) == given
+    assert stored(tmp_path, ("accuracy", "speed", "attention")) == given
     store(given[0].model_copy(update={"complete": False, "accuracy": []}), tmp_path)
     assert stored(tmp_path, ("accuracy",)) == given[:1]
     store(given[0], tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy.json", "speed.json", "sweep.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["accuracy.json", "speed.json"]
 
 
 def test_a_run_that_is_ended_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +355,7 @@ def test_a_run_that_is_ended_keeps_what_it_found(tmp_path: Path, monkeypatch: py
     (part,) = stored(tmp_path, ("accuracy",))
     assert (part.complete, part.machine.clocks_after) == (False, "not reached")
     assert {row.lane for row in part.accuracy} == {"cuda", "peer"}
-    assert "ended before it was through" in render.page([part])
+    assert "interrupted" in render.page([part])
 
 
 def test_main_without_a_gpu_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -416,25 +378,6 @@ def test_lane_process_answers_refuses_and_fails() -> None:
             process.ask("sample_ms", "absent", "both", "eager", 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "walked"),
-    [
-        ({"superchunk": 256}, ["local_states", "outputs", "local_gradients", "gradients"]),
-        ({"schedule": "sequential"}, ["outputs", "gradients"]),
-    ],
-)
-def test_binaries_are_those_of_what_is_launched(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], walked: list[str]
-) -> None:
-    pytest.importorskip("tilelang")
-    from kernels.mamba3_mimo.cuda.host import attest, compiled
-
-    monkeypatch.setattr(work, "make_inputs", lambda case: make_inputs(case, "cpu"))
-    monkeypatch.setattr(compiled, "kernel", lambda name, *_: name)
-    monkeypatch.setattr(attest, "table", lambda made: [{"name": name} for name in made])
-    assert work.Worker(Lane.CUDA).binaries(PROBLEM.case, options) == [{"name": name} for name in walked]
-
-
 @pytest.mark.parametrize(("right_from", "asked"), [(2, [2]), (8, [2, 8]), (32, [2, 8, 32]), (99, [2, 8, 32])])
 def test_what_few_samples_call_wrong_is_judged_by_more(
     monkeypatch: pytest.MonkeyPatch, right_from: int, asked: list[int]
@@ -453,14 +396,6 @@ def test_what_few_samples_call_wrong_is_judged_by_more(
     got = {"out": torch.ones(1, 8, 1, 32)}
     monkeypatch.setattr(work, "yardstick", counted)
     monkeypatch.setattr(criterion, "measured", measured)
-    exactly = work._Exactly(inputs, make_grad(inputs, 1), gradients=False)
+    exactly = work._Exact(inputs, make_grad(inputs, 1), gradients=False)
     judged_ = work.Worker(Lane.CUDA)._judged(got, exactly)
     assert (drawn, judged_["wrong"]) == (asked, [] if right_from <= 32 else ["out"])
-
-
-def test_binaries_that_could_not_be_read_are_said_once() -> None:
-    row = SweepRow(change="chunk_size 8", speed=SpeedRow(name="chunk_size 8", lane="cuda"),
-                   binaries=[{"name": "not read", "why": "the cache is off"}])  # fmt: skip
-    text = "\n".join(render._sweep([row]))
-    assert text.count("the cache is off") == 1
-    assert "Binaries of chunk_size 8 could not be read: the cache is off" in text

@@ -287,7 +287,7 @@ def test_official_function_is_timed_as_its_users_call_it(site: Path, monkeypatch
 def test_rows_that_must_be_packed_are_not_timed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer.use_site(site)
     monkeypatch.setattr(runs, "make_inputs", lambda case: make_inputs(case, "cpu"))
-    with pytest.raises(KernelUnsupported, match="rows that must be packed are not timed"):
+    with pytest.raises(KernelUnsupported, match="packed rows are not timed"):
         runs.scan(Lane.PEER, Case(S=30, N=32, P=32, R=2), {"chunk_size": 16})
 
 

@@ -65,6 +65,6 @@ def test_slices_without_anybody_to_yield_to_are_an_error(tmp_path: Path) -> None
     sliced = config_for(tmp_path, steps=StepsConfig(timed=8, slice=2))
     with pytest.raises(ValueError, match=r"steps.slice is 2, but yield_to_others is absent"):
         train(sliced, dataset=dataset, on_step=lambda _: None)
-    with pytest.raises(ValueError, match=r"steps.slice is 0, and there is somebody to yield to"):
+    with pytest.raises(ValueError, match=r"steps.slice is 0, but yield_to_others is present"):
         train(config_for(tmp_path), dataset=dataset, on_step=lambda _: None, yield_to_others=lambda: None)
     assert TINY.steps.slice == 0
