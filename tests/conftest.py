@@ -21,7 +21,7 @@ _WAITING = (
 )
 GROUPS = {
     "stacks": ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _MEASURING)),
-    "compiled kernels": ("tests/kernels/test_mamba3_cuda_resources.py",),
+    "compiled kernels": ("tests/kernels/test_mamba3_cuda_budgets.py",),
     "processes": tuple(f"tests/integration/test_{name}" for name in _WAITING),
 }
 

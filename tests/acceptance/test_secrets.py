@@ -1,12 +1,9 @@
 """Secrets that were planted in a real stack, and searched for in all that it left and said after a real ablation."""
 
 import base64
-import http.server
 import json
 import os
 import sqlite3
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,7 +12,8 @@ import pytest
 
 from experiments.runtime.processes import wait_until
 from service.stack import part_processes
-from tests.acceptance.test_stack import SPEC, Home
+from tests.acceptance.test_stack import EXACT, Home
+from tests.receiver import Receiver, receiving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,44 +21,15 @@ MAY_HOLD = ("tokens", "keys")
 """Folders below a home that are there to hold secrets."""
 
 
-class Receiver:
-    """Takes webhooks, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        told: list[bytes] = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # the library's name
-                told.append(bytes(self.headers) + self.rfile.read(int(self.headers["Content-Length"])))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *_arguments: object) -> None:
-                return
-
-        self.told = told
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        _search(Home(tmp_path / "home"), tmp_path / "smallest.yaml", receiver)
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
-
-
-def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path, receiver: Receiver) -> None:
-    home = Home(tmp_path / "home")
+def _search(home: Home, spec: Path, receiver: Receiver) -> None:
     webhook = base64.b64encode(os.urandom(32)).decode()
     home.environment |= {"ABLATE_WEBHOOK_URL": receiver.url, "ABLATE_WEBHOOK_SECRET": f"whsec_{webhook}"}
-    spec = tmp_path / "smallest.yaml"
-    spec.write_text(SPEC)
+    spec.write_text(EXACT)
     try:
         stack = home.up()
         planted = {name: (home.files.home / "tokens" / name).read_text().strip() for name in ("admin", "worker")}
@@ -76,7 +45,7 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
         with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as database:
             attempts = dict(database.execute("SELECT id, token FROM attempts").fetchall())
             stored = _rows(database)
-        assert len(attempts) >= 6
+        assert len(attempts) >= 2
         planted |= {f"fencing token of {attempt}": token for attempt, token in attempts.items()}
         said += [stored, *_answers(stack["api_url"], planted["admin"]), *_commands(home)]
         command_lines = [
@@ -84,7 +53,7 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
         ]
     finally:
         home.run("down")
-    assert receiver.told, "the webhook was sent"
+    assert receiver.got, "the webhook was sent"
     left = {
         path: path.read_bytes() for path in home.files.home.rglob("*") if path.is_file() and _is_searched(home, path)
     }
@@ -94,7 +63,7 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
         "command lines": "\n".join(command_lines).encode(),
     }
     everything |= {f"answer {number}": text.encode() for number, text in enumerate(said)}
-    everything |= {f"webhook {number}": told for number, told in enumerate(receiver.told)}
+    everything |= {f"webhook {number}": str(got).encode() for number, got in enumerate(receiver.got)}
     found = [
         (name, where)
         for where, data in everything.items()

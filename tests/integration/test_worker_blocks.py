@@ -4,7 +4,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,52 +13,21 @@ from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
 from experiments.records.messages import ClaimedTrial
 from model.config import AttentionConfig, HybridConfig, OptimConfig, StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.integration.worker_service import Rig, block, rig_in
 from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 
 
-class Rig:
-    """One worker with its service."""
-
-    def __init__(self, service: Service, home: Path, pid: int) -> None:
-        self.service = service
-        self.home = home
-        self.pid = pid
-        self.corpus = corpus(home / "corpus")
-
-    def config(self, **changes: Any) -> dict[str, Any]:
-        return config_json(self.corpus, **changes)
-
-    def trainers(self) -> set[int]:
-        """Processes in a group of their own below this worker, without the guardian."""
-        found = {pid for pid, command in processes_of(self.home).items() if "guardian" not in command}
-        return {pid for pid in found - {self.pid} if _leads_a_group(pid)}
-
-
-def _leads_a_group(pid: int) -> bool:
-    try:
-        return os.getpgid(pid) == pid
-    except ProcessLookupError:  # it has ended since it was found
-        return False
-
-
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    home = tmp_path_factory.mktemp("home")
-    service = Service()
-    with worker(home, f"http://127.0.0.1:{service.port}") as process:
-        until(lambda: service.bodies(":claim"))
-        yield Rig(service, home, process.pid)
-    service.close()
+    with rig_in(tmp_path_factory.mktemp("home")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
 def _fresh(rig: Rig) -> None:
-    rig.service.calls.clear()
-    rig.service.cancel = rig.service.stale = rig.service.away = False
-    rig.service.lease_s, rig.service.reports_refused = 60.0, 0
+    rig.fresh()
 
 
 def test_block_of_two_arms_is_reported_whole(rig: Rig) -> None:
@@ -101,7 +69,7 @@ def test_timeout_breaks_the_block(rig: Rig) -> None:
     (report,) = until(lambda: rig.service.bodies(":report"))
     assert (report["failure_class"], report["arm"], report["receipts"]) == ("timeout", "arm-0", [])
     assert "arm 'arm-0': the trial took longer than 2 s" in report["message"]
-    assert rig.trainers() == set()
+    assert rig.trainers() == []
 
 
 def test_repeated_timeout_is_the_arms_result_and_the_others_are_measured(rig: Rig) -> None:
@@ -117,7 +85,7 @@ def test_repeated_timeout_is_the_arms_result_and_the_others_are_measured(rig: Ri
     assert re.fullmatch(r"the trial took longer than 4 s, after [\d,]+ of [\d,]+ steps", late_receipt["message"])
     assert 4.0 <= late_receipt["wall_s"] < 30.0
     assert receipt_check.verify(late_receipt) == []
-    assert rig.trainers() == set()
+    assert rig.trainers() == []
 
 
 def test_repeated_death_without_a_result_is_the_arms_result(rig: Rig) -> None:
@@ -142,7 +110,7 @@ def test_cancel_kills_and_releases(rig: Rig) -> None:
     rig.service.cancel = True
     (release,) = until(lambda: rig.service.bodies(":release"))
     assert release["failure_class"] == "cancelled"
-    assert rig.trainers() == set()
+    assert rig.trainers() == []
     assert rig.service.bodies(":report") == []
 
 
@@ -170,7 +138,7 @@ def test_killed_trainer_is_no_measurement(rig: Rig) -> None:
 
 
 def test_lost_fork_server_is_replaced(rig: Rig) -> None:
-    (server,) = (pid for pid, command in processes_of(rig.home).items() if "multiprocessing.forkserver" in command)
+    (server,) = rig.servers()
     os.kill(server, signal.SIGKILL)
     rig.service.blocks.append(block([rig.config()], attempt="fork"))
     (report,) = until(lambda: rig.service.bodies(":report"))
@@ -205,3 +173,25 @@ def _compiled(trial: ClaimedTrial) -> ClaimedTrial:
 def _report_of(rig: Rig, attempt: str) -> dict[str, Any] | None:
     found = [body for body in rig.service.bodies(":report") if f"att_{attempt}" in str(body) or body["failure_class"]]
     return found[-1] if found else None
+
+
+def test_a_stored_report_whose_lease_is_lost_is_dropped_and_work_goes_on(rig: Rig) -> None:
+    rig.service.blocks.append(block([rig.config()], attempt="lost"))
+    rig.service.reports_refused = 10**9
+    spool = rig.home / "spool" / "tester"
+    until(lambda: list(spool.glob("*.json")))
+    rig.service.stale, rig.service.reports_refused = True, 0
+    until(lambda: not list(spool.glob("*")))
+    rig.service.stale = False
+    rig.service.blocks.append(block([rig.config()], attempt="after"))
+    until(lambda: any(path.endswith("att_after:report") for path, _body, _at in list(rig.service.calls)))
+    assert "no longer counts" in (rig.home / "worker.log").read_text()
+
+
+def test_a_node_that_the_service_forgot_registers_again(rig: Rig) -> None:
+    rig.service.forgotten = True
+    until(lambda: any(path.startswith("/v1/nodes/") for path, _body, _at in list(rig.service.calls)))
+    rig.service.blocks.append(block([rig.config()], attempt="anew"))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert report["receipts"][0]["ids"]["node"] == "nod_2"
+    assert rig.service.bodies(":claim")[-1]["node_id"] == "nod_2"

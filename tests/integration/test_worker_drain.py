@@ -91,20 +91,6 @@ def test_a_finished_block_survives_the_service_and_the_worker(tmp_path: Path, se
     assert service.bodies(":release") == []
 
 
-def test_a_stored_report_whose_lease_is_lost_is_dropped_and_work_goes_on(tmp_path: Path, service: Service) -> None:
-    with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
-        config = config_json(corpus(tmp_path / "corpus"))
-        service.blocks.append(block([config], attempt="late"))
-        service.reports_refused = 10**9
-        until(lambda: [one for one in _kept(tmp_path) if one.suffix == ".json"])
-        service.stale, service.reports_refused = True, 0
-        until(lambda: not _kept(tmp_path))
-        service.stale = False
-        service.blocks.append(block([config], attempt="after"))
-        until(lambda: any(path.endswith("att_after:report") for path, _body, _at in list(service.calls)))
-    assert "no longer counts" in (tmp_path / "worker.log").read_text()
-
-
 def test_a_damaged_file_in_the_spool_is_put_aside(tmp_path: Path, service: Service) -> None:
     folder = tmp_path / "spool" / "tester"
     folder.mkdir(parents=True)
@@ -113,15 +99,3 @@ def test_a_damaged_file_in_the_spool_is_put_aside(tmp_path: Path, service: Servi
         until(lambda: service.bodies(":claim"))
     assert [path.name for path in _kept(tmp_path)] == ["att_torn.json.bad"]
     assert service.bodies(":report") == []
-
-
-def test_a_node_that_the_service_forgot_registers_again(tmp_path: Path, service: Service) -> None:
-    with worker(tmp_path, f"http://127.0.0.1:{service.port}") as process:
-        until(lambda: service.bodies(":claim"))
-        service.forgotten = True
-        until(lambda: len([1 for path, _body, _at in service.calls if path.startswith("/v1/nodes/")]) == 2)
-        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"))], attempt="anew"))
-        (report,) = until(lambda: service.bodies(":report"))
-        assert process.poll() is None
-    assert report["receipts"][0]["ids"]["node"] == "nod_2"
-    assert service.bodies(":claim")[-1]["node_id"] == "nod_2"

@@ -4,22 +4,13 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import count
+from typing import Any
 
-import psutil
 import pytest
 
 from model.config import StepsConfig
-from tests.integration.worker_service import (
-    Service,
-    block,
-    children_of,
-    config_json,
-    corpus,
-    is_gone,
-    processes_of,
-    worker,
-)
+from tests.integration.worker_service import Rig, block, is_gone, processes_of, resume_all, rig_in
 from tests.waiting import until
 from workers.lease import boot_time_s, margin_s
 
@@ -27,18 +18,36 @@ _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 LEASE_S = 8.0
 
 
-class Rig:
+class FrozenRig(Rig):
     """A worker that trains for ever, under short leases."""
 
-    def __init__(self, service: Service, home: Path, pid: int) -> None:
-        self.service = service
-        self.home = home
-        self.pid = pid
-        self.corpus = corpus(home / "corpus")
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.service, rig.home, rig.pid)
+        self._log_begins = 0
+        self._numbers = count()
 
-    def train(self, attempt: str) -> int:
+    def begin(self) -> None:
+        """Forget what earlier tests left."""
+        self.fresh()
+        self.service.lease_s = LEASE_S
+        self._log_begins = len(self._log())
+
+    def log(self) -> str:
+        """Return the worker's log since the test began."""
+        return self._log()[self._log_begins :]
+
+    def _log(self) -> str:
+        return (self.home / "worker.log").read_text()
+
+    def claimable(self, **steps: Any) -> str:
+        """Offer a block of one trial; return its attempt."""
+        attempt = f"number-{next(self._numbers)}"
+        self.service.blocks.append(block([self.config(**steps)], attempt=attempt, lease_s=LEASE_S))
+        return attempt
+
+    def train(self) -> int:
         """Claim an endless block; return the trainer's process id once it has made a step."""
-        self.service.blocks.append(block([config_json(self.corpus, steps=_ENDLESS)], attempt=attempt, lease_s=LEASE_S))
+        attempt = self.claimable(steps=_ENDLESS)
         until(lambda: any(p["steps_done"] for p in self._progress(attempt)))
         (trainer,) = self.trainers()
         return trainer
@@ -47,45 +56,32 @@ class Rig:
         beats = [body for path, body, _at in list(self.service.calls) if path.endswith(f"att_{attempt}:heartbeat")]
         return [item for beat in beats for item in beat["progress"]]
 
-    def trainers(self) -> list[int]:
-        """Children of the fork server."""
-        return [child.pid for server in self.servers() for child in children_of(server)]
-
-    def servers(self) -> list[int]:
-        return self._children("multiprocessing.forkserver")
-
     def guardians(self) -> list[int]:
-        return self._children("workers.processes.guardian")
-
-    def _children(self, word: str) -> list[int]:
-        return [pid for pid, command in processes_of(self.home).items() if word in command and not _is_forked(pid)]
+        return self.processes("workers.processes.guardian")
 
 
-def _is_forked(pid: int) -> bool:
-    """Return whether it is a trainer, which has the fork server's command line."""
-    try:
-        return "multiprocessing.forkserver" in " ".join(psutil.Process(psutil.Process(pid).ppid()).cmdline())
-    except psutil.NoSuchProcess:
-        return True
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrozenRig]:
+    with rig_in(tmp_path_factory.mktemp("frozen")) as rig:
+        yield FrozenRig(rig)
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    service = Service()
-    service.lease_s = LEASE_S
-    with worker(tmp_path, f"http://127.0.0.1:{service.port}") as process:
-        until(lambda: service.bodies(":claim"))
-        try:
-            yield Rig(service, tmp_path, process.pid)
-        finally:
-            for pid in processes_of(tmp_path):
-                os.kill(pid, signal.SIGCONT)
-    service.close()
+def rig(shared: FrozenRig) -> Iterator[FrozenRig]:
+    """The shared worker, which asks for work again once the test before is over."""
+    shared.begin()
+    yield shared
+    shared.service.away = False
+    resume_all(shared.home)
+    if not is_gone(shared.pid):
+        until(lambda: not shared.trainers())
+        claims = len(shared.service.bodies(":claim"))
+        until(lambda: len(shared.service.bodies(":claim")) > claims)
 
 
 @pytest.mark.parametrize("frozen", ["worker", "worker and fork server", "all but the guardian"])
-def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: Rig, frozen: str) -> None:
-    trainer = rig.train("frozen")
+def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: FrozenRig, frozen: str) -> None:
+    trainer = rig.train()
     stopped = {
         "worker": [rig.pid],
         "worker and fork server": [rig.pid, *rig.servers()],
@@ -103,26 +99,26 @@ def test_a_frozen_worker_has_no_trainer_when_its_lease_is_over(rig: Rig, frozen:
     _goes_on(rig)
 
 
-def _goes_on(rig: Rig) -> None:
+def _goes_on(rig: FrozenRig) -> None:
     """The worker reports nothing about the lost block, and measures the next one."""
-    rig.service.blocks.append(block([config_json(rig.corpus)], attempt="next"))
-    until(lambda: any(path.endswith("att_next:report") for path, _body, _at in list(rig.service.calls)))
+    attempt = rig.claimable()
+    until(lambda: any(path.endswith(f"att_{attempt}:report") for path, _body, _at in list(rig.service.calls)))
     reports = [body for path, body, _at in rig.service.calls if path.endswith(":report")]
     assert [report["receipts"][0]["outcome"] for report in reports] == ["measured"]
     assert rig.service.bodies(":release") == []
 
 
-def test_a_worker_that_is_not_frozen_ends_the_trial_before_its_guardian_does(rig: Rig) -> None:
-    trainer = rig.train("away")
+def test_a_worker_that_is_not_frozen_ends_the_trial_before_its_guardian_does(rig: FrozenRig) -> None:
+    trainer = rig.train()
     rig.service.away = True
     until(lambda: is_gone(trainer))
     assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
-    assert "ended nothing when its lease" not in (rig.home / "worker.log").read_text()
+    assert "ended nothing when its lease" not in rig.log()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_guardian_is_replaced_while_the_trial_runs(rig: Rig, how: signal.Signals) -> None:
-    trainer = rig.train("alone")
+def test_a_lost_guardian_is_replaced_while_the_trial_runs(rig: FrozenRig, how: signal.Signals) -> None:
+    trainer = rig.train()
     (first,) = rig.guardians()
     os.kill(first, how)
     until(lambda: rig.guardians() not in ([], [first]))
@@ -131,12 +127,12 @@ def test_a_lost_guardian_is_replaced_while_the_trial_runs(rig: Rig, how: signal.
     os.kill(rig.pid, signal.SIGSTOP)
     until(lambda: is_gone(trainer))
     assert boot_time_s() - max(rig.service.times(":heartbeat")) < LEASE_S
-    assert "guardian" in (rig.home / "worker.log").read_text()
+    assert "guardian" in rig.log()
 
 
-def test_a_trial_that_its_worker_could_not_report_is_ended_too(rig: Rig) -> None:
+def test_a_trial_that_its_worker_could_not_report_is_ended_too(rig: FrozenRig) -> None:
     """The worker is stopped at most shortly after it started the trial, often before it reported it to the guardian."""
-    rig.service.blocks.append(block([config_json(rig.corpus, steps=_ENDLESS)], attempt="early", lease_s=LEASE_S))
+    rig.claimable(steps=_ENDLESS)
     until(rig.trainers)
     os.kill(rig.pid, signal.SIGSTOP)
     until(lambda: not rig.trainers())
@@ -145,8 +141,8 @@ def test_a_trial_that_its_worker_could_not_report_is_ended_too(rig: Rig) -> None
     assert boot_time_s() - max([claimed_at, *beats]) < LEASE_S
 
 
-def test_frozen_worker_killed_afterwards_leaves_nothing(rig: Rig) -> None:
-    rig.train("both")
+def test_frozen_worker_killed_afterwards_leaves_nothing(rig: FrozenRig) -> None:
+    rig.train()
     os.kill(rig.pid, signal.SIGSTOP)
     os.kill(rig.pid, signal.SIGKILL)
     until(lambda: not processes_of(rig.home))

@@ -20,6 +20,7 @@ from experiments.design import gates
 from experiments.design.arms import arm_digest
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
+from tests.waiting import until
 from workers.lease import boot_time_s
 from workers.processes.lanes import FILE as LANES
 
@@ -269,3 +270,59 @@ def is_gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+class Rig:
+    """A worker and its stand-in service."""
+
+    def __init__(self, service: Service, home: Path, pid: int) -> None:
+        self.service, self.home, self.pid = service, home, pid
+        self.corpus = corpus(home / "corpus")
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        return config_json(self.corpus, **changes)
+
+    def servers(self) -> list[int]:
+        """Fork servers; their trainers have the same command line."""
+        return self.processes("multiprocessing.forkserver")
+
+    def trainers(self) -> list[int]:
+        """Children of the fork servers, in the order of their start."""
+        children = [child for server in self.servers() for child in children_of(server)]
+        return [child.pid for child in sorted(children, key=lambda child: child.create_time())]
+
+    def processes(self, word: str) -> list[int]:
+        """Processes with `word` in their command line, without trainers."""
+        return [pid for pid, command in processes_of(self.home).items() if word in command and not _is_trainer(pid)]
+
+    def fresh(self) -> None:
+        """Forget the calls of earlier tests, and answer as at the start."""
+        self.service.calls.clear()
+        self.service.cancel = self.service.stale = self.service.away = False
+        self.service.lease_s, self.service.reports_refused = 60.0, 0
+
+
+def _is_trainer(pid: int) -> bool:
+    try:
+        return "multiprocessing.forkserver" in " ".join(psutil.Process(psutil.Process(pid).ppid()).cmdline())
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextmanager
+def rig_in(home: Path) -> Iterator[Rig]:
+    """Run a worker with its stand-in service; stopped processes run again at the end."""
+    service = Service()
+    with worker(home, f"http://127.0.0.1:{service.port}") as process:
+        until(lambda: service.bodies(":claim"))
+        try:
+            yield Rig(service, home, process.pid)
+        finally:
+            resume_all(home)
+    service.close()
+
+
+def resume_all(home: Path) -> None:
+    """Let stopped processes run again."""
+    for pid in processes_of(home):
+        os.kill(pid, signal.SIGCONT)
