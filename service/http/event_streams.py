@@ -22,8 +22,7 @@ from service.errors import ServiceError, Unavailable
 from service.http.serializers import event_public
 from service.lifecycle import OVER, EventKind
 from service.schemas.ablations import Event
-from service.store.ablations.ablations import check_exists
-from service.store.ablations.events import ending, events_after, last_event
+from service.store.ablations.ablations import check_exists, ending, events_after, last_event
 from service.store.ablations.logs import read_log
 from service.store.session import Store
 from service.store.tables import rfc3339

@@ -20,7 +20,7 @@ from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
 from service.settings import ServiceSettings
 from service.store.ablations import ablations, logs, results
-from service.store.ablations.events import last_event
+from service.store.ablations.ablations import last_event
 from service.store.nodes import nodes
 from service.web.answers import ShortAnswer, read_answer
 from service.web.grid import Grid, read_grid

@@ -11,7 +11,7 @@ from service.http.deps import AblationId, ServicesDep
 from service.http.event_streams import streams_of
 from service.routes.history import read_noise
 from service.store.ablations import names
-from service.store.ablations.events import last_event
+from service.store.ablations.ablations import last_event
 from service.store.ablations.results import latest_experiment
 from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page
