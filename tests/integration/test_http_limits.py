@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from service.http.connection_limits import MAX_HEAD_BYTES
-from tests.api_stack import ADMIN, WORKER, Api, served_api
+from tests.api_stack import ADMIN, WORKER, Api, api_fixture, served_api
 from tests.bundles import archive_of
 from tests.factories import spec_values
 from tests.waiting import until
@@ -22,11 +22,7 @@ MIB = 2**20
 SMALL_REPORTS = 65_536
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    limits = {"max_report_bytes": SMALL_REPORTS, "max_body_bytes": 16_384}
-    with served_api("sqlite", tmp_path_factory.mktemp("limits"), **limits) as running:
-        yield running
+api = api_fixture(served_api, kinds=["sqlite"], scope="module", max_report_bytes=SMALL_REPORTS, max_body_bytes=16_384)
 
 
 def _connect(api: Api) -> socket.socket:

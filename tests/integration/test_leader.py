@@ -1,11 +1,9 @@
 """Several background processes: one leads, another takes over, and MLflow then equals the database."""
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from tests.chaos.ledger import Ledger, books_of
 from tests.chaos.projection import mlflow_equals_the_database
 from tests.integration.test_outbox import RecordingSink
 from tests.projectors import projector
+from tests.service_process import BACKGROUND, service_process
 from tests.waiting import until
 
 LEASE_S = 2
@@ -112,21 +111,10 @@ def test_a_projection_of_a_deposed_leader_is_repaired_after_its_last_call(api: A
     assert not other.run_due()
 
 
-@contextmanager
-def background(home: Path, url: str, mlflow: str) -> Iterator["subprocess.Popen[bytes]"]:
-    settings = {"ABLATE_HOME": str(home), "ABLATE_DATABASE_URL": url, "ABLATE_MLFLOW_URL": mlflow}
-    settings |= {"ABLATE_PROJECTOR_LEASE_S": str(LEASE_S), "ABLATE_BROKER_URL": "memory://"}
+def background(home: Path, url: str, mlflow: str) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     home.mkdir()
-    with (home / "log").open("wb") as log:
-        command = [sys.executable, "-m", "service.background.main"]
-        process = subprocess.Popen(command, env={**os.environ, **settings}, stderr=log)
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
+    own = {"home": home, "projector_lease_s": LEASE_S, "broker_url": "memory://"}
+    return service_process(BACKGROUND, home / "log", database_url=url, mlflow_url=mlflow, **own)
 
 
 def is_done(api: Api) -> bool:
@@ -136,7 +124,7 @@ def is_done(api: Api) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("kind", "fault"), [("sqlite", signal.SIGSTOP), ("postgresql", signal.SIGKILL)])
 def test_another_process_takes_over_and_mlflow_equals_the_database(
     kind: str, tmp_path: Path, fault: signal.Signals
 ) -> None:

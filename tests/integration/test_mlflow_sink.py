@@ -39,6 +39,12 @@ def client(server: str) -> Any:
     return mlflow_sink.connect(server, timeout_s=30, max_retries=1)
 
 
+@pytest.fixture(autouse=True)
+def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw one picture for each ablation: drawing all takes longer than sending them."""
+    monkeypatch.setattr(registry, "DRAWN", registry.DRAWN[:1])
+
+
 def one_block(ablation_id: str, num_trials: int = 2) -> AblationView:
     view = views.cpu_view()
     trials = tuple(trial for trial in view.trials if trial.block_index == 0)[:num_trials]
@@ -78,7 +84,10 @@ def snapshot(client: Any, ablation_id: str) -> dict[str, Any]:
     return state
 
 
-def test_projecting_writes_the_answer_where_reviewers_look(server: str, client: Any, tmp_path: Path) -> None:
+def test_projecting_writes_the_answer_where_reviewers_look(
+    server: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # all pictures
     arms = {name: views.EFFECTS[name] for name in ("baseline", "psiv-on", "psiv-chunk-64")}
     view = views.view(arms=arms, num_blocks=6, timed=8)
     html = report.render(view)

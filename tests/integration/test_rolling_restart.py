@@ -17,6 +17,7 @@ import pytest
 from tests.api_stack import ADMIN, WORKER, database_url, nobody_url
 from tests.factories import spec_values
 from tests.ports import free_port
+from tests.service_process import is_up
 
 CLIENTS = 4
 HEADERS = {"Authorization": f"Bearer {ADMIN}"}
@@ -48,7 +49,7 @@ class ApiProcess:
             command = [sys.executable, "-m", "service.app"]
             self.process = subprocess.Popen(command, env={**os.environ, **self._environment}, stdout=out, stderr=out)
         deadline = time.monotonic() + 120
-        while not self._answers():
+        while not is_up(self.url):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -63,12 +64,6 @@ class ApiProcess:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-
-    def _answers(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/healthz", trust_env=False, timeout=5).is_success
-        except httpx.TransportError:
-            return False
 
 
 class Client(threading.Thread):
@@ -128,10 +123,9 @@ def test_what_was_answered_is_stored_once_whatever_process_was_restarted(apis: l
     clients = [Client(number, apis, stop) for number in range(CLIENTS)]
     for client in clients:
         client.start()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for api in apis:
-            time.sleep(0.5)
-            api.restart(number)
+    for api, number in zip(apis, (signal.SIGTERM, signal.SIGKILL), strict=True):
+        time.sleep(0.5)
+        api.restart(number)
     stop.set()
     for client in clients:
         client.join(60)

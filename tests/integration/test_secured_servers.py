@@ -1,12 +1,10 @@
 """The same code on PostgreSQL and Redis as servers, over TLS with passwords; both are killed and come back."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests import certificates, servers
 from tests.api_stack import ADMIN, WORKER, nobody_url, running_api, served_api
 from tests.ports import free_port
 from tests.servers import Postgres, RedisServer
+from tests.service_process import API, BACKGROUND, service_process
 from tests.waiting import until
 
 needs_postgres = pytest.mark.skipif(servers.no_postgres() is not None, reason=str(servers.no_postgres()))
@@ -40,19 +39,10 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
-@contextmanager
-def process(module: str, log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(module: str, log: Path, **settings: object) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     """Run a module of the service with settings as an installation has them."""
-    settings = {"ABLATE_ADMIN_TOKEN": ADMIN, "ABLATE_WORKER_TOKEN": WORKER, "ABLATE_MLFLOW_URL": nobody_url()}
-    with log.open("wb") as out:
-        running = subprocess.Popen(
-            [sys.executable, "-m", module], env={**os.environ, **settings, **environment}, stdout=out, stderr=out
-        )
-    try:
-        yield running
-    finally:
-        running.kill()
-        running.wait()
+    own = {"admin_token": ADMIN, "worker_token": WORKER, "mlflow_url": nobody_url()}
+    return service_process(module, log, **own, **settings)
 
 
 @needs_postgres
@@ -60,9 +50,7 @@ def test_every_connection_is_encrypted_and_an_ablation_goes_from_submission_to_v
     postgres: Postgres, tmp_path: Path
 ) -> None:
     url = postgres.new_database()
-    background = process(
-        "service.background.main", tmp_path / "log", ABLATE_HOME=str(tmp_path), ABLATE_DATABASE_URL=url
-    )
+    background = process(BACKGROUND, tmp_path / "log", home=tmp_path, database_url=url)
     with running_api("sqlite", tmp_path, database_url=url) as api, background:
         made = api.submit()
         api.finish(api.register())
@@ -94,7 +82,7 @@ def test_what_is_not_allowed_is_refused_and_said_without_the_password(
     with pytest.raises(OperationalError, match=said):
         Store(url).writer.connect()
     log = tmp_path / "log"
-    with process("service.app", log, ABLATE_HOME=str(tmp_path), ABLATE_DATABASE_URL=url, ABLATE_PORT=str(free_port())):
+    with process(API, log, home=tmp_path, database_url=url, port=free_port()):
         until(lambda: said in log.read_text())
     assert postgres.password not in log.read_text()
 
@@ -209,10 +197,9 @@ def test_nothing_but_json_travels(redis: RedisServer) -> None:
 @needs_redis
 def test_the_background_process_runs_on_both(postgres: Postgres, redis: RedisServer, tmp_path: Path) -> None:
     url, log = postgres.new_database(), tmp_path / "log"
-    environment = {"ABLATE_HOME": str(tmp_path), "ABLATE_DATABASE_URL": url, "ABLATE_BROKER_URL": redis.url()}
     with (
         running_api("sqlite", tmp_path, database_url=url, broker_url="memory://") as api,
-        process("service.background.main", log, **environment),
+        process(BACKGROUND, log, home=tmp_path, database_url=url, broker_url=redis.url()),
     ):
         ear = Ear(redis.url())
         ear.listen(0.5)

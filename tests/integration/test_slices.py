@@ -19,16 +19,7 @@ from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt
 from model.config import StepsConfig
 from tests.integration.test_exec import ROOT
-from tests.integration.worker_service import (
-    Service,
-    block,
-    children_of,
-    config_json,
-    corpus,
-    is_gone,
-    processes_of,
-    worker,
-)
+from tests.integration.worker_service import Rig, block, is_gone, rig_in
 from tests.waiting import until
 from workers.lease import boot_time_s
 
@@ -45,22 +36,11 @@ def test_random_schedules_run_in_the_order_of_the_oracle(tmp_path: Path) -> None
     assert {tuple(one) for one in answer["seen"]} >= {(how, True) for how in ("returns", "exits", "is killed", "hangs")}
 
 
-class Rig:
-    """One worker with its service."""
-
-    def __init__(self, service: Service, home: Path, pid: int) -> None:
-        self.service, self.home, self.pid = service, home, pid
-        self.corpus = corpus(home / "corpus")
+class SlicedRig(Rig):
+    """A worker whose blocks run in slices."""
 
     def claimed(self, attempt: str, steps: StepsConfig, arms: int = 3, **options: Any) -> ClaimedBlock:
-        return block([config_json(self.corpus, steps=steps)] * arms, attempt=attempt, **options)
-
-    def trainers(self) -> list[int]:
-        """Children of the fork server, in the order of their start."""
-        commands = processes_of(self.home)
-        servers = [pid for pid, command in commands.items() if "multiprocessing.forkserver" in command]
-        children = [child for pid in servers for child in children_of(pid)]
-        return [child.pid for child in sorted(children, key=lambda child: child.create_time())]
+        return block([self.config(steps=steps)] * arms, attempt=attempt, **options)
 
     def until_slices_run(self, attempt: str, arms: int = 3) -> list[int]:
         """Wait until every trial has run a slice; return the trainers in the block's order."""
@@ -83,22 +63,17 @@ def _steps(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    home, service = tmp_path_factory.mktemp("slices"), Service()
-    with worker(home, f"http://127.0.0.1:{service.port}") as process:
-        until(lambda: service.bodies(":claim"))
-        yield Rig(service, home, process.pid)
-    service.close()
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlicedRig]:
+    with rig_in(tmp_path_factory.mktemp("slices")) as running:
+        yield SlicedRig(running.service, running.home, running.pid)
 
 
 @pytest.fixture(autouse=True)
-def _fresh(rig: Rig) -> None:
-    rig.service.calls.clear()
-    rig.service.cancel = rig.service.stale = rig.service.away = False
-    rig.service.lease_s = 60.0
+def _fresh(rig: SlicedRig) -> None:
+    rig.fresh()
 
 
-def test_slices_alternate_and_every_trial_has_a_whole_receipt(rig: Rig) -> None:
+def test_slices_alternate_and_every_trial_has_a_whole_receipt(rig: SlicedRig) -> None:
     steps = StepsConfig(warmup=1, warmup_s=0.05, timed=12, slice=2, val_rows=2)
     rig.service.blocks.append(rig.claimed("good", steps))
     report = rig.report()
@@ -129,7 +104,7 @@ def _line(receipts: list[Receipt]) -> list[tuple[float, float, int]]:
     return sorted(spans)
 
 
-def test_a_trial_that_dies_in_the_middle_is_its_result_and_the_others_go_on(rig: Rig) -> None:
+def test_a_trial_that_dies_in_the_middle_is_its_result_and_the_others_go_on(rig: SlicedRig) -> None:
     claimed = rig.claimed("dies", StepsConfig(warmup=1, timed=120, slice=2, val_rows=0))
     dies = {"final_failures": (*claimed.trials[1].final_failures, FailureClass.NO_RECEIPT)}
     trials = (claimed.trials[0], claimed.trials[1].model_copy(update=dies), claimed.trials[2])
@@ -142,7 +117,7 @@ def test_a_trial_that_dies_in_the_middle_is_its_result_and_the_others_go_on(rig:
     assert list(slice_problems([Receipt.model_validate(receipt) for receipt in report["receipts"]])) == []
 
 
-def test_a_trial_that_is_killed_from_outside_breaks_the_block_and_ends_the_others(rig: Rig) -> None:
+def test_a_trial_that_is_killed_from_outside_breaks_the_block_and_ends_the_others(rig: SlicedRig) -> None:
     rig.service.blocks.append(rig.claimed("shot", LONG))
     os.kill(rig.until_slices_run("shot")[2], signal.SIGKILL)
     report = rig.report()
@@ -150,7 +125,7 @@ def test_a_trial_that_is_killed_from_outside_breaks_the_block_and_ends_the_other
     assert rig.trainers() == []
 
 
-def test_trainers_and_worker_share_the_device_locks_until_a_cancel_ends_all(rig: Rig) -> None:
+def test_trainers_and_worker_share_the_device_locks_until_a_cancel_ends_all(rig: SlicedRig) -> None:
     rig.service.blocks.append(rig.claimed("held", LONG, arms=2))
     (locks,) = {frozenset(_locks_of(pid)) for pid in (*rig.until_slices_run("held", arms=2), rig.pid)}
     assert locks
@@ -172,7 +147,7 @@ def _locks_of(pid: int) -> set[str]:
     return {link[8:-1] for link in links if link.startswith("socket:[")} & _trainer_locks()
 
 
-def test_a_lost_lease_ends_all_trainers_silently(rig: Rig) -> None:
+def test_a_lost_lease_ends_all_trainers_silently(rig: SlicedRig) -> None:
     rig.service.blocks.append(rig.claimed("stale", LONG))
     rig.until_slices_run("stale")
     rig.service.stale = True
@@ -180,7 +155,7 @@ def test_a_lost_lease_ends_all_trainers_silently(rig: Rig) -> None:
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
 
 
-def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_over(rig: Rig) -> None:
+def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_over(rig: SlicedRig) -> None:
     rig.service.lease_s = LEASE_S
     rig.service.blocks.append(rig.claimed("frozen", LONG, lease_s=LEASE_S))
     trainers = rig.until_slices_run("frozen")
@@ -195,7 +170,7 @@ def test_the_guardian_ends_all_trainers_of_a_frozen_worker_before_its_lease_is_o
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
 
 
-def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Rig) -> None:
+def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: SlicedRig) -> None:
     """The other trainers of the block do not count as load, but busy processes do."""
     steps = StepsConfig(warmup=1, timed=120, slice=2, val_rows=0)
     rig.service.blocks.append(rig.claimed("load", steps).model_copy(update={"max_foreign_load": 0.01}))

@@ -99,7 +99,10 @@ def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("state", ["completed", "failed", "cancelled"])
-def test_a_stream_ends_when_nothing_more_can_come_and_not_before(kind: str, state: str, tmp_path: Path) -> None:
+def test_a_stream_ends_when_nothing_more_can_come_and_not_before(
+    kind: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.http.event_streams.POLL_S", 0.02)
     with served_api(kind, tmp_path) as api:
         made, told = api.submit(), list[tuple[str, str | None]]()
         follower = threading.Thread(target=_follow, args=(api, made["links"]["events"], told))
@@ -110,7 +113,7 @@ def test_a_stream_ends_when_nothing_more_can_come_and_not_before(kind: str, stat
             assert time.monotonic() < deadline, told
             time.sleep(0.02)
         if state != "cancelled":
-            follower.join(1.5)  # many looks
+            follower.join(0.4)  # many polls
             assert follower.is_alive(), "the verdict is still to come"
             assert OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
         follower.join(30)

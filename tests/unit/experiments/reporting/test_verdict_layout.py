@@ -20,6 +20,7 @@ from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.mlflow.runs import arm_runs
 from experiments.reporting.pages import report
 from experiments.reporting.pages.first_screen import first_screen, headline
+from experiments.reporting.pictures import registry
 from experiments.reporting.sentences import lead
 from experiments.reporting.table import Table, Tone
 from experiments.reporting.terminal.markdown import pull_request_markdown, verdict_markdown
@@ -113,7 +114,10 @@ def test_markdown_shows_the_answers_table_cell_by_cell(verdict: Verdict, layout:
     assert layout.caveat in text
 
 
-def test_page_shows_every_table_of_the_verdict_cell_by_cell(view: AblationView, layout: VerdictLayout) -> None:
+def test_page_shows_every_table_of_the_verdict_cell_by_cell(
+    view: AblationView, layout: VerdictLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "DRAWN", ())
     page = report.render(view)
     found = re.findall(r"<h3 id=\"verdict-table-\d+\">(.*?)</h3>.*?<table>(.*?)</table>", page, flags=re.DOTALL)
     shown = {
