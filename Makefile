@@ -72,7 +72,7 @@ test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture
 
 # pytest-benchmark, where it is installed, warns beside other plugins, and warnings are errors.
-test-gpu: $(STAMP)  ## only the tests that need an H200, their kernels compiled first on all cores; without a GPU only compiled
+test-gpu: $(STAMP)  ## tests that need an H100 or H200, after their kernels compile on all cores; without a GPU only that
 	$(BIN)/python -m pytest -m gpu -p no:benchmark --compile-kernels --durations 20 tests/kernels tests/unit/model
 
 tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, torch_xla, jax, libtpu), 3 GB
@@ -104,13 +104,13 @@ faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product
 screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
 	$(BIN)/python -m tests.bench.screens
 
-bench-kernels: $(STAMP)  ## on an H200: accuracy and speed of the kernels beside the official ones, stored as a receipt
+bench-kernels: $(STAMP)  ## on an H100 or H200: accuracy and speed of the kernels and the official ones, as a receipt
 	$(BIN)/python -m tests.kernels.bench $(if $(ABLATE_PEER_SITE),--peer-site '$(ABLATE_PEER_SITE)') $(BENCH)
 
 fuzz: $(STAMP)  ## random problems through the CUDA kernels, interpreted on this CPU; FUZZ="--count 100 --seed 0"
 	$(BIN)/python -m tests.kernels.fuzz_on_cpu $(FUZZ)
 
-fuzz-gpu: $(STAMP)  ## on an H200: 1,000 random problems, each right or refused; FUZZ="--count 1000 --seed 0"
+fuzz-gpu: $(STAMP)  ## on an H100 or H200: 1,000 random problems, each right or refused; FUZZ="--count 1000 --seed 0"
 	$(BIN)/python -m tests.kernels.fuzz $(FUZZ)
 
 fuzz-compile: $(STAMP)  ## compile every shape and switch that the kernels allow, without a GPU, hours; FUZZ="--count 50"

@@ -1,21 +1,20 @@
-"""pytest's plugin for GPU tests: skipped without a GPU, and with --compile-kernels compiled before the first one runs.
+"""pytest plugin for GPU tests: skips them without a GPU, and with --compile-kernels compiles their kernels first.
 
-A GPU test names the problems that it launches: `@pytest.mark.scans(ScanProblem(...), ...)`. Their kernels, each
-distinct one once, are compiled by a process per core when the tests are collected; the tests then find them in
-TileLang's cache. Where one does not compile, the tests that need it fail with the compiler's message, the others run.
-Without a GPU --compile-kernels fills the cache. What the marks leave out is compiled by the test that needs it;
-test_compile_first.py sees that they leave out nothing.
+A GPU test names its problems: `@pytest.mark.scans(ScanProblem(...), ...)`. A process per core compiles each distinct
+kernel once after the collection, and the tests load them from TileLang's cache. If a kernel does not compile, the tests
+that need it fail with the compiler's message. Without a GPU --compile-kernels only fills the cache. A test compiles
+kernels that its marks omit itself.
 """
 
 from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # loads torch, which most tests do without
+if TYPE_CHECKING:  # loads torch
     from tests.kernels.fuzz.problems import ScanProblem
 
 NOT_COMPILED = pytest.StashKey[dict[str, str]]()
-"""Line of a problem -> why it cannot run."""
+"""Line of a problem -> reason why it cannot run."""
 
 
 def pytest_addoption(parser):
@@ -26,15 +25,15 @@ def pytest_addoption(parser):
 
 
 def gpu_is_here() -> bool:
-    """Tell whether torch can use a GPU."""
-    import torch  # not for the many tests that need none
+    """Return whether torch can use a GPU."""
+    import torch  # lazy: most tests need no torch
 
     return torch.cuda.is_available()
 
 
-@pytest.hookimpl(trylast=True)  # when -m and -k have chosen
+@pytest.hookimpl(trylast=True)  # after the selection by -m and -k
 def pytest_collection_modifyitems(items):
-    """Skip GPU tests where there is no GPU."""
+    """Skip GPU tests without a GPU."""
     of_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if of_gpu and not gpu_is_here():
         for item in of_gpu:
@@ -47,7 +46,7 @@ def problems_of(item: pytest.Item) -> list["ScanProblem"]:
 
 
 def pytest_collection_finish(session):
-    """Compile what the selected tests launch."""
+    """Compile the kernels of the selected tests."""
     config = session.config
     if not config.getoption("--compile-kernels") or config.option.collectonly or session.testsfailed:
         return
@@ -57,24 +56,24 @@ def pytest_collection_finish(session):
     if problems:
         from tests.kernels import kernel_tasks  # loads torch and tilelang
 
-        config.stash[NOT_COMPILED] = kernel_tasks.unable(problems.values(), tell=teller(config))
+        config.stash[NOT_COMPILED] = kernel_tasks.unable(problems.values(), report=reporter(config))
 
 
-def teller(config):
-    """Return what shows a line at once."""
+def reporter(config):
+    """Return a function that prints a line immediately."""
     terminal = config.get_terminal_writer()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         terminal.line(text)
         terminal.flush()
 
-    return tell
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     """Fail a test whose kernels did not compile, before it runs."""
-    why = item.config.stash.get(NOT_COMPILED, {})
+    reasons = item.config.stash.get(NOT_COMPILED, {})
     for problem in problems_of(item):
-        if problem.line in why:
-            pytest.fail(f"{why[problem.line]}\nof the problem {problem.line}", pytrace=False)
+        if problem.line in reasons:
+            pytest.fail(f"{reasons[problem.line]}\nof the problem {problem.line}", pytrace=False)

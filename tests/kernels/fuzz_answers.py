@@ -1,4 +1,4 @@
-"""Answers for tests of the fuzz's processes: what a process does is written in the number of heads."""
+"""Answers for tests of the fuzz's processes. The number of heads selects the behaviour."""
 
 import os
 import time
@@ -10,9 +10,9 @@ from tests.kernels.fuzz.workers import Compiled
 REFUSED, HANGS, ENDS, NO_TARGET = 2, 3, 4, 5
 
 
-def answer(problem, say):
-    """Hang, end or answer as `problem.H` says."""
-    say(Compiled(1, 2))
+def answer(problem, report):
+    """Hang, end or answer, depending on `problem.H`."""
+    report(Compiled(1, 2))
     if problem.H == HANGS:
         time.sleep(60)
     if problem.H == ENDS:
@@ -20,12 +20,12 @@ def answer(problem, say):
     return FuzzOutcome(problem=problem, ending="refused" if problem.H == REFUSED else "right")
 
 
-def compiled_decays(task, say):
-    """Compile the decays, for a GPU that nvcc has forgotten if `task.H` says so; call other kernels right."""
+def compiled_decays(task, report):
+    """Compile the decays, for a GPU unknown to nvcc if `task.H` is NO_TARGET; other kernels are right."""
     from kernels.mamba3_mimo.cuda.host import compiled
     from tests.kernels.kernel_tasks import compile_kernel
 
     if task.kernel != "decays":
         return FuzzOutcome(problem=task, ending="right")
     with mock.patch.dict(compiled.TARGET, {"arch": "sm_52"} if task.H == NO_TARGET else {}):
-        return compile_kernel(task, say)
+        return compile_kernel(task, report)

@@ -1,6 +1,6 @@
-"""`make fuzz`: the problems of the GPU fuzz, small ones, through the interpreted kernels on a CPU.
+"""`make fuzz`: small problems of the GPU fuzz with interpreted kernels on a CPU.
 
-The interpreter rounds as a GPU does, so that the same criterion applies.
+The interpreter rounds like a GPU, so the same criterion applies.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.kernels.interpreted_lane import interpreted_lane
 SMALL = DrawLimits(length=150, elements=2**16, chunks=12, share=4)
 
 
-def answer(problem: ScanProblem, _say: Callable[[object], None] | None = None) -> FuzzOutcome:
+def answer(problem: ScanProblem, _report: Callable[[object], None] | None = None) -> FuzzOutcome:
     """Run the problem in the interpreter."""
     torch.set_num_threads(1)
     with interpreted_lane():
@@ -27,7 +27,7 @@ def answer(problem: ScanProblem, _say: Callable[[object], None] | None = None) -
 
 
 def main() -> int:
-    """Run the problems that are asked for; return 1 when one is not right."""
+    """Run the requested problems; return 1 if one is not right."""
     arguments = command.parser("fuzz", __doc__, count=100, out=Path("build/fuzz")).parse_args()
     if arguments.only is not None:
         outcome = answer(arguments.only)

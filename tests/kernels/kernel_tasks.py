@@ -1,4 +1,4 @@
-"""The kernels of many problems, each distinct one once, compiled by the processes of the fuzz."""
+"""Distinct kernels of many problems, compiled by the processes of the fuzz."""
 
 import os
 import time
@@ -12,15 +12,15 @@ from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.fuzz.workers import Answer, Compiled, FuzzPool
 
 Key = tuple[str, ScanShape, Variant]
-"""What names a kernel: equal keys are one kernel."""
+"""Identity of a kernel: equal keys are one kernel."""
 SLOWEST = ("gradients", "outputs", "local_gradients", "local_states")
-"""Kernels that take the longest to compile, the longest first: they begin first, so that all processes end together."""
-SAID = 3000
-"""Characters kept of a compiler's last words."""
+"""Kernels with the longest compilation, which start first so that all processes end together."""
+MESSAGE_LIMIT = 3000
+"""Characters of a compiler's message to store."""
 AFTER_THE_SOURCE = "Compilation error:"
-"""What TileLang puts between a kernel's source and what nvcc said of it."""
-OFTEN_S = 10.0
-"""How often it is told how far the compilation is."""
+"""TileLang's separator between a kernel's source and nvcc's message."""
+REPORT_S = 10.0
+"""Seconds between progress reports."""
 
 
 class KernelTask(ScanProblem):
@@ -31,42 +31,42 @@ class KernelTask(ScanProblem):
 
     @property
     def key(self) -> Key:
-        """What the kernel is compiled for."""
+        """Key of the compiled kernel."""
         return next(key for key in planning.kernels(self) if key[0] == self.kernel)
 
 
 def tasks(problems: Iterable[ScanProblem]) -> dict[Key, KernelTask]:
-    """Return every distinct kernel of problems that are not refused, the slowest first."""
-    found: dict[Key, KernelTask] = {}
+    """Return the distinct kernels of problems that are not refused, the slowest first."""
+    by_key: dict[Key, KernelTask] = {}
     for problem in problems:
-        for key in planning.kernels(problem) - found.keys():
-            found[key] = KernelTask(**problem.model_dump(), kernel=key[0])
+        for key in planning.kernels(problem) - by_key.keys():
+            by_key[key] = KernelTask(**problem.model_dump(), kernel=key[0])
     rank = {name: place for place, name in enumerate(SLOWEST)}
-    return dict(sorted(found.items(), key=lambda one: (rank.get(one[1].kernel, len(rank)), one[1].line)))
+    return dict(sorted(by_key.items(), key=lambda one: (rank.get(one[1].kernel, len(rank)), one[1].line)))
 
 
-def compile_kernel(task: ScanProblem, say: Callable[[object], None]) -> FuzzOutcome:
-    """Compile the kernel of a KernelTask, or load it from TileLang's cache; right means that it compiles."""
+def compile_kernel(task: ScanProblem, report: Callable[[object], None]) -> FuzzOutcome:
+    """Compile the kernel of a KernelTask or load it from TileLang's cache. "right" means that it compiles."""
     assert isinstance(task, KernelTask)
     try:
-        made = compiled.kernel(*task.key)
-    except Exception as error:  # of any kind that a compiler may raise: told by the tests that need the kernel
-        said = str(error).rpartition(AFTER_THE_SOURCE)[2].strip()
-        return FuzzOutcome(problem=task, ending="failed", why=f"{type(error).__name__}: {said[-SAID:]}")
-    new = made.artifact is not None
-    say(Compiled(int(new), int(not new)))
+        kernel = compiled.kernel(*task.key)
+    except Exception as error:  # of any kind that a compiler may raise; the tests that need the kernel show it
+        message = str(error).rpartition(AFTER_THE_SOURCE)[2].strip()
+        return FuzzOutcome(problem=task, ending="failed", why=f"{type(error).__name__}: {message[-MESSAGE_LIMIT:]}")
+    new = kernel.artifact is not None
+    report(Compiled(int(new), int(not new)))
     return FuzzOutcome(problem=task, ending="right")
 
 
 ANSWER: Answer = compile_kernel
-"""What a process does with a task."""
+"""Function that a process calls with a task."""
 
 
-def unable(problems: Collection[ScanProblem], tell: Callable[[str], None]) -> dict[str, str]:
-    """Compile what the problems need; return why those cannot run that cannot, by their lines."""
+def unable(problems: Collection[ScanProblem], report: Callable[[str], None]) -> dict[str, str]:
+    """Compile the kernels of the problems; return line of a problem -> reason why it cannot run."""
     refused = {problem.line: planning.refusal(problem) for problem in problems}
     allowed = [problem for problem in problems if refused[problem.line] is None]
-    failed = compile_all(allowed, tell)
+    failed = compile_all(allowed, report)
     wrong = {line: f"refused: {reason}" for line, reason in refused.items() if reason is not None}
     for problem in allowed:
         reasons = [f"kernel {key[0]}: {failed[key]}" for key in planning.kernels(problem) if key in failed]
@@ -74,24 +74,24 @@ def unable(problems: Collection[ScanProblem], tell: Callable[[str], None]) -> di
     return wrong
 
 
-def compile_all(problems: Iterable[ScanProblem], tell: Callable[[str], None]) -> dict[Key, str]:
-    """Compile every distinct kernel of the problems, in a process per core; return why those failed that did.
+def compile_all(problems: Iterable[ScanProblem], report: Callable[[str], None]) -> dict[Key, str]:
+    """Compile the distinct kernels of the problems in a process per core; return key of a kernel -> its error.
 
-    `tell` is told now and then how far it is.
+    `report` receives the progress.
     """
-    todo, begin, told = tasks(problems), time.monotonic(), time.monotonic()
+    todo, begin, reported = tasks(problems), time.monotonic(), time.monotonic()
     failed: dict[Key, str] = {}
     done = new = kept = 0
     with FuzzPool(ANSWER, min(len(os.sched_getaffinity(0)), max(len(todo), 1))) as pool:
-        for said in pool.outcomes((task,) for task in todo.values()):
-            if isinstance(said, Compiled):
-                new, kept = new + said.new, kept + said.kept
-            elif said is not None:
+        for event in pool.outcomes((task,) for task in todo.values()):
+            if isinstance(event, Compiled):
+                new, kept = new + event.new, kept + event.kept
+            elif event is not None:
                 done += 1
-                failed |= {} if said.ending == "right" else {said.problem.key: said.why}
-            if time.monotonic() - told > OFTEN_S:
-                told = time.monotonic()
-                tell(f"kernels: {done} of {len(todo)} ready, {told - begin:.0f} s")
+                failed |= {} if event.ending == "right" else {event.problem.key: event.why}
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                report(f"kernels: {done} of {len(todo)} ready, {reported - begin:.0f} s")
     seconds = time.monotonic() - begin
-    tell(f"kernels: {new} compiled, {kept} kept on disk, {len(failed)} failed, {seconds:.0f} s")
+    report(f"kernels: {new} compiled, {kept} kept on disk, {len(failed)} failed, {seconds:.0f} s")
     return failed

@@ -1,4 +1,4 @@
-"""What the host does per pass, counted on CPU tensors with kernels that do nothing."""
+"""Budgets of the host work of a pass, counted on CPU tensors with kernels that do nothing."""
 
 import sys
 from collections.abc import Callable
@@ -12,10 +12,13 @@ from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.problem import make_inputs
 from tests.kernels.host_time import CASE, passes, unlaunched
 
+LOOKUPS = 4
+"""Hash look-ups of a training pass per key: sizes and refusal, forward and backward."""
+
 
 @pytest.fixture(autouse=True)
 def nan_filled_buffers():
-    """Replace the folder's fixture: filling buffers would be most of the time."""
+    """Replace the fixture of this folder, which fills buffers."""
     return
 
 
@@ -27,36 +30,36 @@ def run():
 
 
 @pytest.mark.parametrize("key", [ScanShape, Variant])
-def test_a_pass_asks_for_its_kernels_once_not_at_every_launch(run, monkeypatch, key):
+def test_a_training_pass_looks_its_kernels_up_within_the_budget(run, monkeypatch, key):
     run["forward+backward"]()
-    asked = []
+    lookups = []
     plain = key.__hash__
-    monkeypatch.setattr(key, "__hash__", lambda self: asked.append(1) or plain(self))
+    monkeypatch.setattr(key, "__hash__", lambda self: lookups.append(1) or plain(self))
     run["forward+backward"]()
-    assert 2 <= len(asked) <= 4  # what the sizes decide, and the refusal, in each of two passes
+    assert len(lookups) <= LOOKUPS, f"{len(lookups)} look-ups with {key.__name__}, budget {LOOKUPS}"
 
 
 def calls(run: Callable[[], object]) -> int:
-    """Return how many functions of Python and of C a run calls; unlike a time, no other process adds any."""
+    """Return the number of Python and C function calls of a run, which other processes cannot change."""
     run()
-    seen = []
-    sys.setprofile(lambda _frame, event, _arg: seen.append(event))
+    events = []
+    sys.setprofile(lambda _frame, event, _arg: events.append(event))
     try:
         run()
     finally:
         sys.setprofile(None)
-    return sum(event in {"call", "c_call"} for event in seen)
+    return sum(event in {"call", "c_call"} for event in events)
 
 
-def test_autograd_takes_at_most_as_many_calls_as_what_it_does(run):
+def test_autograd_at_most_doubles_the_calls(run):
     inside, whole = (calls(run[f"forward+backward{name}"]) for name in (" without autograd", ""))
     assert inside < whole < 2 * inside
 
 
-def test_a_pass_takes_what_its_sizes_decide_from_the_one_before(run, monkeypatch):
+def test_a_pass_keeps_the_plan_of_its_sizes(run, monkeypatch):
     run["forward+backward"]()
     for name in ("resolve", "shape_of"):
-        monkeypatch.setattr(sizes, name, lambda *_: pytest.fail("made again"))
+        monkeypatch.setattr(sizes, name, lambda *_: pytest.fail("computed again"))
     run["forward+backward"]()
 
 

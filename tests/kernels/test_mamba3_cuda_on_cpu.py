@@ -1,8 +1,8 @@
 """All kernels of the CUDA lane, interpreted on a CPU without rounding, against the reference lane.
 
-Every kernel runs here as it runs on a GPU: its thread indices, barriers and copies in flight, see tile_interpreter.py.
-Only on an H200 can be found what concerns layouts, rounding, memory order and the compiler, and whatever concerns the
-backward walk with warp groups of different roles, which calls functions of its own in CUDA.
+The interpreter has the thread indices, barriers and copies in flight of a GPU, see tile_interpreter.py. Only an H100 or
+H200 can test layouts, rounding, memory order and the compiler. It alone tests the backward walk whose warp groups have
+different roles, because that walk calls its own CUDA functions.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Run random problems through the cuda lane on this machine's GPU: every one must be right, or refused beforehand.
+"""Run random problems on the cuda lane of this machine's GPU. Each must be right or refused beforehand.
 
 Usage: python -m tests.kernels.fuzz [--count N] [--seed N] [--seconds N] [--jobs N] [--out DIR] | --only LINE
 """
@@ -14,7 +14,7 @@ from tests.kernels.fuzz.draws import DrawLimits
 
 
 def main() -> int:
-    """Run the problems that are asked for; return 1 when one is not right, 2 when there is no GPU."""
+    """Run the requested problems; return 1 if one is not right, 2 without a GPU."""
     day = datetime.now(UTC).date().isoformat()
     arguments = command.parser("fuzz", __doc__, count=1000, out=Path("docs/receipts") / f"{day}-fuzz").parse_args()
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What a process of the fuzz does with a problem: run it on the GPU, or only compile it."""
+"""Functions that a process of the fuzz calls with a problem: run it on the GPU, or only compile it."""
 
 from collections.abc import Callable
 
@@ -8,18 +8,18 @@ from tests.kernels.fuzz.problems import ScanProblem
 from tests.kernels.fuzz.workers import Compiled
 
 
-def run(problem: ScanProblem, say: Callable[[object], None]) -> FuzzOutcome:
-    """Compile what the problem needs, then run it."""
-    outcome = compile_only(problem, say)
+def run(problem: ScanProblem, report: Callable[[object], None]) -> FuzzOutcome:
+    """Compile the kernels of the problem, then run it."""
+    outcome = compile_only(problem, report)
     return trial.run(problem) if outcome.ending in {"right", "refused"} else outcome
 
 
-def compile_only(problem: ScanProblem, say: Callable[[object], None]) -> FuzzOutcome:
-    """Compile what the problem needs; right means that it compiles."""
+def compile_only(problem: ScanProblem, report: Callable[[object], None]) -> FuzzOutcome:
+    """Compile the kernels of the problem. "right" means that they compile."""
     try:
         reason = planning.refusal(problem)
         if reason is None:
-            say(Compiled(*planning.compiled(problem)))
-    except Exception as error:  # of any kind that a compiler may raise: a finding
+            report(Compiled(*planning.compiled(problem)))
+    except Exception as error:  # of any kind that a compiler may raise
         return failed(problem, error, "compiling: ")
     return FuzzOutcome(problem=problem, ending="refused" if reason else "right", why=reason or "")

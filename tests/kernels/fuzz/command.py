@@ -1,4 +1,4 @@
-"""A run of the fuzz from its arguments to its summary, whichever lane answers."""
+"""A run of the fuzz from its arguments to its summary, for any lane."""
 
 import argparse
 import os
@@ -16,24 +16,24 @@ from tests.kernels.fuzz.problems import ScanProblem, parsed
 from tests.kernels.fuzz.results import FuzzSetting, OutcomeStore
 from tests.kernels.fuzz.workers import Answer, Compiled, FuzzPool
 
-OFTEN_S = 10.0
-"""How often the summary is written."""
+SUMMARY_S = 10.0
+"""Seconds between updates of the summary."""
 
 
 def parser(program: str, about: str | None, *, count: int, out: Path) -> argparse.ArgumentParser:
     """Return the parser of a run's arguments."""
-    made = argparse.ArgumentParser(prog=program, description=(about or "").partition("\n")[0])
-    made.add_argument("--count", type=int, default=count, help="problems that run; refused ones come on top")
-    made.add_argument("--seed", type=int, default=0, help="of the problems")
-    made.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time, summary included")
-    made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
-    made.add_argument("--out", type=Path, default=out, help="folder; goes on with what is there")
-    made.add_argument("--only", type=parsed, metavar="LINE", help="run this problem alone, in this process")
-    return made
+    arguments = argparse.ArgumentParser(prog=program, description=(about or "").partition("\n")[0])
+    arguments.add_argument("--count", type=int, default=count, help="problems to run, without refused ones")
+    arguments.add_argument("--seed", type=int, default=0, help="seed of the problems")
+    arguments.add_argument("--seconds", type=float, default=float("inf"), help="time limit, including the summary")
+    arguments.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    arguments.add_argument("--out", type=Path, default=out, help="folder; continues with existing results")
+    arguments.add_argument("--only", type=parsed, metavar="LINE", help="run only this problem, in this process")
+    return arguments
 
 
 def run(arguments: argparse.Namespace, answer: Answer, limits: DrawLimits, device: str) -> int:
-    """Run the problems, storing what becomes of each; print the summary and return 1 when one is not right."""
+    """Run the problems and store their outcomes; print the summary and return 1 if one is not right."""
     begin = written = time.monotonic()
     store, new, kept = OutcomeStore(arguments.out), 0, 0
     setting = _setting(device)
@@ -44,15 +44,15 @@ def run(arguments: argparse.Namespace, answer: Answer, limits: DrawLimits, devic
         return store.write(results.summarised(store.outcomes, setting, seconds, complete=complete, kernels=(new, kept)))
 
     with FuzzPool(answer, arguments.jobs) as pool:
-        for said in pool.outcomes(_wanted(arguments, limits, store, pool)):
-            if isinstance(said, Compiled):
-                new, kept = new + said.new, kept + said.kept
-            elif said is not None:
-                store.add(said)
-                _tell(said)
+        for event in pool.outcomes(_requested(arguments, limits, store, pool)):
+            if isinstance(event, Compiled):
+                new, kept = new + event.new, kept + event.kept
+            elif event is not None:
+                store.add(event)
+                _print_fault(event)
             if time.monotonic() - begin > arguments.seconds:
                 break
-            if time.monotonic() - written > OFTEN_S:
+            if time.monotonic() - written > SUMMARY_S:
                 write()
                 written = time.monotonic()
     _confirm(answer, store, begin + arguments.seconds)
@@ -60,40 +60,40 @@ def run(arguments: argparse.Namespace, answer: Answer, limits: DrawLimits, devic
     return int(any(outcome.ending not in results.GOOD for outcome in store.outcomes))
 
 
-def _tell(outcome: FuzzOutcome) -> None:
+def _print_fault(outcome: FuzzOutcome) -> None:
     if outcome.ending not in results.GOOD:
-        sys.stderr.write(f"{results.told(outcome)}\n  {results.reproduction(outcome.problem)}\n")
+        sys.stderr.write(f"{results.described(outcome)}\n  {results.reproduction(outcome.problem)}\n")
 
 
 def _confirm(answer: Answer, store: OutcomeStore, until: float) -> None:
-    """Run what is not right once more, one problem after another, each in a process of its own."""
+    """Run problems that are not right again, one by one, each in a process of its own."""
     for outcome in store.outcomes:
         if outcome.ending in results.GOOD or outcome.alone is not None:
             continue
         with FuzzPool(answer, 1) as pool:
-            for said in pool.outcomes(iter([(outcome.problem,)])):
-                if isinstance(said, FuzzOutcome):
-                    store.add(outcome.model_copy(update={"alone": said.ending}))
+            for event in pool.outcomes(iter([(outcome.problem,)])):
+                if isinstance(event, FuzzOutcome):
+                    store.add(outcome.model_copy(update={"alone": event.ending}))
                 if time.monotonic() > until:
                     return
 
 
-def _wanted(
+def _requested(
     arguments: argparse.Namespace, limits: DrawLimits, store: OutcomeStore, pool: FuzzPool
 ) -> Iterator[tuple[ScanProblem, ...]]:
-    """Yield the sets of the seed whose outcomes are not stored, until enough problems ran; an empty one: wait.
+    """Yield the sets of the seed without stored outcomes until enough problems ran. An empty set means: wait.
 
-    Those that are pending may yet be refused.
+    Pending problems may still be refused.
     """
-    known = {outcome.problem.line: outcome.ending for outcome in store.outcomes}
+    endings = {outcome.problem.line: outcome.ending for outcome in store.outcomes}
     drawn = draws.sets(arguments.seed, limits)
     while _ran(store) < arguments.count:
         if _ran(store) + pool.pending >= arguments.count:
             yield ()
             continue
         problems = next(drawn)
-        missing = tuple(problem for problem in problems if problem.line not in known)
-        if missing and known.get(problems[0].line) != "refused":
+        missing = tuple(problem for problem in problems if problem.line not in endings)
+        if missing and endings.get(problems[0].line) != "refused":
             yield missing
 
 

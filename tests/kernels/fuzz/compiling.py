@@ -1,8 +1,8 @@
-"""Compile for sm_90a, without a GPU, what the lane says it can run: whatever it allows must compile.
+"""Compile all problems that the lane allows for sm_90a without a GPU: everything allowed must compile.
 
-Every (N, P, R) at every chunk size, by default and with each switch and each kind of input changed alone, in an order
-that the seed decides; a count takes the first so many. Usage: python -m tests.kernels.fuzz.compiling [--count N]
-[--seed N] [--jobs N] [--only LINE]
+The problems are every (N, P, R) at every chunk size, with defaults and with each switch and kind of input changed
+alone. The seed decides the order, and --count takes the first ones. Usage:
+python -m tests.kernels.fuzz.compiling [--count N] [--seed N] [--jobs N] [--only LINE]
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.kernels.fuzz.problems import ALLOWED, ScanProblem, parsed
 from tests.kernels.fuzz.workers import Compiled, FuzzPool
 
 BASE: dict[str, Any] = {"B": 2, "S": 700, "H": 4, "G": 2}
-"""Sizes that decide about no layout, with two super-chunks and a rest."""
+"""Sizes that affect no layout, with two super-chunks and a remainder."""
 INPUTS: tuple[dict[str, Any], ...] = (
     {}, {"full_rotary": True}, {"cumulated": True}, {"shared_angles": True}, {"without": ("z", "zeta")},
     {"without": ("phi",)}, {"without": ("z", "zeta", "phi")}, {"S": 2}, {"H": 1, "G": 1}, {"started": True},
@@ -31,7 +31,7 @@ PAIRS: tuple[dict[str, Any], ...] = (
     {"psiv_cache": True, "pipeline_stages": 2}, {"schedule": "sequential", "psiv_cache": True},
     {"tma": False, "pipeline_stages": 0}, {"tma": False, "pipeline_stages": 2},
 )  # fmt: skip
-"""Switches that meet in one kernel's layout."""
+"""Switches that affect the same kernel's layout."""
 
 
 def every() -> Iterator[ScanProblem]:
@@ -40,7 +40,7 @@ def every() -> Iterator[ScanProblem]:
         "schedule": ALLOWED["schedule"], "pipeline_stages": ALLOWED["pipeline_stages"], "superchunk": (64, 1024),
         "heads_in_turn": (),
     }  # fmt: skip
-    # how many heads a block takes in turn is known when a kernel is launched
+    # heads_in_turn is an argument of the launch
     flips: list[dict[str, Any]] = [{}]
     for name, default in SWITCHES.items():
         if name != "chunk_size":
@@ -55,14 +55,12 @@ def every() -> Iterator[ScanProblem]:
 
 
 def main() -> int:
-    """Compile; print what does not, with the line that shows it, and return 1 if there is any."""
+    """Compile the problems; print failures with the command that repeats them, and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="fuzz-compile", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--count", type=int, default=None, help="problems of the enumeration that are allowed; default: all"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of their order")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile")
-    parser.add_argument("--only", type=parsed, metavar="LINE", help="compile this problem alone, in this process")
+    parser.add_argument("--count", type=int, default=None, help="allowed problems of the enumeration; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--only", type=parsed, metavar="LINE", help="compile only this problem, in this process")
     arguments = parser.parse_args()
     problems = [arguments.only] if arguments.only else list(every())
     Random(arguments.seed).shuffle(problems)  # noqa: S311
@@ -78,15 +76,15 @@ def _compiled(problems: list[ScanProblem], jobs: int) -> int:
     endings: Counter[str] = Counter()
     kernels = 0
     with FuzzPool(answers.compile_only, jobs) as pool:
-        for said in pool.outcomes((problem,) for problem in problems):
-            if isinstance(said, Compiled):
-                kernels += said.new
-            if not isinstance(said, FuzzOutcome):
+        for event in pool.outcomes((problem,) for problem in problems):
+            if isinstance(event, Compiled):
+                kernels += event.new
+            if not isinstance(event, FuzzOutcome):
                 continue
-            endings[said.ending] += 1
-            if said.ending != "right":
-                line = f"python -m tests.kernels.fuzz.compiling --only '{said.problem.line}'"
-                sys.stdout.write(f"{said.ending}: {' '.join(said.why.split())}\n  {line}\n")
+            endings[event.ending] += 1
+            if event.ending != "right":
+                line = f"python -m tests.kernels.fuzz.compiling --only '{event.problem.line}'"
+                sys.stdout.write(f"{event.ending}: {' '.join(event.why.split())}\n  {line}\n")
                 sys.stdout.flush()
     sys.stdout.write(f"{endings['right']} of {len(problems)} compile ({kernels} kernels new)\n")
     return int(endings["right"] < len(problems))

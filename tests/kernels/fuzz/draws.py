@@ -1,4 +1,4 @@
-"""Random problems over every axis, in sets that share their compiled kernels; a seed and a number give the same set.
+"""Random problems over every axis, in sets that share compiled kernels. A seed and a number fix a set.
 
 A compiled kernel depends on sizes, on which tensors there are and on the switches, and compiling takes a hundred times
 longer than running. So these are drawn once per set. Drawn for every problem: batch and length, which are known when
@@ -22,34 +22,34 @@ HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 33)
 SWITCHES = {field.name: field.default for field in fields(ScanSwitches) if field.name != "lane"}
 """Switch of the lane -> its default."""
 OF_A_PROBLEM = ("chunk_size", "heads_in_turn")
-"""Switches that are drawn by themselves: with the sizes, and for every problem, since no kernel depends on it."""
+"""Switches that are drawn separately: with the sizes, or per problem because no kernel depends on them."""
 CHUNK_ROWS = (32, 64, 128)
-"""Rows (time, rank) of a chunk, most of the time."""
+"""Usual rows (time, rank) of a chunk."""
 SUPERCHUNKS = (64, 128, 256, 512, 1024)
 SIDEWAYS = 0.3
-"""Share of the sets whose backward walk takes its lifted form, if their stages allow it: else one in fifty would."""
+"""Share of the sets with the lifted form of the backward walk, if their stages allow it. By chance it is 1 in 50."""
 LIFTED = ((64, 4), (64, 4), (64, 8), (128, 2), (128, 4))
-"""(N, R) whose walk takes it, with P 64 and 64 rows in a chunk."""
+"""(N, R) with the lifted form, at P 64 and 64 rows in a chunk."""
 OTHER_WALKS = ("psiv_cache", "aggressive_smem_merge")
-"""Switches with which it takes another form."""
+"""Switches with another form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawLimits:
-    """How large problems are."""
+    """Limits of the problems' sizes."""
 
     length: int = 4097
     """Most tokens of a row."""
     elements: int = 2**23
-    """Most numbers of a float64 tensor of the reference, unless one row with one head has more."""
+    """Most numbers of a float64 tensor of the reference, if one row with one head does not exceed it."""
     chunks: int = 2**20
-    """Most chunks of all rows and heads together, unless one row with one head has more."""
+    """Most chunks of all rows and heads, if one row with one head does not exceed it."""
     share: int = 32
-    """Problems of a set: many where kernels are compiled, few where nothing is."""
+    """Problems of a set: many if kernels are compiled, else few."""
 
 
 def sets(seed: int, limits: DrawLimits) -> Iterator[tuple[ScanProblem, ...]]:
-    """Yield sets of problems without end; the first of a set is no deliberate nonsense."""
+    """Yield sets of problems without end. The first problem of a set is never deliberate nonsense."""
     for number in count():
         yield one_set(seed, number, limits)
 
@@ -62,14 +62,14 @@ def one_set(seed: int, number: int, limits: DrawLimits) -> tuple[ScanProblem, ..
 
 
 def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
-    """Draw what decides about the kernels. Its batch and length are those that decide how long its walks are."""
+    """Draw the axes that determine the kernels. Batch and length determine the length of the walks."""
     N = rnd.choice((16, 32, 64, 64, 128, 128, 256))
     P, R = rnd.choice(ALLOWED["P"]), rnd.choice(ALLOWED["R"])
     chunks = [rows // R for rows in CHUNK_ROWS if rows // R in ALLOWED["chunk_size"]]
     chunk = rnd.choice(chunks if rnd.random() < 0.95 else ALLOWED["chunk_size"])
     switches = {name: value for name, value in _switches(rnd, chunk).items() if value != SWITCHES[name]}
     without = [name for name in ("z", "phi") if rnd.random() < 0.15]
-    if switches.get("warp_specialize") and rnd.random() < 0.8:  # else nearly every draw of it is refused
+    if switches.get("warp_specialize") and rnd.random() < 0.8:  # otherwise nearly every draw is refused
         (N, R), P = rnd.choice(LIFTED), 64
         switches = {"warp_specialize": True, "chunk_size": 64 // R, "superchunk": rnd.choice(SUPERCHUNKS)}
         switches = {name: value for name, value in switches.items() if value != SWITCHES[name]}
@@ -92,7 +92,7 @@ def _shared(rnd: Random, limits: DrawLimits) -> ScanProblem:
 
 
 def _heads(rnd: Random, most: int) -> tuple[int, int]:
-    """Draw H and G; often so that a block may take four heads of a group in turn, which few draws allow."""
+    """Draw H and G, often so that a block may take four heads in turn, which few draws allow."""
     drawn = [(H, G) for H in HEADS if most >= H for G in range(1, H + 1) if H % G == 0]
     in_turn = [(H, G) for H, G in drawn if H // G % max(HEADS_IN_TURN) == 0]
     H = rnd.choice([heads for heads in HEADS if heads <= most])
@@ -100,7 +100,7 @@ def _heads(rnd: Random, most: int) -> tuple[int, int]:
 
 
 def _rows(p: ScanProblem, tokens: int, limits: DrawLimits) -> int:
-    """Return how many rows of `tokens` tokens all heads may have together, at least one."""
+    """Return the most rows of `tokens` tokens over all heads, at least one."""
     elements, chunks = tokens * p.R * max(p.N, p.P), -(-tokens // _chunk(p))
     return max(1, min(limits.elements // elements, limits.chunks // chunks))
 
@@ -114,12 +114,12 @@ def _chunk(p: ScanProblem) -> int:
 
 
 def _units(p: ScanProblem) -> tuple[int, ...]:
-    """Return the tokens of what a row is made of: chunks, super-chunks, blocks of the sums over heads."""
+    """Return the tokens of a row's units: chunks, super-chunks, blocks of the sums over heads."""
     return _chunk(p), int(p.switches.get("superchunk") or 256), 8192 // p.N
 
 
 def _switches(rnd: Random, chunk: int) -> dict[str, Any]:
-    """Draw every switch; a third of the time all but the chunk size are left alone."""
+    """Draw every switch; a third of the time only the chunk size."""
     drawn = SWITCHES | {"chunk_size": chunk}
     if rnd.random() < 1 / 3:
         return drawn
@@ -149,7 +149,7 @@ def _length(rnd: Random, units: tuple[int, ...], most: int) -> int:
 
 
 def _own(rnd: Random, shared: ScanProblem, limits: DrawLimits, *, nonsense: bool) -> ScanProblem:
-    """Draw what compiled kernels do not depend on."""
+    """Draw the axes that do not affect compiled kernels."""
     without = (*shared.without, "D") if rnd.random() < 0.15 else shared.without
     own: dict[str, Any] = _rows_and_length(rnd, shared, limits) | {
         "decay": rnd.choice(get_args(Decay)), "seed": rnd.randrange(10**6), "without": without,
@@ -166,7 +166,7 @@ def _own(rnd: Random, shared: ScanProblem, limits: DrawLimits, *, nonsense: bool
 
 
 def _rows_and_length(rnd: Random, shared: ScanProblem, limits: DrawLimits) -> dict[str, Any]:
-    """Draw B and S; where they would be given walks of another length, those of the set are asked for."""
+    """Draw B and S. If they would get walks of another length, request the walks of the set."""
     walks = choose_walk(Variant(**shared.switches), **_sizes(shared))  # type: ignore[arg-type]
     if walks.schedule == "sequential":
         S = _bucketed(rnd, walks, shared.S, limits.length)
@@ -185,7 +185,7 @@ def _sizes(p: ScanProblem) -> dict[str, int]:
 
 
 def _longest(p: ScanProblem, limits: DrawLimits) -> int:
-    """Return the most tokens that one row may have with the heads of the set: no fewer than the set was drawn with."""
+    """Return the most tokens of a row with the heads of the set, at least the set's own."""
     chunk = _chunk(p)
     fits = min(limits.elements // (p.H * p.R * max(p.N, p.P)), limits.chunks // p.H * chunk, limits.length)
     return max(fits, p.S)
@@ -201,7 +201,7 @@ def _bucketed(rnd: Random, walks: Variant, tokens: int, longest: int) -> int:
 
 
 def _in_turn(rnd: Random, shared: ScanProblem) -> dict[str, int]:
-    """Draw how many heads a block takes in turn: rarely what the sizes or the walk do not allow."""
+    """Draw the heads in turn, rarely a number that the sizes or the walk do not allow."""
     lifted = (shared.N, shared.R) in LIFTED and shared.P == 64 and not set(OTHER_WALKS) & set(shared.switches)
     fits = [n for n in HEADS_IN_TURN if n > 1 and lifted and shared.H // shared.G % n == 0]
     drawn = rnd.choice((*fits, *fits, 0, 1)) if rnd.random() < 0.97 else rnd.choice(HEADS_IN_TURN)

@@ -1,4 +1,4 @@
-"""What the lane says to a problem before it runs: the reason why it refuses, and what it compiles for it."""
+"""Refusal and kernels of a problem, known before it runs."""
 
 from kernels import facts
 from kernels.backends import Lane
@@ -15,12 +15,12 @@ from tests.kernels.fuzz.tensors import shapes_only
 
 
 def switches(problem: ScanProblem) -> ScanSwitches:
-    """Return how the problem's scan is executed."""
+    """Return the switches of the problem's scan."""
     return ScanSwitches(lane=Lane.CUDA, **problem.switches)  # type: ignore[arg-type]
 
 
 def refusal(problem: ScanProblem) -> str | None:
-    """Return why the lane does not run the problem, or None; nothing is compiled and no GPU is needed."""
+    """Return why the lane refuses the problem, or None. Compiles nothing and needs no GPU."""
     reason = supports(switches(problem), "cuda")
     if reason is not None:
         return reason
@@ -32,7 +32,7 @@ def refusal(problem: ScanProblem) -> str | None:
 
 
 def compiled(problem: ScanProblem) -> tuple[int, int]:
-    """Compile what a problem needs that is not refused; return how many kernels were new, and how many on disk."""
+    """Compile the kernels of an allowed problem; return (compiled kernels, kernels from disk)."""
     scan = _scan(problem)
     with facts.collect() as seen:
         for direction in _directions(problem):
@@ -41,7 +41,7 @@ def compiled(problem: ScanProblem) -> tuple[int, int]:
 
 
 def kernels(problem: ScanProblem) -> frozenset[tuple[str, ScanShape, Variant]]:
-    """Return what names the kernels that a problem needs that is not refused: equal names are one kernel."""
+    """Return the keys of an allowed problem's kernels. Equal keys are one kernel."""
     scan = _scan(problem)
     return frozenset(
         for_any_size(name, scan.shape, scan.variant)
@@ -51,12 +51,12 @@ def kernels(problem: ScanProblem) -> frozenset[tuple[str, ScanShape, Variant]]:
 
 
 def sizes(problem: ScanProblem) -> ScanShape:
-    """Return the sizes of the kernels that a problem needs that is not refused."""
+    """Return the sizes of an allowed problem's kernels."""
     return _scan(problem).shape
 
 
 def walk(problem: ScanProblem) -> str:
-    """Return which form the backward walk of a problem takes that is not refused: see docs/kernels.md."""
+    """Return the form of an allowed problem's backward walk, see docs/kernels.md."""
     scan = _scan(problem)
     if "backward" not in _directions(problem):
         return "none"

@@ -1,4 +1,4 @@
-"""One problem of the fuzz: sizes, switches, values, how the tensors lie in memory, and what is asked of the scan."""
+"""One problem of the fuzz: sizes, switches, values, memory layouts of the tensors, and requested results."""
 
 import json
 from typing import Any, Literal, TypeAlias
@@ -12,7 +12,7 @@ Dtype: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 
 class ScanProblem(BaseModel):
-    """Everything that decides what is computed; two equal problems give equal bits."""
+    """Complete description of a computation. Two equal problems give equal bits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,15 +33,15 @@ class ScanProblem(BaseModel):
     full_rotary: bool = False
     """Whether all pairs of the state are rotated; else half of them."""
     cumulated: bool = False
-    """Whether the angles are given cumulated."""
+    """Whether the angles are already cumulated."""
     shared_angles: bool = False
     """Whether all heads share one set of angles."""
     without: tuple[str, ...] = ()
-    """Optional tensors that are left out."""
+    """Absent optional tensors."""
     started: bool = False
     """Whether a state enters the rows."""
     ended: bool = False
-    """Whether the final state has a gradient, beside the output."""
+    """Whether the final state has a gradient, besides the output."""
     switches: dict[str, bool | int | str] = {}
     """Fields of ScanSwitches that differ from the default."""
     decay: Decay = "initial"
@@ -49,23 +49,23 @@ class ScanProblem(BaseModel):
     documents: int = 1
     """Documents per row; at most one per token."""
     cuts: Cuts = "anywhere"
-    """Where documents end: anywhere, at multiples of 8 tokens, or so that most of them have one token."""
+    """Ends of documents: anywhere, at multiples of 8 tokens, or so that most have one token."""
     dtype: Dtype = "bfloat16"
-    """Of q, k, v, z and the gradient of o."""
+    """Dtype of q, k, v, z and the gradient of o."""
     seed: int = 0
-    """Of the values."""
+    """Seed of the values."""
     layouts: dict[str, Layout] = {}
-    """Tensor, segment_ids or grad_out -> how it lies in memory; plain where not named."""
+    """Tensor, segment_ids or grad_out -> its memory layout, plain by default."""
     wanted: tuple[str, ...] | None = None
-    """Tensors whose gradient is asked for; None for all, () for a forward pass alone."""
+    """Tensors with a requested gradient; None for all, () for only a forward pass."""
     other_stream: bool = False
     """Whether the scan runs on a stream of its own."""
     other_device: bool = False
-    """Whether the tensors lie on the last GPU while the first is the current one."""
+    """Whether the tensors are on the last GPU while the first is the current one."""
 
     @property
     def line(self) -> str:
-        """The problem as one line of JSON, without what has its default."""
+        """The problem as one line of JSON without defaults."""
         return json.dumps(self.model_dump(exclude_defaults=True), separators=(",", ":"))
 
     @property
@@ -75,7 +75,7 @@ class ScanProblem(BaseModel):
 
 
 def parsed(line: str) -> ScanProblem:
-    """Return the problem of a line of JSON; raises pydantic's ValidationError, which says what is wrong."""
+    """Return the problem of a line of JSON. Raises pydantic's ValidationError."""
     return ScanProblem.model_validate_json(line)
 
 
@@ -84,11 +84,11 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "chunk_size": (8, 16, 32, 64), "schedule": ("chunk_parallel", "sequential"), "pipeline_stages": (0, 1, 2),
     "heads_in_turn": (0, 1, 2, 4),
 }  # fmt: skip
-"""What the lane promises at most, said once more and independently of the code that refuses."""
+"""Largest domain of the lane, stated independently of the code that refuses."""
 
 
 def must_be_refused(problem: ScanProblem) -> str | None:
-    """Return the first reason why no lane could run the problem, or None; the lane may have more reasons."""
+    """Return the first reason why no lane can run the problem, or None. The lane may have more reasons."""
     given: dict[str, Any] = {"schedule": "chunk_parallel", "chunk_size": 16, "pipeline_stages": 1, "superchunk": 0}
     given |= {"heads_in_turn": 0} | problem.switches | problem.model_dump(include={"N", "P", "R", "dtype"})
     for name, values in ALLOWED.items():

@@ -1,4 +1,4 @@
-"""What a run of the fuzz has found, stored as it comes: one line per problem, a summary as JSON and as a page."""
+"""Stored results of a fuzz run: one line per problem, and a summary as JSON and as a page."""
 
 import json
 import re
@@ -32,50 +32,50 @@ AXES = (
 )
 """Fields of a problem that the summary counts."""
 RANGES = {"B": (1, 2, 3, 5), "H": (1, 2, 4, 8, 16), "documents": (1, 2, 4, 8, 16, 32)}
-"""Fields whose values are counted in ranges that begin here."""
+"""Fields that the summary counts in ranges -> starts of the ranges."""
 
 
 class FuzzSetting(BaseModel):
-    """Where and how a run took place."""
+    """Machine and arguments of a run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: str
-    """Arguments."""
+    """Command line."""
     date: str
     """Start, UTC, ISO 8601."""
     device: str
-    """Name of the GPU, and how many there are."""
+    """Number and name of the GPUs."""
     versions: dict[str, str]
     """Package -> version."""
 
 
 class FuzzSummary(BaseModel):
-    """What a run has found so far."""
+    """Results of a run so far."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     setting: FuzzSetting
     seconds: float
-    """Since the start; of the last run, when several went on with each other's results."""
+    """Seconds since the start of the last run, if several runs continued one another."""
     complete: bool
-    """Whether all problems were run that were asked for."""
+    """Whether all requested problems ran."""
     endings: dict[str, int]
-    """How a problem ended -> how many did."""
+    """Ending -> number of problems."""
     kernels_compiled: int
     """Kernels compiled in this run."""
     kernels_kept: int
-    """Kernels found compiled in TileLang's cache."""
+    """Kernels from TileLang's cache."""
     refusals: dict[str, int]
-    """Reason, with its numbers left out -> how many were refused for it."""
+    """Reason without its numbers -> number of refused problems."""
     worst: dict[str, tuple[float, float]]
     """Result -> largest error of any right problem, whole and row, as multiples of their noise."""
     counted: dict[str, dict[str, int]]
-    """Axis -> value -> how many problems that were not refused have it."""
+    """Axis -> value -> number of problems that were not refused."""
 
 
 class OutcomeStore:
-    """The outcomes below one folder; those that are already there belong to the run."""
+    """The outcomes in one folder. Existing ones belong to the run."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,11 +84,11 @@ class OutcomeStore:
 
     @property
     def outcomes(self) -> list[FuzzOutcome]:
-        """What became of every problem, the last that was said of it."""
+        """The last outcome of every problem."""
         return list(self._by_line.values())
 
     def add(self, outcome: FuzzOutcome) -> None:
-        """Keep one outcome."""
+        """Store one outcome."""
         self._by_line[outcome.problem.line] = outcome
         with (self.folder / LINES).open("a", encoding="utf-8") as lines:
             lines.write(outcome.model_dump_json(exclude_defaults=True) + "\n")
@@ -102,7 +102,7 @@ class OutcomeStore:
 
 
 def _read(path: Path) -> Iterator[FuzzOutcome]:
-    """Yield what is stored; the last line of a run that was killed may be cut off."""
+    """Yield the stored outcomes. The last line of a killed run may be incomplete."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             yield FuzzOutcome.model_validate_json(line)
@@ -137,12 +137,12 @@ def _kind(reason: str) -> str:
 
 
 def _worst(outcomes: Iterable[FuzzOutcome]) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
+    worst: dict[str, tuple[float, float]] = {}
     for outcome in outcomes:
         for name, (whole, row) in outcome.errors.items():
-            before = found.get(name, (0.0, 0.0))
-            found[name] = (max(before[0], whole), max(before[1], row))
-    return found
+            before = worst.get(name, (0.0, 0.0))
+            worst[name] = (max(before[0], whole), max(before[1], row))
+    return worst
 
 
 def _counted(axis: str, problems: list[ScanProblem]) -> dict[str, int]:
@@ -156,46 +156,46 @@ def _counted(axis: str, problems: list[ScanProblem]) -> dict[str, int]:
 
 
 def _switches(problems: list[ScanProblem]) -> dict[str, dict[str, int]]:
-    """Return, for every switch, how often each value but the default was chosen."""
-    found: dict[str, Counter[str]] = {}
+    """Return switch -> value other than the default -> number of problems."""
+    counts: dict[str, Counter[str]] = {}
     for problem in problems:
         for name, value in problem.switches.items():
-            found.setdefault(name, Counter())[json.dumps(value)] += 1
-    return {name: dict(sorted(values.items())) for name, values in sorted(found.items())}
+            counts.setdefault(name, Counter())[json.dumps(value)] += 1
+    return {name: dict(sorted(values.items())) for name, values in sorted(counts.items())}
 
 
 def page(summary: FuzzSummary, outcomes: Iterable[FuzzOutcome]) -> str:
-    """Return the summary as Markdown: what was found, with the line that reproduces it, then what was covered."""
+    """Return the summary as Markdown: faults with the command that reproduces them, then the coverage."""
     bad = [outcome for outcome in outcomes if outcome.ending not in GOOD]
     ran = sum(count for ending, count in summary.endings.items() if ending != "refused")
     where = summary.setting
     lines = [
         "# Fuzz of the CUDA lane", "",
         f"`{where.command}`, {where.date}, {where.device}, {', '.join(f'{k} {v}' for k, v in where.versions.items())}.",
-        f"{summary.seconds:.0f} s; {summary.kernels_compiled} kernels compiled, {summary.kernels_kept} found compiled."
+        f"{summary.seconds:.0f} s; {summary.kernels_compiled} kernels compiled, {summary.kernels_kept} loaded."
         + ("" if summary.complete else " **Not complete.**"), "",
         f"{ran} problems ran, each twice: "
         + ", ".join(f"{count} {ending}" for ending, count in sorted(summary.endings.items()) if ending != "refused")
         + f". {summary.endings.get('refused', 0)} were refused before anything was compiled.", "",
     ]  # fmt: skip
     if bad:
-        lines += ["## What is not right", ""]
-        lines += [f"- {told(outcome)}\n\n  `{reproduction(outcome.problem)}`" for outcome in bad] + [""]
+        lines += ["## Faults", ""]
+        lines += [f"- {described(outcome)}\n\n  `{reproduction(outcome.problem)}`" for outcome in bad] + [""]
     lines += [
         "## Largest errors", "",
         f"Of right results, in multiples of the noise; limits {criterion.LIMITS}.", "",
         "| result | whole | row |", "|---|---|---|",
         *(f"| {name} | {whole:.2f} | {row:.2f} |" for name, (whole, row) in summary.worst.items()), "",
-        "## What was refused", "", "| times | reason |", "|---|---|",
+        "## Refusals", "", "| times | reason |", "|---|---|",
         *(f"| {count} | {reason} |" for reason, count in summary.refusals.items()), "",
-        "## What ran", "", "| axis | value: problems |", "|---|---|",
+        "## Coverage", "", "| axis | value: problems |", "|---|---|",
         *(f"| {axis} | {', '.join(f'{value}: {n}' for value, n in values.items())} |"
           for axis, values in summary.counted.items()), "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def told(outcome: FuzzOutcome) -> str:
+def described(outcome: FuzzOutcome) -> str:
     """Return an outcome in one line."""
     alone = "" if outcome.alone is None else f" (alone: {outcome.alone})"
     return f"{outcome.ending}{alone}: {' '.join(outcome.why.split())}"

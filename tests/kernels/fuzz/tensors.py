@@ -23,13 +23,13 @@ from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, ScanInputs
 from tests.kernels.fuzz.problems import Layout, ScanProblem
 
 OPERANDS = ("q", "k", "v", "z")
-"""Tensors of the problem's dtype; the others are float32."""
+"""Tensors of the problem's dtype. The others are float32."""
 ID_STRIDE = 7
-"""Distance of the ids of two documents: an id is a name, not a count, and may be negative."""
+"""Distance between the ids of two documents. An id is a name and may be negative."""
 
 
 def sizes(p: ScanProblem) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that the problem has, with that of grad_out."""
+    """Return the shapes of the problem's tensors and of grad_out."""
     heads = 1 if p.shared_angles else p.H
     given: dict[str, tuple[int, ...]] = dict.fromkeys(("q", "k"), (p.B, p.S, p.R, p.G, p.N))
     given |= dict.fromkeys(("v", "z"), (p.B, p.S, p.H, p.P)) | dict.fromkeys(("q_bias", "k_bias"), (p.H, p.R, p.N))
@@ -44,7 +44,7 @@ def sizes(p: ScanProblem) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_only(p: ScanProblem) -> ScanInputs:
-    """Return the problem's tensors without data; raises ShapeError when they do not fit together."""
+    """Return the problem's tensors without data. Raises ShapeError if they do not fit together."""
     dtypes = dict.fromkeys(OPERANDS, getattr(torch, p.dtype))
     tensors: dict[str, Any] = {
         name: torch.empty(size, dtype=dtypes.get(name, torch.float32), device="meta")
@@ -56,7 +56,7 @@ def shapes_only(p: ScanProblem) -> ScanInputs:
 
 
 def made(p: ScanProblem, device: str | torch.device = "cpu") -> tuple[ScanInputs, Tensor]:
-    """Return the inputs of a problem and the gradient of its output; raises ShapeError when they do not fit."""
+    """Return the inputs of a problem and the gradient of its output. Raises ShapeError if they do not fit."""
     gen = torch.Generator().manual_seed(p.seed)
     values = _values(p, gen)
     values = {name: value.to(getattr(torch, p.dtype)) if name in (*OPERANDS, "grad_out") else value.float()
@@ -70,7 +70,7 @@ def made(p: ScanProblem, device: str | torch.device = "cpu") -> tuple[ScanInputs
 
 
 def final_gradient(p: ScanProblem, device: str | torch.device = "cpu") -> Tensor | None:
-    """Return the gradient of the final state, float32 [B,H,N,P]; None when it has none."""
+    """Return the gradient of the final state, float32 [B,H,N,P], or None."""
     if not p.ended:
         return None
     return torch.randn((p.B, p.H, p.N, p.P), generator=torch.Generator().manual_seed(p.seed + 1)).to(device)
@@ -126,7 +126,7 @@ def _uniform(size: tuple[int, ...], low: float, high: float, gen: torch.Generato
 
 
 def _segment_ids(p: ScanProblem, gen: torch.Generator) -> Tensor:
-    """Return [B,S] ids, neither counted from 0 nor rising."""
+    """Return [B,S] ids that neither start at 0 nor rise."""
     starts = torch.zeros(p.B, p.S, dtype=torch.int64)
     for row in starts:
         places = torch.randperm(max(p.S - 1, 0), generator=gen) + 1

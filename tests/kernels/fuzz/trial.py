@@ -1,7 +1,7 @@
-"""Run one problem, on a GPU twice, and say what became of it.
+"""Run one problem (on a GPU twice) and return its outcome.
 
-Buffers that the lane makes with torch.empty are NaN before it writes them, and so are the gaps between the numbers of
-its inputs. A refusal counts only if nothing had been compiled by then.
+Buffers that the lane creates with torch.empty hold NaN, and so do the gaps between the numbers of its inputs. A refusal
+counts only if no kernel was compiled before.
 """
 
 import time
@@ -25,19 +25,19 @@ from tests.kernels.fuzz.outcomes import Ending, FuzzOutcome, failed
 from tests.kernels.fuzz.problems import ScanProblem, must_be_refused
 
 Scan: TypeAlias = Callable[[ScanInputs, ScanSwitches], tuple[Tensor, Tensor]]
-"""(inputs, options) -> (o, final state), differentiable."""
+"""(inputs, switches) -> (o, final state), differentiable."""
 TRIES_FOR_MEMORY, WAIT_FOR_MEMORY_S = 8, 5.0
 
 
-def scan_of(inputs: ScanInputs, asked: ScanSwitches) -> tuple[Tensor, Tensor]:
+def scan_of(inputs: ScanInputs, switches: ScanSwitches) -> tuple[Tensor, Tensor]:
     """Run the scan as its users do."""
-    return scanned(asked)(inputs)
+    return scanned(switches)(inputs)
 
 
 def run(problem: ScanProblem, *, scan: Scan = scan_of, device: str = "cuda") -> FuzzOutcome:
-    """Run the problem on `device` and return what became of it; only what ends the process is raised.
+    """Run the problem on `device` and return its outcome. Exceptions become outcomes.
 
-    Several processes share the memory of a GPU, which one problem in float64 may nearly fill: one that finds it full
+    Several processes share the memory of a GPU, which one problem in float64 may nearly fill. A process without memory
     waits for the others and tries again.
     """
     outcome = _tried(problem, scan, device)
@@ -48,7 +48,7 @@ def run(problem: ScanProblem, *, scan: Scan = scan_of, device: str = "cuda") -> 
         time.sleep(WAIT_FOR_MEMORY_S)
         outcome = _tried(problem, scan, device)
     if device != "cpu":
-        torch.cuda.empty_cache()  # what it has kept is free for the others
+        torch.cuda.empty_cache()  # frees cached memory for the other processes
     return outcome
 
 
@@ -61,19 +61,18 @@ def _tried(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
         if promise is not None:
             return FuzzOutcome(problem=problem, ending="failed", why=f"not refused although {promise}")
         return _ran(problem, scan, device).model_copy(update={"walk": planning.walk(problem)})
-    except Exception as error:  # the boundary of the fuzz: whatever it is, it is a finding
+    except Exception as error:  # boundary of the fuzz: every error is a result
         return failed(problem, error)
 
 
 def _refused(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
-    """Ask for what will be refused, and see that it is, before anything was compiled."""
-    with facts.collect() as seen:
+    """Run a problem that must be refused before any compilation."""
+    with facts.collect() as recorded:
         try:
             inputs, grad_out = tensors.made(problem, device)
             _results(problem, scan, inputs, grad_out)
         except KernelError as error:
-            touched = [name for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED) if seen.get(name)]
-            if not touched:
+            if not any(recorded.get(name) for name in (ScanFact.KERNELS_COMPILED, ScanFact.KERNELS_LOADED)):
                 return FuzzOutcome(problem=problem, ending="refused", why=str(error))
             return FuzzOutcome(problem=problem, ending="failed", why=f"refused after compiling: {error}")
     return FuzzOutcome(problem=problem, ending="failed", why="refused for tensors without data, but runs")
@@ -82,12 +81,12 @@ def _refused(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
 def _ran(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
     with _surroundings(problem, device) as place:
         inputs, grad_out = tensors.made(problem, place)
-        before = {name: tensor.clone() for name, tensor in _given(inputs, grad_out).items()}
+        before = {name: tensor.clone() for name, tensor in _tensors(inputs, grad_out).items()}
         got = _results(problem, scan, inputs, grad_out)
         again = got if device == "cpu" else _results(problem, scan, inputs, grad_out)
         broken = _broken_promises(inputs, got)
         broken += [
-            f"{name} was changed" for name, t in _given(inputs, grad_out).items() if not torch.equal(t, before[name])
+            f"{name} was changed" for name, t in _tensors(inputs, grad_out).items() if not torch.equal(t, before[name])
         ]
         if broken:
             return FuzzOutcome(problem=problem, ending="failed", why="; ".join(broken))
@@ -101,14 +100,14 @@ def _ran(problem: ScanProblem, scan: Scan, device: str) -> FuzzOutcome:
         return FuzzOutcome(problem=problem, ending=ending, why=why, errors=errors)
 
 
-def _given(inputs: ScanInputs, grad_out: Tensor) -> dict[str, Tensor]:
+def _tensors(inputs: ScanInputs, grad_out: Tensor) -> dict[str, Tensor]:
     ids = {} if inputs.segment_ids is None else {"segment_ids": inputs.segment_ids}
     return dict(zip(inputs.names, inputs.tensors(), strict=True)) | ids | {"grad_out": grad_out}
 
 
 @contextmanager
 def _surroundings(problem: ScanProblem, device: str) -> Iterator[torch.device]:
-    """Yield where the tensors belong; the scan runs on the stream and under the current device of the problem."""
+    """Yield the tensors' device, with the stream and the current device of the problem."""
     if device == "cpu":
         yield torch.device("cpu")
         return
@@ -126,22 +125,22 @@ def _surroundings(problem: ScanProblem, device: str) -> Iterator[torch.device]:
 
 
 def _results(problem: ScanProblem, scan: Scan, inputs: ScanInputs, grad_out: Tensor) -> Results:
-    """Return o, the final state and the gradients that the problem asks for, by name."""
+    """Return o, the final state and the requested gradients by name."""
     wanted = inputs.names if problem.wanted is None else problem.wanted
     leaves = {name: getattr(inputs, name).detach().requires_grad_(name in wanted) for name in inputs.names}
     with poisoned_buffers(), torch.set_grad_enabled(bool(wanted)):
-        told = scan(inputs.with_tensors(tuple(leaves.values())), planning.switches(problem))
+        outputs = scan(inputs.with_tensors(tuple(leaves.values())), planning.switches(problem))
         weights = [grad for grad in (grad_out, tensors.final_gradient(problem, grad_out.device)) if grad is not None]
         by = [leaves[name] for name in wanted]
-        grads = torch.autograd.grad(told[: len(weights)], by, weights) if wanted else ()
-    out, state = told
+        grads = torch.autograd.grad(outputs[: len(weights)], by, weights) if wanted else ()
+    out, state = outputs
     if out.is_cuda:
         torch.cuda.synchronize(out.device)
     return {"out": out.detach(), "state": state.detach(), **dict(zip(wanted, grads, strict=True))}
 
 
 def _broken_promises(inputs: ScanInputs, got: Results) -> list[str]:
-    """Return what is wrong with the results' shapes and dtypes."""
+    """Return the faults in the results' shapes and dtypes."""
     heads, width = inputs.v.shape[2:]
     ranks = inputs.psi.shape[1:2] if inputs.phi is None else ()
     sizes = {"out": (*inputs.v.shape[:2], *ranks, heads, width)}
@@ -161,8 +160,8 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _described(wrong: list[str], got: Results, errors: dict[str, tuple[float, float]]) -> str:
-    """Return the wrong results with their errors, those that are not numbers first."""
+    """Return the wrong results with their errors, NaN and infinity first."""
     lost = {name: int((~got[name].isfinite()).sum()) for name in wrong}
-    said = [f"{name}: {count} of {got[name].numel()} not finite" for name, count in lost.items() if count]
-    said += [f"{name}: {errors[name][0]:.3g} / {errors[name][1]:.3g}" for name in wrong if not lost[name]]
-    return f"{'; '.join(said)} (limits {criterion.LIMITS})"
+    texts = [f"{name}: {count} of {got[name].numel()} not finite" for name, count in lost.items() if count]
+    texts += [f"{name}: {errors[name][0]:.3g} / {errors[name][1]:.3g}" for name in wrong if not lost[name]]
+    return f"{'; '.join(texts)} (limits {criterion.LIMITS})"

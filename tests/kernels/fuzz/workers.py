@@ -1,7 +1,7 @@
-"""Processes that run problems: each compiles what its set needs and then has a share of the GPU.
+"""Processes that run problems. Each compiles the kernels of its set and then shares the GPU.
 
-A kernel may hang, or break the process's hold on the GPU for good. So nothing that runs kernels is needed afterwards:
-a process that says nothing for too long is ended, one that ends is replaced, and the rest of its set is run by another.
+A kernel may hang, or break its process's access to the GPU for good. So every process is replaceable: a process that
+reports nothing for too long is ended, an ended process is replaced, and another one runs the rest of its set.
 """
 
 import multiprocessing
@@ -17,44 +17,44 @@ from tests.kernels.fuzz.outcomes import FuzzOutcome
 from tests.kernels.fuzz.problems import ScanProblem
 
 Answer: TypeAlias = Callable[[ScanProblem, Callable[[object], None]], FuzzOutcome]
-"""A function of a module: (problem, say) -> its outcome; `say` tells `Compiled` in between."""
+"""Function at module level: (problem, report) -> its outcome. `report` receives `Compiled` in between."""
 PATIENCE_S = {"run": 90.0, "compile": 420.0}
-"""How long a process may say nothing while it runs a problem, or compiles its kernels."""
-LOOK_S = 1.0
+"""Longest silence in seconds of a process that runs a problem or compiles its kernels."""
+POLL_S = 1.0
 LEAVING = "leaving"
-"""Said by a process that cannot use the GPU any more, after the outcome of the problem that did it."""
+"""Last message of a process that has lost the GPU, after the outcome of the responsible problem."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """How many kernels a process made ready for a problem."""
+    """Number of kernels that a process compiled or loaded for a problem."""
 
     new: int
-    """Compiled now."""
+    """Compiled kernels."""
     kept: int
-    """Found in TileLang's cache on disk."""
+    """Kernels from TileLang's cache on disk."""
 
 
 @dataclass
 class _Process:
-    """One running process and what it has left to do."""
+    """One running process and its remaining problems."""
 
     process: Any
     pipe: "Connection[Any, Any]"
     left: deque[ScanProblem] = field(default_factory=deque)
     fresh: bool = False
-    """Whether it has not yet answered for the first problem of its set."""
+    """Whether the first problem of its set has no outcome yet."""
     doing: str = "compile"
-    heard_at: float = field(default_factory=time.monotonic)
+    last_message_s: float = field(default_factory=time.monotonic)
 
     def begin(self, problems: tuple[ScanProblem, ...]) -> None:
-        """Hand a set over."""
+        """Send a set of problems."""
         self.left.extend(problems)
-        self.fresh, self.doing, self.heard_at = True, "compile", time.monotonic()
+        self.fresh, self.doing, self.last_message_s = True, "compile", time.monotonic()
         self.pipe.send(problems)
 
     def answered(self, outcome: FuzzOutcome) -> FuzzOutcome:
-        """Note what the first of the problems that are left became."""
+        """Record the outcome of the first remaining problem."""
         self.left.popleft()
         if self.fresh and outcome.ending == "refused":
             self.left.clear()
@@ -63,11 +63,11 @@ class _Process:
 
     @property
     def silent_too_long(self) -> bool:
-        return bool(self.left) and time.monotonic() - self.heard_at > PATIENCE_S[self.doing]
+        return bool(self.left) and time.monotonic() - self.last_message_s > PATIENCE_S[self.doing]
 
 
 class FuzzPool:
-    """Processes that work on sets of problems until the block ends."""
+    """Processes that work on sets of problems until the end of the block."""
 
     def __init__(self, answer: Answer, size: int) -> None:
         self._answer = answer
@@ -84,13 +84,13 @@ class FuzzPool:
 
     @property
     def pending(self) -> int:
-        """Problems that were taken and have no outcome yet."""
+        """Number of accepted problems without an outcome."""
         return sum(len(one.left) for one in self._running) + sum(len(problems) for problems in self._waiting)
 
     def outcomes(self, sets: Iterator[tuple[ScanProblem, ...]]) -> Iterator[FuzzOutcome | Compiled | None]:
-        """Yield what becomes of every problem, as it is known, and None now and then, so that time can be told.
+        """Yield the outcome of every problem, and None in between so that the caller can check the time.
 
-        A set whose first problem is refused is left there. An empty set means that no other is wanted for now.
+        A set ends if its first problem is refused. An empty set means: no more sets for now.
         """
         more = True
         while more or self.pending:
@@ -102,9 +102,9 @@ class FuzzPool:
                     break
                 self._waiting.append(following)
             self._hand_out()
-            wait([one.pipe for one in self._running if one.left], timeout=LOOK_S)
+            wait([one.pipe for one in self._running if one.left], timeout=POLL_S)
             for one in list(self._running):
-                yield from self._heard(one)
+                yield from self._received(one)
             yield None
 
     def _hand_out(self) -> None:
@@ -124,24 +124,24 @@ class FuzzPool:
         self._running.append(started)
         return started
 
-    def _heard(self, one: _Process) -> Iterator[FuzzOutcome | Compiled]:
-        """Yield what a process has said since; put what it leaves undone at its end back."""
+    def _received(self, one: _Process) -> Iterator[FuzzOutcome | Compiled]:
+        """Yield new messages of a process. Its remaining problems return to the queue if it ends."""
         try:
             while one.left and one.pipe.poll():
-                said = one.pipe.recv()
-                one.heard_at = time.monotonic()
-                if said == LEAVING:
+                message = one.pipe.recv()
+                one.last_message_s = time.monotonic()
+                if message == LEAVING:
                     self._replaced(one)
-                elif isinstance(said, Compiled):
+                elif isinstance(message, Compiled):
                     one.doing = "run"
-                    yield said
+                    yield message
                 else:
-                    yield one.answered(said)
+                    yield one.answered(message)
         except (EOFError, OSError):
             yield from self._lost(one, "failed", "the process ended")
         else:
             if one.silent_too_long:
-                why = f"nothing was heard for {PATIENCE_S[one.doing]:.0f} s ({one.doing})"
+                why = f"no message for {PATIENCE_S[one.doing]:.0f} s ({one.doing})"
                 yield from self._lost(one, "hung", why)
 
     def _lost(self, one: _Process, ending: Literal["failed", "hung"], why: str) -> Iterator[FuzzOutcome]:
@@ -150,7 +150,7 @@ class FuzzPool:
         yield from outcomes
 
     def _replaced(self, one: _Process) -> None:
-        """End a process and put what it leaves undone back."""
+        """End a process and return its remaining problems to the queue."""
         self._running.remove(one)
         if one.left:
             self._waiting.append(tuple(one.left))
@@ -165,7 +165,7 @@ def _end(one: _Process) -> None:
 
 
 def _serve(pipe: "Connection[Any, Any]", answer: Answer) -> None:
-    """Work on sets until the parent hangs up, or the GPU is lost to this process."""
+    """Work on sets until the parent closes the pipe or this process loses the GPU."""
     for stream in (1, 2):  # a compiler that fails prints the whole program
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     os.environ["TILELANG_PRINT_ON_COMPILATION"] = "0"
@@ -185,7 +185,7 @@ def _serve(pipe: "Connection[Any, Any]", answer: Answer) -> None:
 
 
 def _gpu_is_lost() -> bool:
-    import torch  # the process has it by now, if its answers need it
+    import torch  # already imported if the answers need it
 
     try:
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Every attention implementation of the gate on an H200: values and gradients under document masks."""
+"""Every attention implementation on an H100 or H200: values and gradients under document masks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A small hybrid trains on an H200 with the cuda lane: same losses as the reference lane, every gate attested."""
+"""A small hybrid trains with the cuda lane on an H100 or H200: losses of the reference lane, each gate attested."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -128,7 +128,7 @@ def plan_of(sizes: Sizes, variant: Variant) -> ScanPlan:
 
 
 def resolve(sizes: Sizes, variant: Variant) -> Variant:
-    """Return the variant with the walk chosen for these sizes, see lengths.py."""
+    """Return the variant with the walk chosen for these sizes, see `choose_walk`."""
     B, tokens, H, P = sizes.v
     return choose_walk(variant, rows=int(B * H), tokens=int(tokens), state=int(sizes.q[4] * P))
 
