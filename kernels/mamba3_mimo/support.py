@@ -61,8 +61,8 @@ def run_cuda(inputs: ScanInputs, switches: ScanSwitches, return_final_state: boo
 def _cuda_refusal(switches: ScanSwitches) -> str | None:
     if find_spec("tilelang") is None:
         return "lane 'cuda' needs the package tilelang, which is not installed here"
+    from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS
     from kernels.mamba3_mimo.cuda.host.refusals import refusal
-    from kernels.mamba3_mimo.cuda.host.sizes import LENGTHS
     from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 
     chunk = switches.chunk_size

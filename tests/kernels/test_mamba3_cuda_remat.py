@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo
 from kernels.mamba3_mimo.cuda.host import sizes
-from kernels.mamba3_mimo.cuda.host.sizes import blocks_at_once
-from kernels.mamba3_mimo.cuda.machine import ALIGNMENT
-from kernels.mamba3_mimo.cuda.shape import ScanShape
+from kernels.mamba3_mimo.cuda.host.lengths import blocks_at_once
+from kernels.mamba3_mimo.cuda.shape import ALIGNMENT, ScanShape
 from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.interpreted_lane import interpreted_lane

@@ -9,7 +9,8 @@ pytest.importorskip("tilelang")
 
 from kernels import facts
 from kernels.mamba3_mimo.cuda.host import compiled
-from kernels.mamba3_mimo.cuda.host.sizes import LENGTHS, ROWS, choose_walk, plan_of, sizes_of, walk_length
+from kernels.mamba3_mimo.cuda.host.lengths import LENGTHS, ROWS, choose_walk, walk_length
+from kernels.mamba3_mimo.cuda.host.sizes import plan_of, sizes_of
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.problem import Case, make_inputs
 from kernels.scan_switches import ScanFact

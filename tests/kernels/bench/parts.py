@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels.backends import Lane
 from kernels.errors import KernelError
-from kernels.mamba3_mimo.cuda.host.sizes import choose_walk, walk_length
+from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant, padded_angles
 from kernels.scan_switches import ScanFact
 from tests.kernels.accuracy import Errors

@@ -12,7 +12,7 @@ from itertools import count
 from random import Random
 from typing import Any, get_args
 
-from kernels.mamba3_mimo.cuda.host.sizes import choose_walk, walk_length
+from kernels.mamba3_mimo.cuda.host.lengths import choose_walk, walk_length
 from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE
 from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanSwitches

@@ -26,12 +26,11 @@ from kernels.mamba3_mimo.cuda.backward.lifted_steps import (
     make_pace,
     threads_of,
 )
-from kernels.mamba3_mimo.cuda.machine import GROUP
 from kernels.mamba3_mimo.cuda.pieces.loads import make_loads
 from kernels.mamba3_mimo.cuda.pieces.matrices import column, row
 from kernels.mamba3_mimo.cuda.pieces.tensors import takes, writes_first
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32, UNPACKED
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape, Variant
 
 
 def gradients(s: ScanShape, v: Variant) -> Any:

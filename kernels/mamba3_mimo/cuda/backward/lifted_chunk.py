@@ -23,12 +23,11 @@ from kernels.mamba3_mimo.cuda.backward.lifted_layout import (
     split_of,
 )
 from kernels.mamba3_mimo.cuda.backward.lifted_steps import CopyPace, computing
-from kernels.mamba3_mimo.cuda.machine import GROUP, LINE
 from kernels.mamba3_mimo.cuda.pieces import scalar, tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads, make_store
 from kernels.mamba3_mimo.cuda.pieces.matrices import end_batch, put, put_turned, take_turned
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F32, bf16
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.cuda.shape import GROUP, LINE, ScanShape, Variant
 
 
 @T.macro

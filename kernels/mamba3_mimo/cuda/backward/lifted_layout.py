@@ -9,11 +9,10 @@ import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
 from kernels.mamba3_mimo.cuda.backward.groups import Buffer
-from kernels.mamba3_mimo.cuda.machine import GROUP, LINE, SWIZZLE_128
 from kernels.mamba3_mimo.cuda.pieces import tiles
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
 from kernels.mamba3_mimo.cuda.pieces.tiles import BF16, F16, F32
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.cuda.shape import GROUP, LINE, SWIZZLE_128, ScanShape, Variant
 
 OF_A_PROCESSOR = 228 * 1024
 """Bytes of shared memory of all blocks on a processor."""

@@ -14,9 +14,8 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.mamba3_mimo.cuda.backward.lifted_layout import groups_of
-from kernels.mamba3_mimo.cuda.machine import GROUP
 from kernels.mamba3_mimo.cuda.pieces.loads import Loads
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.cuda.shape import GROUP, ScanShape, Variant
 
 COPYING_REGISTERS = 24
 """Registers of a thread of the warp group that copies."""

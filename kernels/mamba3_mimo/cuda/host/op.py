@@ -26,8 +26,9 @@ from kernels.errors import KernelUnsupported
 from kernels.mamba3_mimo.cuda.host import attest
 from kernels.mamba3_mimo.cuda.host.compiled import Direction, build, kernel
 from kernels.mamba3_mimo.cuda.host.final_state import RowEnd
+from kernels.mamba3_mimo.cuda.host.lengths import choose_walk
 from kernels.mamba3_mimo.cuda.host.scan import TIME_FIRST, TIME_LAST, Scan, laid_out
-from kernels.mamba3_mimo.cuda.host.sizes import ScanPlan, Sizes, choose_heads_in_turn, choose_walk, plan_of
+from kernels.mamba3_mimo.cuda.host.sizes import ScanPlan, Sizes, choose_heads_in_turn, plan_of
 from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
 from kernels.mamba3_mimo.inputs import DIFFERENTIABLE, OPTIONAL, ScanInputs
 from kernels.scan_switches import ScanFact, ScanSwitches

@@ -5,8 +5,7 @@ from functools import lru_cache
 
 from kernels import scan_switches
 from kernels.mamba3_mimo.cuda.backward import gradients, lifted_layout
-from kernels.mamba3_mimo.cuda.machine import MOST_BLOCKS
-from kernels.mamba3_mimo.cuda.shape import ScanShape, Variant
+from kernels.mamba3_mimo.cuda.shape import MOST_BLOCKS, ScanShape, Variant
 from kernels.scan_switches import HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES
 
 RANKS, STATE_SIZES, HEAD_WIDTHS, CHUNK_ROWS = (1, 2, 4, 8), (16, 32, 64, 128, 256), (32, 64, 128), (32, 64, 128)

@@ -28,10 +28,9 @@ from kernels.mamba3_mimo.cuda.host.sizes import (
     sizes_of,
     walk_ranges,
 )
-from kernels.mamba3_mimo.cuda.machine import ALIGNMENT
 from kernels.mamba3_mimo.cuda.pieces.scalar import TAU
 from kernels.mamba3_mimo.cuda.pieces.tensors import tensors
-from kernels.mamba3_mimo.cuda.shape import Variant
+from kernels.mamba3_mimo.cuda.shape import ALIGNMENT, Variant
 from kernels.mamba3_mimo.inputs import ScanInputs
 from kernels.mamba3_mimo.operands import state_turned_back
 
