@@ -103,5 +103,6 @@ def test_trainer_waits_until_the_other_trainer_is_gone(tmp_path: Path) -> None:
                 until((folder / "prepared.json").exists, 2.0)
             holder.kill()
         (report,) = until(lambda: service.bodies(":report"))
+    assert report["receipts"], report
     assert report["receipts"][0]["outcome"] == "measured"
     service.close()
