@@ -1,6 +1,5 @@
 """Keys of nodes over REST, on both databases: who may register, report and import with which key."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,16 +12,13 @@ from experiments.records.circumstances import BlockSigner
 from experiments.records.signing import Signer
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from tests.api_stack import SIGNER, Api, receipts_of, running_api, signed
+from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, signed
 from tests.bundles import archive_of, broken_attempt, make_bundle, make_file, sealed
 
 MINE, STRANGER = Signer(b"m" * 32), Signer(b"s" * 32)
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with running_api(request.param, tmp_path_factory.mktemp("keys")) as running:
-        yield running
+api = api_fixture(scope="module")
 
 
 def register(api: Api, name: str, key: str | None) -> httpx.Response:

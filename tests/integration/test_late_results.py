@@ -1,7 +1,5 @@
 """Results that come after their lease, and leases that end at a block's limit; on SQLite and on PostgreSQL."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +9,9 @@ from service.background.reconciler import Reconciler
 from service.store.blocks.attempts import broken_attempts
 from service.store.blocks.claims import BESIDE_TRIAL_S
 from service.store.tables import ablations, attempts, blocks, db_now, receipts
-from tests.api_stack import Api, receipts_of, running_api
+from tests.api_stack import Api, api_fixture, receipts_of
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def expire(api: Api) -> None:

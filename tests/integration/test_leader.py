@@ -2,7 +2,7 @@
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from service.store.tables import db_now
 from service.store.tables import leaders as leaders_table
 from service.store.tables import outbox as outbox_table
 from tests import mlflow_server
-from tests.api_stack import Api, database_url, running_api
+from tests.api_stack import Api, api_fixture, database_url, running_api
 from tests.chaos.books import read_runs
 from tests.chaos.ledger import Ledger, books_of
 from tests.chaos.projection import mlflow_equals_the_database
@@ -34,15 +34,7 @@ LEASE_S = 2
 ABLATIONS = 2
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def api(kind: str, tmp_path: Path) -> Iterator[Api]:
-    with running_api(kind, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def end_lease(api: Api) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,12 @@ from service.background.reconciler import Reconciler
 from service.lifecycle import OVER, OutboxKind
 from service.store import outbox
 from service.store.tables import attempts, blocks, db_now, events, receipts, trials
-from tests.api_stack import Api, receipts_of, running_api
+from tests.api_stack import Api, api_fixture, receipts_of
 
 LOOKS = {"looks": [6, 8, 12]}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Api]:
-    with running_api(request.param, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def look(api: Api) -> bool:

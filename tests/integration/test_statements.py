@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
 from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.engine import make_url
 
@@ -18,18 +17,9 @@ from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import raise_reached
 from service.store.session import Store
 from service.store.tables import turns
-from tests.api_stack import Api, running_api
+from tests.api_stack import Api, api_fixture, running_api
 
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def api(kind: str, tmp_path: Path) -> Iterator[Api]:
-    with running_api(kind, tmp_path) as running:
-        yield running
+api = api_fixture()
 
 
 def test_a_queue_keeps_the_latest_turn_that_it_reached(api: Api) -> None:
