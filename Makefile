@@ -57,7 +57,8 @@ fix: $(STAMP)  ## format and repair what ruff can
 docs: $(STAMP)  ## write the generated pages: gates, settings, errors, spec, recipes
 	$(BIN)/python -m tests.architecture.pages
 
-golden: $(STAMP)  ## freeze the REST interface and the verdicts again, after a wanted breaking change
+golden: $(STAMP)  ## freeze REST interface, verdicts and readings of gates again, after a wanted breaking change
+	$(BIN)/python -m tests.golden.freeze_readings
 	$(BIN)/python -m tests.golden.freeze_openapi
 	$(BIN)/python -m tests.golden.freeze_verdicts
 

@@ -1,5 +1,8 @@
 """Read and verify a bundle: files against manifest, plan, receipts, signatures and each other.
 
+Every bundle that was ever written verifies for ever, by the rules of its schema version. Bundles of version 1 contain
+receipts of version 1, with trimmed windows and without clocks: they verify, but today's judge cannot use them.
+
 A node could sign anything, and write all its records alike. The reader finds statements that only some of them make.
 """
 
@@ -11,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from experiments.block_numbers import block_name
-from experiments.digest import digest_bytes
+from experiments.digest import digest, digest_bytes
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.records.bundle import (
@@ -75,6 +78,41 @@ def open_bundle(files: Mapping[str, bytes]) -> Bundle:
     )
 
 
+def verify_bundle(files: Mapping[str, bytes]) -> Bundle | None:
+    """Verify a bundle of any schema version; None for version 1. Raises BundleError, which lists all bad files."""
+    manifest = read_manifest(files)
+    if manifest.schema_version != 1:
+        return open_bundle(files)
+    _refuse([*_file_problems(manifest, files), *_version_1_problems(manifest, files)])
+    return None
+
+
+def _version_1_problems(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[SpecProblem]:
+    """Verify plan and receipts of a bundle of version 1, and compare their ids."""
+    plan = _version_1_document(files, PLAN)
+    if manifest.plan_digest != digest({name: value for name, value in plan.items() if name != "digest"}):
+        yield SpecProblem(pointer=PLAN, detail="is not the plan that the manifest names")
+    for path in sorted(path for path in files if path.endswith(f"/{RECEIPT}")):
+        receipt = _version_1_document(files, path)
+        problems = verify(receipt)
+        if not problems:
+            attempt = _version_1_document(files, f"{path.rsplit('/', 2)[0]}/{BLOCK}")
+            expected = {"ablation": manifest.ablation_id, "attempt": attempt.get("attempt_id")}
+            problems = [f"{field} {detail}" for field, detail in mismatches(receipt, {"ids": expected})]
+        for detail in problems:
+            yield SpecProblem(pointer=path, detail=detail)
+
+
+def _version_1_document(files: Mapping[str, bytes], path: str) -> dict[str, Any]:
+    try:
+        values = json.loads(files.get(path, b""))
+    except (ValueError, RecursionError) as error:
+        raise BundleError([SpecProblem(pointer=path, detail=f"is missing or not JSON: {error}")]) from error
+    if not isinstance(values, dict):
+        raise BundleError([SpecProblem(pointer=path, detail="expected a mapping")])
+    return values
+
+
 def _signed_records(blocks: Mapping[str, BundledBlock], broken: Mapping[str, BrokenAttempt]) -> list[_SignedRecord]:
     return [
         *(
@@ -129,8 +167,14 @@ def _read_all(
 
 def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
     if manifest.schema_version != SCHEMA_VERSION:
-        detail = f"schema_version is {manifest.schema_version}; this program reads {SCHEMA_VERSION}"
-        return [SpecProblem(pointer=MANIFEST, detail=detail)]
+        detail = f"schema_version is {manifest.schema_version}; this program judges {SCHEMA_VERSION}"
+        hint = "; `ablate receipts verify` verifies it" if manifest.schema_version == 1 else ""
+        return [SpecProblem(pointer=MANIFEST, detail=detail + hint)]
+    return _file_problems(manifest, files)
+
+
+def _file_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
+    """Compare the files with the manifest."""
     extra = sorted(set(files) - set(manifest.files) - {MANIFEST})
     unlisted = [SpecProblem(pointer=path, detail="is in the bundle but not in the manifest") for path in extra]
     return altered_files(manifest, files) + unlisted

@@ -5,37 +5,88 @@ the gates, and both with the arm's digest; the gates' readings with the facts; t
 with the clock. Guards of a trial are in `trial_guards`. A carefully rewritten receipt can still be consistent: only the
 node's signature shows where it comes from. A node signs blocks, not receipts (docs/trust.md): the digests of all
 receipts of the block and the signature are enough to check one receipt.
+
+A receipt is verified by the rules of its own schema version, for ever. Before a rule changes that receipts were written
+by, `SCHEMA_VERSION` rises, and the rule until then moves to `EARLIER_GATES` or beside `_version_1_problems`. A test
+verifies every receipt below `docs/receipts`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from experiments.design.arms import arm_digest
 from experiments.design.config_fields import read_config
-from experiments.design.gates import GATES
+from experiments.design.gate import Gate
+from experiments.design.gates import GATES, NOT_CUDA, NOT_XLA
 from experiments.design.problems import shown
+from experiments.digest import digest
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
 from experiments.records.receipt_clocks import clock_problems, start_problems
-from experiments.records.receipts import SCHEMA_VERSION, Receipt, read_gates, summarise
+from experiments.records.receipts import (
+    MAD_TO_SIGMA,
+    MIN_SPREAD,
+    OUTLIER_MADS,
+    SCHEMA_VERSION,
+    GateReading,
+    Receipt,
+    read_gate,
+    summarise,
+)
 from experiments.records.signing import Signature, block_statement, signature_problem
 from experiments.records.trial_guards import trial_problems
 from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig, TrainConfig
 from model.counts import step_flops
 from model.errors import ConfigError
+from model.facts import ModelFact
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EarlierGate:
+    """How receipts up to a schema version read a gate."""
+
+    until: int
+    """Last schema version with receipts by this rule."""
+    gate: Gate
+    default: Any = None
+    """Default of the gate then; None: as today."""
+
+
+EARLIER_GATES: tuple[_EarlierGate, ...] = (
+    _EarlierGate(
+        until=2,
+        gate=replace(
+            GATES["dtype"],
+            attest=lambda facts: facts.get(ModelFact.HIDDEN_DTYPE),
+            attested_by=f"fact {ModelFact.HIDDEN_DTYPE}",
+        ),
+    ),
+    _EarlierGate(until=2, gate=replace(GATES["pipeline_stages"], unused_with=(*NOT_CUDA, {"warp_specialize": True}))),
+    _EarlierGate(until=2, gate=replace(GATES["remat"], unused_with=NOT_XLA)),
+    _EarlierGate(until=2, gate=GATES["superchunk"], default=256),
+)
+"""Rules that receipts were written by, besides the rules of today in `GATES`."""
+
+_PATTERN_BLIND_UNTIL = 2
+"""Last schema version with receipts that read a gate without regard to the kinds of blocks that the model has."""
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:
     """Return the problems of a receipt read from JSON; none when it is complete, unaltered and consistent."""
     version = receipt.get("schema_version")
-    if version != SCHEMA_VERSION or isinstance(version, bool):
-        return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        return [f"schema_version is {shown(version)}; this program reads 1 to {SCHEMA_VERSION}"]
+    if version == 1:
+        return _version_1_problems(receipt)
     try:
         typed = Receipt.model_validate_json(json.dumps(receipt, allow_nan=False), strict=True)
         altered = seal_problem(typed)
@@ -117,10 +168,25 @@ def _gate_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
         if configured.get(name) != value or type(configured.get(name)) is not type(value):
             yield f"gate '{name}' is {value!r}; the configuration says {configured.get(name)!r}"
             return
-    for name, reading in read_gates(requested, receipt.facts, pattern=config.model.pattern).items():
-        if reading != receipt.gates[name]:
-            stored = receipt.gates[name]
+    for name, stored in receipt.gates.items():
+        readings = list(_readings(GATES[name], requested, receipt, config.model.pattern))
+        if stored not in readings:
+            reading = readings[0]
             yield f"gates.{name} says {stored.how!r}, live {stored.live}; facts give {reading.how!r}, {reading.live}"
+
+
+def _readings(gate: Gate, requested: Mapping[str, Any], receipt: Receipt, pattern: str) -> Iterator[GateReading]:
+    """Yield the reading of a gate by each rule of the receipt's schema version, today's rule first."""
+    yield read_gate(gate, requested, receipt.facts, pattern=pattern)
+    version = receipt.schema_version
+    rules = [rule for rule in EARLIER_GATES if rule.gate.name == gate.name and version <= rule.until]
+    if version <= _PATTERN_BLIND_UNTIL:
+        rules += [
+            replace(rule, gate=replace(rule.gate, block=None))
+            for rule in [*rules, _EarlierGate(until=version, gate=gate)]
+        ]
+    for rule in rules:
+        yield read_gate(rule.gate, requested, receipt.facts, pattern=pattern, default=rule.default)
 
 
 def phases(steps: StepsConfig) -> list[str]:
@@ -164,6 +230,49 @@ def _summary_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
         yield f"summary.loss_val is {summary.loss_val}; the configuration has {config.steps.val_rows} validation rows"
 
 
+def _version_1_problems(receipt: Mapping[str, Any]) -> list[str]:
+    """Verify a receipt of schema version 1: its digest, and the summary of a window without outliers."""
+    try:
+        expected = digest({name: value for name, value in receipt.items() if name != "digest"})
+        if receipt["digest"] != expected:
+            return [f"was altered: its digest is {receipt['digest']}, the content gives {expected}"]
+        summary = receipt["summary"]
+        if summary is None:
+            measured = receipt["outcome"] == Outcome.MEASURED
+            return ["outcome is measured, but there is no summary"] if measured else []
+        fresh = _version_1_summary(receipt["steps"], receipt["flops_per_step"])
+        return [
+            f"summary.{name} is {summary[name]}; the steps give {value}"
+            for name, value in fresh.items()
+            if summary[name] != value
+        ]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return [f"not a receipt of schema version 1: {error!r}"]
+
+
+def _version_1_summary(steps: Sequence[Mapping[str, Any]], flops_per_step: int) -> dict[str, Any]:
+    """Return the recomputed parts of a summary. Outliers were left out if they were at most a tenth of the window."""
+    timed = [step for step in steps if step["phase"] == "timed"]
+    middle = statistics.median(step["seconds"] for step in timed)
+    spread = statistics.median(abs(step["seconds"] - middle) for step in timed)
+    cutoff = middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
+    kept = [step for step in timed if step["seconds"] <= cutoff]
+    if len(timed) - len(kept) > max(1, len(timed) // 10):
+        kept = timed
+    seconds = math.fsum(step["seconds"] for step in kept)
+    mean, last = seconds / len(kept), timed[-max(1, len(timed) // 4) :]
+    return {
+        "timed_steps": len(timed),
+        "step_s_mean": mean,
+        "step_s_median": middle,
+        "tokens_per_s": sum(step["tokens"] for step in kept) / seconds,
+        "model_tflops_per_s": flops_per_step / mean / 1e12,
+        "outlier_steps": len(timed) - len(kept),
+        "loss_step1": next(step["loss"] for step in steps if step["index"] == 0),
+        "loss_final": math.fsum(step["loss"] for step in last) / len(last),
+    }
+
+
 class BlockSignature(Frozen):
     """Signature of a receipt's block, with the other parts of the signed statement."""
 
@@ -196,6 +305,8 @@ def verify_signed(values: Mapping[str, Any]) -> tuple[list[str], BlockSignature 
     problems = verify(receipt)
     if signature_values is None or problems:
         return problems, None
+    if receipt["schema_version"] == 1:
+        return ["schema version 1 has no signatures"], None
     try:
         signature = BlockSignature.model_validate(signature_values)
     except ValidationError as error:

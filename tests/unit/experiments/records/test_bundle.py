@@ -20,7 +20,6 @@ from experiments.records.bundle_files import (
 from experiments.records.bundle_reader import open_bundle
 from experiments.reporting.pages.report import render
 from experiments.reporting.view import bundle_view, judge_bundle
-from tests.architecture.pages import ROOT
 from tests.bundles import broken_attempt, make_bundle, make_file, sealed, write_folder
 
 FILE = make_file()
@@ -202,8 +201,3 @@ def test_broken_attempt_of_an_arm_that_is_not_planned_is_named() -> None:
     record = broken_attempt(1, 1, FailureClass.TIMEOUT, arm="stranger")
     found = problems(make_bundle(FILE, broken=[record]))
     assert found == {f"attempts/{record.attempt_id}.json": "arm 'stranger' is not in the plan"}
-
-
-def test_the_bundle_of_the_first_schema_is_rejected_by_its_version() -> None:
-    archive = ROOT / "docs" / "receipts" / "2026-11-21-h200-scan-gates" / "bundle.tar"
-    assert problems(read_bundle_files(archive)) == {MANIFEST: "schema_version is 1; this program reads 2"}
