@@ -3,19 +3,34 @@
 Without any variable the embedded stack runs on loopback below ./.ablate.
 """
 
+import fcntl
+import logging
 import os
-import socket
-from collections.abc import Collection, Mapping
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from experiments.runtime.container_secrets import secrets_folder
+from experiments.documents import move_aside, settings_problems, write_whole
+from experiments.ids import node_name_problem, own_node_name
 from experiments.runtime.logs import LogFormat
-from service.client.settings import PREFIX, HomePath
+from experiments.runtime.setting_values import (
+    PREFIX,
+    MlflowAddress,
+    Secret,
+    ServerAddress,
+    ServiceAddress,
+    WebhookAddress,
+    secrets_folder,
+    without_credentials,
+)
+from service.client.settings import HomePath
 from service.errors import ConfigurationError
 
 PLACEHOLDERS = frozenset(
@@ -25,11 +40,15 @@ PLACEHOLDERS = frozenset(
 
 MIN_SECRET_CHARS = 16
 
+_log = logging.getLogger(__name__)
+
 
 class ServiceSettings(BaseSettings):
     """Settings of the API and of the background process."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", secrets_dir=secrets_folder())
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", secrets_dir=secrets_folder(), hide_input_in_errors=True
+    )
 
     home: HomePath = Path(".ablate")
     """Folder of all files of an embedded stack."""
@@ -37,14 +56,16 @@ class ServiceSettings(BaseSettings):
     """Address to listen on; off loopback ABLATE_ADMIN_TOKEN is needed. An embedded stack has its broker there."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
-    database_url: str = ""
+    database_url: ServerAddress = ""
     """SQLAlchemy URL; empty means SQLite at $ABLATE_HOME/ablate.db."""
-    broker_url: str = ""
+    broker_url: ServerAddress = ""
     """Celery URL; empty means the Valkey socket at $ABLATE_HOME/run/valkey.sock."""
-    mlflow_url: str = "http://127.0.0.1:8322"
-    """Base URL of the MLflow server, as the service reaches it."""
-    mlflow_public_url: str = ""
+    mlflow_url: MlflowAddress = "http://127.0.0.1:8322"
+    """Base URL of the MLflow server, as the service reaches it; user name and password are allowed."""
+    mlflow_public_url: ServiceAddress = ""
     """Base URL of the MLflow server in links for people; empty means ABLATE_MLFLOW_URL."""
+    public_url: ServiceAddress = ""
+    """Base URL of the API as people reach it, for links; with a path if a reverse proxy serves it below one."""
     mlflow_experiment: str = "ablate"
     """MLflow experiment of the ablations."""
     projector_lease_s: float = Field(default=5.0, ge=2)
@@ -69,9 +90,9 @@ class ServiceSettings(BaseSettings):
     """Whether the API logs every request."""
     control_every: int = Field(default=10, ge=0)
     """One in this many ablations gets a control arm, which repeats the baseline to watch the noise; 0 for none."""
-    webhook_url: str = ""
+    webhook_url: WebhookAddress = ""
     """Address that gets a webhook at the end of each ablation; empty for none."""
-    webhook_secret: SecretStr | None = None
+    webhook_secret: Secret | None = None
     """Secret that signs webhooks: whsec_ and base64 of at least 24 random bytes."""
     sentinel_days: float = Field(default=7.0, ge=0)
     """Calibrations get new A/A blocks when their last one is older than this many days; 0 for never."""
@@ -85,12 +106,19 @@ class ServiceSettings(BaseSettings):
     """Generate missing tokens into the home, on any address; an embedded stack sets this."""
     log_days: float = Field(default=90.0, ge=0)
     """Logs are deleted this many days after the end of their ablation, receipts never; 0 keeps the logs."""
-    admin_token: SecretStr | None = None
+    admin_token: Secret | None = None
     """Secret of the administrator `admin`; on loopback a missing one is generated."""
-    worker_token: SecretStr | None = None
+    worker_token: Secret | None = None
     """Key of this installation's own node; on loopback a missing one is generated, elsewhere it is optional."""
-    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
-    """Name of that node, the same as ABLATE_NODE_NAME of its worker."""
+    node_name: str = Field(default_factory=own_node_name)
+    """Name of that node, the same as ABLATE_NODE_NAME of its worker; default: the host name, made allowed."""
+
+    @field_validator("node_name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if (problem := node_name_problem(value)) is not None:
+            raise ValueError(problem)
+        return value
 
     @property
     def sqlalchemy_url(self) -> str:
@@ -105,7 +133,12 @@ class ServiceSettings(BaseSettings):
     @property
     def mlflow_link_url(self) -> str:
         """Base URL of the MLflow server in links for people."""
-        return self.mlflow_public_url or self.mlflow_url
+        return self.mlflow_public_url or without_credentials(self.mlflow_url)
+
+    @property
+    def root_path(self) -> str:
+        """Path below which people reach the API, for example /ablate; empty for none."""
+        return urlsplit(self.public_url).path
 
     @property
     def is_loopback(self) -> bool:
@@ -147,8 +180,53 @@ class ServiceSettings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def get_settings() -> ServiceSettings:
-    """Read the service's settings once."""
-    return ServiceSettings()
+    """Read the service's settings once. Raises ConfigurationError with every variable that is wrong."""
+    try:
+        return ServiceSettings()
+    except ValidationError as error:
+        raise ConfigurationError("; ".join(settings_problems(error))) from error
+
+
+def generated_secret(path: Path) -> str:
+    """Return the secret in a file of the home, which is created if it is missing, empty or damaged.
+
+    A damaged file is renamed, with a warning: nothing else needs the old secret. Raises ConfigurationError if this user
+    may not do that.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(path.parent):
+            secret = _stored_secret(path)
+            if secret is None:
+                secret = secrets.token_urlsafe(32)
+                write_whole(path, secret + "\n", mode=0o600)
+            return secret
+    except OSError as error:
+        raise ConfigurationError(f"the secret in {path} can neither be read nor made: {error}") from error
+
+
+def _stored_secret(path: Path) -> str | None:
+    try:
+        secret = path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        secret = ""
+    if len(secret) >= MIN_SECRET_CHARS and secret.isprintable() and " " not in secret:
+        return secret
+    _log.warning("%s contains no secret; it is now %s, and a new secret is made", path, move_aside(path).name)
+    return None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time make the secrets of a folder."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()) -> dict[str, str]:
@@ -159,7 +237,11 @@ def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()
     """
     hidden = _NOT_INHERITED.difference(knows)
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**kept, **changes}
+    return {**kept, **_UTF8, **changes}
+
+
+_UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
+"""Our logs and files are UTF-8 in every shell."""
 
 
 WEBHOOK_KEY = "ABLATE_WEBHOOK_SECRET"

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.design.config_fields import read_config
+from experiments.documents import write_whole
 from experiments.records.messages import ClaimedBlock
 from model.counts import step_flops
 from tests.factories import make_steps, observed_facts
 from workers.blocks.receipt import TrialRecord
 from workers.blocks.surroundings import changes
 from workers.identity.node import Node
-from workers.paths import WorkPaths, write_whole
+from workers.paths import WorkPaths
 from workers.processes.result import TrialResult
 from workers.processes.runner import Ending
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.documents import write_whole
+from experiments.runtime.setting_values import ALLOW_HTTP, is_plain
 from workers.environment_variables import VISIBLE_GPUS
 from workers.errors import InstallRefused
 from workers.settings import Settings
@@ -33,10 +35,7 @@ class PlannedFile:
     def write(self) -> None:
         """Write the file; its mode is set before its content."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, self.mode)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            os.fchmod(handle, self.mode)
-            out.write(self.text)
+        write_whole(self.path, self.text, mode=self.mode)
 
     @property
     def shown(self) -> str:
@@ -59,6 +58,8 @@ class Installation:
     def __post_init__(self) -> None:
         if self.gpu and not _GPU.fullmatch(self.gpu):
             raise InstallRefused(f"--gpu is {self.gpu!r}; allowed: index or UUID of one GPU, see nvidia-smi -L")
+        if is_plain(self.settings.url) and not self.settings.allow_http:
+            raise InstallRefused(f"the key would go to {self.settings.url} unencrypted; {ALLOW_HTTP}")
 
     @property
     def unit(self) -> Path:
@@ -130,6 +131,7 @@ def _environment(installation: Installation) -> str:
     settings = installation.settings
     values = {
         "ABLATE_URL": settings.url,
+        "ABLATE_ALLOW_HTTP": "true" if settings.allow_http else "",
         "ABLATE_WORKER_TOKEN": installation.token,
         "ABLATE_NODE_NAME": settings.node_name,
         "ABLATE_NODE_CLASS": settings.node_class,

@@ -74,13 +74,6 @@ class WorkPaths:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees all of it or nothing."""
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text)
-    part.replace(path)
-
-
 def _plain(name: str) -> str:
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} cannot be a folder name; expected an id such as 'att_01H...'")

@@ -10,7 +10,7 @@ from rich.markup import escape
 from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, join_calibrations
 from experiments.analysis.statistics import dependence_of, percent, strength, widening
 from experiments.design.power import FEWER_BLOCKS, detectable_per_sd
-from experiments.documents import first_problem
+from experiments.documents import first_problem, write_whole
 from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle_files import is_bundle
 from experiments.records.calibration import Calibration
@@ -58,7 +58,7 @@ def write_calibration(calibrations: Sequence[Calibration], path: Path) -> None:
     if len(calibrations) != 1:
         keys = ", ".join(f"{one.key.node_class} {one.key.device_serial}" for one in calibrations)
         raise _problem(path, f"takes one calibration; the bundles give {len(calibrations)}: {keys}")
-    path.write_text(calibrations[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_whole(path, calibrations[0].model_dump_json(indent=1) + "\n")
 
 
 def calibration_lines(calibration: Calibration) -> Sequence[str]:

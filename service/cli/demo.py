@@ -20,8 +20,8 @@ from service.client.api import Client, Refused
 from service.errors import StackError
 from service.schemas.ablations import AblationPublic
 from service.stack import control
-from service.stack.layout import StackFiles
-from service.stack.state import Report, StackState
+from service.stack.layout import Report, StackFiles
+from service.stack.state import StackState
 
 _PROJECTION_PATIENCE_S = 180.0
 

@@ -12,6 +12,7 @@ from experiments.analysis.sizing import with_number
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
+from experiments.documents import write_whole
 from experiments.errors import BundleError, SpecProblem
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files
@@ -44,7 +45,7 @@ def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration
     content, content_type = with_number(body.content, body.content_type, calibrations)
     plan = make_plan(parse_spec(content, content_type))
     file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type)
-    path.write_text(plan_file_text(file), encoding="utf-8")
+    write_whole(path, plan_file_text(file))
     if as_json:
         print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})
         return

@@ -1,10 +1,8 @@
 """Bearer tokens: the principal behind a secret, cached for a few seconds, and the rate limit of each token."""
 
 import math
-import secrets
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Row
@@ -12,7 +10,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
 from service.errors import ConfigurationError, NameTaken, TooManyRequests, Unauthorized
 from service.principals import Principal, Scope
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, generated_secret
 from service.store.access import tokens
 from service.store.session import Store
 
@@ -90,7 +88,9 @@ def bootstrap(store: Store, settings: ServiceSettings) -> None:
     """
     secret_of = {name: settings.checked_secret(name) for name in ("admin", "worker")}
     if settings.makes_tokens:
-        secret_of = {name: secret or _generated(settings.home, name) for name, secret in secret_of.items()}
+        secret_of = {
+            name: secret or generated_secret(settings.home / "tokens" / name) for name, secret in secret_of.items()
+        }
     if secret_of["admin"] == secret_of["worker"]:
         raise ConfigurationError("ABLATE_ADMIN_TOKEN and ABLATE_WORKER_TOKEN are the same; give each its own secret")
     token_of = {
@@ -105,17 +105,6 @@ def _store(store: Store, wanted: list[tuple[tokens.NewToken, str]]) -> None:
     """Store the tokens of the settings; another API process may do the same at this moment."""
     with store.write() as connection:
         tokens.replace_settings_tokens(connection, wanted)
-
-
-def _generated(home: Path, name: str) -> str:
-    path = home / "tokens" / name
-    if path.is_file():
-        return path.read_text().strip()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    secret = secrets.token_urlsafe(32)
-    path.touch(mode=0o600)
-    path.write_text(secret + "\n")
-    return secret
 
 
 class RateLimiter:

@@ -3,10 +3,11 @@
 The configuration is a file that only this user can read, so that no process list shows the password.
 """
 
-import secrets
 import socket
 from pathlib import Path
 
+from experiments.documents import write_whole
+from service.settings import generated_secret
 from service.stack.layout import StackFiles
 
 _ANSWER_S = 1.0
@@ -24,8 +25,8 @@ def configure(files: StackFiles, *, host: str, port: int | None) -> None:
     options = {
         "unixsocket": _quoted(files.broker_socket),
         "unixsocketperm": "700",
-        "dir": _quoted(files.broker_data),
-        "appendonly": "yes",
+        "dir": _quoted(files.lock.parent),
+        "appendonly": "no",  # it carries wake-ups only, and the background process sends lost ones again
         "maxmemory-policy": "noeviction",
         "save": '""',
         "set-proc-title": "no",  # a new title would overwrite the mark in its environment
@@ -33,18 +34,12 @@ def configure(files: StackFiles, *, host: str, port: int | None) -> None:
     }
     if port is not None:
         options |= {"port": str(port), "bind": host, "requirepass": password(files)}
-    files.broker_config.touch(mode=0o600)
-    files.broker_config.write_text("".join(f"{key} {value}\n" for key, value in options.items()))
+    write_whole(files.broker_config, "".join(f"{key} {value}\n" for key, value in options.items()), mode=0o600)
 
 
 def password(files: StackFiles) -> str:
     """Return the broker's password. Each home creates one."""
-    path = files.broker_password
-    if not path.is_file():
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(32) + "\n")
-    return path.read_text().strip()
+    return generated_secret(files.broker_password)
 
 
 def answers(files: StackFiles, *, protected: bool) -> bool:

@@ -3,15 +3,21 @@
 import hashlib
 import os
 import re
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from experiments.documents import move_aside, write_whole
+from experiments.runtime.processes import socket_folder
 from service.client.settings import get_client_settings
 from service.errors import StackError
 
 MAX_SOCKET_BYTES = 100
 """The kernel allows 107 bytes for the path of a Unix socket. The rest is for temporary names."""
+
+Report: TypeAlias = Callable[[str, str], None]
+"""Receives (kind, text) while the stack starts. Kinds: note, part, ready."""
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+-]+")
 _NOT_IN_A_URL = frozenset("?#%")
@@ -42,13 +48,13 @@ class StackFiles:
 
     @property
     def broker_socket(self) -> Path:
-        """The broker's socket; below the system's temporary folder if the home's path is too long for a socket."""
+        """The broker's socket; below a temporary folder, usually /tmp, if the home's path is too long for a socket."""
         natural = self.home / "run" / "valkey.sock"
         text = str(natural)
         if len(os.fsencode(text)) <= MAX_SOCKET_BYTES and _PLAIN_PATH.fullmatch(text):
             return natural
         name = hashlib.sha256(os.fsencode(str(self.home))).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"ablate-{os.getuid()}-{name}" / "valkey.sock"
+        return socket_folder() / f"ablate-{os.getuid()}-{name}" / "valkey.sock"
 
     @property
     def broker_url(self) -> str:
@@ -66,14 +72,24 @@ class StackFiles:
         return self.home / "tokens" / "broker"
 
     @property
-    def broker_data(self) -> Path:
-        """Append-only file of the broker."""
-        return self.home / "valkey"
+    def broker_snapshot(self) -> Path:
+        """The file that the broker loads when it starts."""
+        return self.lock.parent / "dump.rdb"
 
     @property
     def mlflow(self) -> Path:
         """Database and artefacts of the MLflow server."""
         return self.home / "mlflow"
+
+    @property
+    def mlflow_database(self) -> Path:
+        """Database of the MLflow server, a copy of results in the service's database."""
+        return self.mlflow / "mlflow.db"
+
+    @property
+    def database(self) -> Path:
+        """The service's SQLite database, the source of everything else."""
+        return self.home / "ablate.db"
 
     def log(self, part: str) -> Path:
         """Return the log file of one part."""
@@ -83,24 +99,51 @@ class StackFiles:
         """Write a report page to `path` (default: below the home) and return the absolute path."""
         target = (path or self.home / "reports" / f"{ablation_id}.html").absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
+        write_whole(target, page)
         return target
 
-    def make_folders(self) -> None:
-        """Create every folder that the stack writes to. Only this user can open the socket's folder."""
-        for folder in (self.lock.parent, self.broker_data, self.mlflow / "artifacts", self.home / "logs"):
+    def make_folders(self, report: Report) -> None:
+        """Create every folder that the stack writes to. Only this user can open the socket's folder.
+
+        An unusable file or folder that the stack can make again is renamed, and `report` receives a note.
+        """
+        self.home.mkdir(parents=True, exist_ok=True)
+        for folder in (self.lock.parent, self.mlflow, self.home / "logs", self.home / "tokens", *self._others):
+            if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
+                rename_damaged(folder, "is no folder that this user can write to", report)
+        for file in (self.lock, self.broker_socket, self.broker_config, *(self.home / "logs").glob("*.log")):
+            if file.is_dir() or (file.exists() and not os.access(file, os.R_OK | os.W_OK)):
+                rename_damaged(file, "is no file that this user can write to", report)
+        if self.broker_snapshot.exists():  # the broker would load it, but writes none
+            rename_damaged(self.broker_snapshot, "is no file of this stack", report)
+        for folder in (self.lock.parent, self.mlflow / "artifacts", self.home / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         private = self.broker_socket.parent
         private.mkdir(mode=0o700, parents=True, exist_ok=True)
         if private.stat().st_uid != os.getuid():
             raise StackError(f"{private} belongs to another user; remove it or choose a shorter ABLATE_HOME")
 
+    @property
+    def _others(self) -> tuple[Path, ...]:
+        """Folders that other parts make, and can make again."""
+        return tuple(self.home / name for name in ("data", "work", "reports"))
+
     def remove_runtime(self) -> None:
         """Remove the state file and the socket, which must not outlive the processes."""
-        self.state.unlink(missing_ok=True)
-        self.broker_socket.unlink(missing_ok=True)
+        for file in (self.state, self.broker_socket):
+            if not file.is_dir():  # `make_folders` renames a folder in its place
+                file.unlink(missing_ok=True)
         if self.broker_socket.parent != self.lock.parent and self.broker_socket.parent.is_dir():
             self.broker_socket.parent.rmdir()
+
+
+def rename_damaged(path: Path, problem: str, report: Report) -> None:
+    """Rename a file or folder that the stack makes again, and report it. Raises StackError if that is not allowed."""
+    try:
+        aside = move_aside(path)
+    except OSError as error:
+        raise StackError(f"{path} {problem}, and cannot be renamed ({error.strerror}); remove it") from error
+    report("note", f"{path} {problem}; it is now {aside.name}, and the stack makes another one")
 
 
 def home_files() -> StackFiles:

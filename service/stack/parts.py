@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
+from experiments.runtime.http_clients import http_client
 from service.errors import StackError
 from service.settings import WEBHOOK_KEY
 from service.stack import broker
@@ -90,9 +91,10 @@ class Addresses:
             "ABLATE_GENERATE_TOKENS": "true",
             "ABLATE_PORT": str(self.api_port),
             "ABLATE_URL": self.api_url,
+            "ABLATE_ALLOW_HTTP": "true",  # the address is this machine's own, and the worker checks its port
             "ABLATE_MLFLOW_URL": self.mlflow_url,
             "ABLATE_BROKER_URL": self._broker_url,
-            "ABLATE_DATABASE_URL": f"sqlite:///{self.files.home / 'ablate.db'}",
+            "ABLATE_DATABASE_URL": f"sqlite:///{self.files.database}",
         }
 
     @property
@@ -195,7 +197,7 @@ def _mlflow(addresses: Addresses) -> tuple[str, ...]:
         "server",
         *("--host", LOOPBACK),
         *("--port", str(addresses.mlflow_port)),
-        *("--backend-store-uri", f"sqlite:///{addresses.files.mlflow / 'mlflow.db'}"),
+        *("--backend-store-uri", f"sqlite:///{addresses.files.mlflow_database}"),
         *("--artifacts-destination", str(addresses.files.mlflow / "artifacts")),
         *("--workers", "1"),
     )
@@ -204,15 +206,20 @@ def _mlflow(addresses: Addresses) -> tuple[str, ...]:
 def is_ok(base: str, path: str) -> bool:
     """Return whether a GET is answered with 200 within five seconds."""
     try:
-        return httpx.get(base + path, timeout=_ANSWER_S, trust_env=False).status_code == httpx.codes.OK
+        return _get(base, path).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
+
+
+def _get(base: str, path: str) -> httpx.Response:
+    with http_client(base, timeout=_ANSWER_S) as client:
+        return client.get(path)
 
 
 def _is_on_duty(api_url: str) -> bool:
     """Return whether the API reports a background process that does all its tasks."""
     try:
-        answer = httpx.get(api_url + "/readyz", timeout=_ANSWER_S, trust_env=False)
+        answer = _get(api_url, "/readyz")
     except httpx.TransportError:
         return False
     return answer.status_code == httpx.codes.OK and bool(answer.json()["checks"]["background"]["ok"])

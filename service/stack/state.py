@@ -3,19 +3,17 @@
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from service.errors import StackBusy, StackError
+from experiments.documents import move_aside, write_whole
+from service.errors import StackBusy
 from service.stack.layout import StackFiles
-
-Report: TypeAlias = Callable[[str, str], None]
-"""Receives (kind, text) while the stack starts. Kinds: note, part, ready."""
 
 
 class PartPhase(StrEnum):
@@ -83,20 +81,18 @@ class StackState(BaseModel):
 
 
 def read_state(files: StackFiles) -> StackState | None:
-    """Return the recorded state, or None without a file. Raises StackError for a damaged file."""
+    """Return the recorded state, or None if there is no file or a damaged one, which a supervisor replaces."""
     try:
-        return StackState.model_validate_json(files.state.read_text())
-    except FileNotFoundError:
+        return StackState.model_validate_json(files.state.read_bytes())
+    except (OSError, ValidationError):
         return None
-    except ValidationError as error:
-        raise StackError(f"{files.state} is damaged; remove it if no stack runs there") from error
 
 
 def write_state(files: StackFiles, state: StackState) -> None:
     """Replace stack.json atomically."""
-    fresh = files.state.with_suffix(".json.new")
-    fresh.write_text(state.model_dump_json(indent=2) + "\n")
-    fresh.replace(files.state)
+    if files.state.is_dir():
+        move_aside(files.state)
+    write_whole(files.state, state.model_dump_json(indent=2) + "\n")
 
 
 @contextmanager
@@ -112,7 +108,7 @@ def exclusive(files: StackFiles, *, patience_s: float = 0.0) -> Iterator[None]:
 
 def is_locked(files: StackFiles) -> bool:
     """Return whether a supervisor runs in this home."""
-    if not files.lock.exists():
+    if not files.lock.is_file():
         return False
     try:
         with _lock(files, fcntl.LOCK_SH):  # shared: two callers at once do not see each other

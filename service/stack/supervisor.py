@@ -11,25 +11,31 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import sys
 import time
 import uuid
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from experiments.reporting.mlflow.views import experiment_tags, tags_to_set
+from experiments.runtime.http_clients import HomeStack, http_client
+from experiments.runtime.logs import accept_every_text
+from experiments.runtime.setting_values import read_secret
 from service.client.api import Client, ClientError
 from service.client.settings import get_client_settings
 from service.errors import PartFailed, StackBusy
-from service.http import mlflow_links
+from service.http import links
 from service.settings import get_settings
 from service.stack import broker, part_processes
-from service.stack.layout import StackFiles
+from service.stack.layout import Report, StackFiles, rename_damaged
 from service.stack.part_processes import PartRun
 from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
-from service.stack.state import Report, StackFinding, StackState, exclusive, write_state
+from service.stack.state import StackFinding, StackState, exclusive, read_state, write_state
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +60,14 @@ def supervise(files: StackFiles, report: Report) -> None:
     """
     os.umask(0o077)  # only this user can read the database, logs and sockets that the parts create
     with exclusive(files, patience_s=_LOCK_PATIENCE_S):
-        files.make_folders()
+        files.make_folders(report)
+        needs_projection = clear_mlflow(files, report)
         supervisor = _Supervisor(files, report)
         _stop_on_signals()
         try:
             supervisor.start()
+            if needs_projection:
+                project_again(files)
             supervisor.watch()
         except StopRequested:
             _log.info("a signal asked for the end")
@@ -82,7 +91,7 @@ class _Supervisor:
             phase="starting",
             api_url=self._addresses.api_url,
             mlflow_url=self._addresses.mlflow_url,
-            ablations_url=mlflow_links.of_ablations(self._mlflow_browser_url, None),
+            ablations_url=links.of_ablations(self._mlflow_browser_url, None),
             broker_url=files.broker_url,
             broker_port=self._addresses.broker_port,
             supervisor_pid=os.getpid(),
@@ -115,14 +124,14 @@ class _Supervisor:
         except httpx.HTTPError as error:
             self._report("note", f"MLflow does not show its list of ablations: {error}")
             experiment_id = None
-        return mlflow_links.of_ablations(self._mlflow_browser_url, experiment_id)
+        return links.of_ablations(self._mlflow_browser_url, experiment_id)
 
     def watch(self) -> None:
         """Keep the parts running, forever."""
         while True:
             for run in self._runs.values():
                 run.update()
-            if self._current_state() != self._state or self._unrecorded:
+            if self._current_state() != self._state or self._unrecorded or read_state(self._files) != self._state:
                 self._record()
             time.sleep(_POLL_S)
 
@@ -162,9 +171,10 @@ class _Supervisor:
         """Return whether the worker has contacted the API since its process started."""
         if not is_ok(self._addresses.api_url, "/healthz"):  # a client would wait longer for a stopped API
             return False
-        token = (self._files.home / "tokens" / "admin").read_text().strip()
+        token = read_secret(self._files.home / "tokens" / "admin")
         worker_began = self._runs[WORKER].started_at
-        with Client(self._addresses.api_url, token) as client:
+        own = HomeStack(stack_id=self._state.stack_id, api_url=self._addresses.api_url)
+        with Client(own.api_url, token, stack=own) as client:
             try:
                 return any(datetime.fromisoformat(node.seen_at) >= worker_began for node in client.nodes())
             except ClientError:
@@ -176,7 +186,7 @@ class _Supervisor:
         self._findings = [*self._findings, StackFinding(part=part, at=at, what=what, then=then)][-_MAX_FINDINGS:]
 
     def _log_tail(self, name: str) -> str:
-        lines = self._files.log(name).read_text(errors="replace").splitlines()
+        lines = self._files.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
     def _current_state(self) -> StackState:
@@ -201,6 +211,49 @@ class _Supervisor:
             self._unrecorded = False
 
 
+_CHECKED_BYTES = 2**28
+"""MLflow databases up to this size are checked whole at a start (about a second), larger ones only at their head."""
+
+
+def clear_mlflow(files: StackFiles, report: Report) -> bool:
+    """Rename MLflow's folder if its database is damaged. Return whether MLflow lacks the ablations of this home."""
+    database = files.mlflow_database
+    problem = None if not database.exists() else _sqlite_problem(database)
+    if problem is not None:
+        rename_damaged(files.mlflow, f"has a damaged database ({problem})", report)
+        files.make_folders(report)
+    return files.database.is_file() and not (database.is_file() and database.stat().st_size)
+
+
+def _sqlite_problem(database: Path) -> str | None:
+    """Return why SQLite cannot read a database, or None."""
+    if not (database.is_file() and os.access(database, os.R_OK | os.W_OK)):
+        return "no file that this user can write to"
+    try:
+        with closing(sqlite3.connect(database)) as connection:  # a killed server's journal needs a writer
+            check = "quick_check(1)" if database.stat().st_size <= _CHECKED_BYTES else "schema_version"
+            (answer,) = connection.execute(f"PRAGMA {check}").fetchone()
+    except sqlite3.OperationalError:  # no disk space or memory: the server reports it
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if answer == "ok" or isinstance(answer, int) else str(answer)
+
+
+def project_again(files: StackFiles) -> None:
+    """Ask the background process to write every finished ablation to MLflow."""
+    from service.store.ablations.results import ask_for_projections  # imports SQLAlchemy
+    from service.store.session import Store
+
+    store = Store(f"sqlite:///{files.database}")
+    try:
+        with store.write() as connection:
+            count = ask_for_projections(connection)
+    finally:
+        store.close()
+    _log.info("asked for %d ablations in MLflow", count)
+
+
 _MLFLOW_API = "/api/2.0/mlflow/experiments"
 _MLFLOW_ANSWER_S = 30.0
 _MLFLOW_TRIES = 2
@@ -217,7 +270,7 @@ def prepare_experiment(url: str, name: str) -> str | None:
         httpx.HTTPError: MLflow does not answer, or refuses.
 
     """
-    with httpx.Client(base_url=url.rstrip("/") + _MLFLOW_API, timeout=_MLFLOW_ANSWER_S, trust_env=False) as server:
+    with http_client(url + _MLFLOW_API, timeout=_MLFLOW_ANSWER_S) as server:
         for _ in range(_MLFLOW_TRIES):
             answer = server.get("/get-by-name", params={"experiment_name": name})
             if answer.status_code != httpx.codes.NOT_FOUND:
@@ -266,6 +319,7 @@ def _stop_on_signals() -> None:
 
 def main() -> int:
     """Supervise the stack of $ABLATE_HOME; return the exit code."""
+    accept_every_text()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -115,8 +114,7 @@ def test_a_part_that_cannot_stay_is_given_up_and_the_rest_goes_on(tmp_path: Path
     home.environment["ABLATE_RESTART_PAUSE_S"] = "0.02"
     try:
         first = home.up()
-        shutil.rmtree(home.files.broker_data)
-        home.files.broker_data.touch()  # the broker cannot enter its folder any more
+        home.files.broker_config.write_text("no-such-option yes\n")
         os.kill(first["pids"]["valkey"], signal.SIGKILL)
         assert wait_until(lambda: phase_of(home, "valkey") == "given_up", patience_s=120)
         said = home.run("status")
@@ -200,7 +198,7 @@ def test_an_open_stack_answers_an_ablation_and_wakes_another_machine_that_has_th
 
 def test_a_part_that_cannot_start_ends_the_stack_and_shows_its_log(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.files.make_folders()
+    home.files.make_folders(lambda _kind, _text: None)
     (home.files.home / "ablate.db").write_bytes(b"this is no database, and it is longer than the header of one" * 100)
     done = home.run("up")
     assert done.returncode == 5

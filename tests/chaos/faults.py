@@ -4,8 +4,9 @@ import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.chaos.people import People
 from tests.chaos.processes import signal_all
@@ -36,7 +37,9 @@ class Fault:
         if self.kind == "clock":
             return "clock"
         node = self.target.rpartition(":")[2]
-        return node if self.kind in ("kill", "freeze", "end", "fill", "remove") else f"{self.kind}:{self.target}"
+        return (
+            node if self.kind in ("kill", "freeze", "end", "fill", "remove", "damage") else f"{self.kind}:{self.target}"
+        )
 
     def begin(self, system: System, people: People) -> Begun:
         """Start the fault; return None if the target is absent."""
@@ -75,8 +78,17 @@ def catalogue(system: System) -> Iterator[tuple[str, str]]:
     for node in system.nodes:
         yield from ((trick, f"{verb}:{node}") for trick in TRICKS for verb in _VERBS)
         yield "remove", f"attempts:{node}"
+        yield "damage", f"lanes:{node}"
+        yield "damage", f"attempts:{node}"
     yield from (("fill", name) for name, disk in system.disks.items() if disk.mounted)
-    yield from [("flush", "broker"), ("remove", "data"), ("cancel", "ablation"), ("cancel", "ablation")]
+    yield from [
+        ("flush", "broker"),
+        ("remove", "data"),
+        ("damage", "data"),
+        ("damage", "broker"),
+        ("cancel", "ablation"),
+        ("cancel", "ablation"),
+    ]
     if system.clock is not None:
         yield from [("clock", "forwards"), ("clock", "backwards")]
 
@@ -145,6 +157,33 @@ def _remove(fault: Fault, system: System, _people: People) -> Begun:
     return nullcontext()
 
 
+def _damage(fault: Fault, system: System, _people: People) -> Begun:
+    """Damage a disposable file as a power failure does, and kill the part that reads it when it starts again."""
+    what, _, node = fault.target.partition(":")
+    folder = system.home if not node else system.disks[node].folder
+    patterns = {"lanes": "lanes.json", "attempts": "work/*/*/*", "data": "data/rows-*/*", "broker": "appendonlydir/*"}
+    files = sorted(path for path in folder.glob(patterns[what]) if path.is_file())
+    if what == "broker":  # what an earlier version left there
+        (folder / "appendonlydir").mkdir(exist_ok=True)
+        files = [folder / "appendonlydir" / name for name in ("appendonly.aof.manifest", "appendonly.aof.1.incr.aof")]
+    if not files:
+        return None
+    chance = random.Random(fault.seconds)  # noqa: S311 - the plan's own number, no secret
+    with suppress(OSError):  # the part may remove the file first
+        _garble(chance.choice(files), chance)
+    part = "broker" if what == "broker" else node
+    return nullcontext() if not part or signal_all(system.pids(part)[:1], signal.SIGKILL) else None
+
+
+def _garble(path: Path, chance: random.Random) -> None:
+    """Empty a file, cut it, or append bytes that it cannot contain; a process that has it mapped keeps the old one."""
+    content = path.read_bytes() if path.exists() else b""
+    damaged = chance.choice((b"", content[: len(content) // 2], content + chance.randbytes(37)))
+    fresh = path.with_name(path.name + ".damage")
+    fresh.write_bytes(damaged)
+    fresh.replace(path)
+
+
 def _cancel(_fault: Fault, _system: System, people: People) -> Begun:
     if not people.open:
         return None
@@ -174,6 +213,7 @@ _ACTS: dict[str, Callable[[Fault, System, People], Begun]] = {
     "fill": _fill,
     "flush": _flush,
     "remove": _remove,
+    "damage": _damage,
     "cancel": _cancel,
     "clock": _clock,
 }

@@ -96,7 +96,7 @@ class System:
     def _service(self) -> Iterator[Part]:
         environment = self._environment | self._faked_clock
         broker = [str(get_binary_path()), "--port", str(self._ports["broker"]), "--bind", "127.0.0.1"]
-        broker += ["--dir", str(self.home), "--appendonly", "yes", "--save", ""]
+        broker += ["--dir", str(self.home), "--appendonly", "no", "--save", ""]
         yield self._part("broker", broker, {})
         (self.home / "mlflow").mkdir()
         yield self._part(

@@ -10,6 +10,7 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
+from experiments.documents import write_whole
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import Receipt
@@ -22,7 +23,7 @@ from tests.bundles import make_file
 from tests.corpora import copy_headers
 from workers.blocks.receipt import TrialRecord
 from workers.identity.node import find_node
-from workers.paths import WorkPaths, write_whole
+from workers.paths import WorkPaths
 from workers.processes import trial as trial_program
 from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending

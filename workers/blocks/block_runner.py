@@ -11,8 +11,9 @@ from pathlib import Path
 
 from experiments.analysis.guards import block_problems, order_problems
 from experiments.design.config_fields import read_config
+from experiments.documents import write_whole
 from experiments.outcomes import BASELINE, FailureClass
-from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock, ClaimedTrial
 from experiments.records.receipts import Receipt, read_gates
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
@@ -23,7 +24,7 @@ from workers.devices.node_health import ReleaseProof
 from workers.errors import BlockBroken, BlockStopped
 from workers.identity.node import Node
 from workers.lease import Lease, StopReason
-from workers.paths import WorkPaths, write_whole
+from workers.paths import WorkPaths
 from workers.processes.result import TrialOrder, TrialResult, read_result
 from workers.processes.runner import Ending, TrialRunner
 from workers.processes.trial_output import BlockOutput, log_stop
@@ -53,20 +54,23 @@ class NodeContext:
 
 
 class BlockRunner:
-    """Runs blocks on this node, and remembers its prepared datasets."""
+    """Runs blocks on this node."""
 
     def __init__(self, context: NodeContext, *, on_receipt: Callable[[Receipt], None] = _ignore) -> None:
         self._context = context
         self._on_receipt = on_receipt
         self._prepared: dict[str, Path] = {}
-        """Dataset folders by the part of a configuration that decides their content."""
+        """Dataset folders of the running block, by the part of a configuration that decides their content. The next
+        block reads its corpus again, because files may have changed."""
+        self._changed: str | None = None
+        """Which software of this node changed since the start of this process, after the last block."""
         self.node_id = context.node_id
         """Changes when the node has to register again."""
 
     @property
     def quarantine(self) -> str | None:
-        """Why this node must not run another trial, at the last check of its devices."""
-        return self._context.proof.last
+        """Why this node must not run another trial, at the last check of its devices and software."""
+        return self._changed or self._context.proof.last
 
     def run(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         """Run every trial of `block`; return the receipts in the block's order and write them to disk.
@@ -76,10 +80,14 @@ class BlockRunner:
             BlockStopped: the block was stopped from outside.
 
         """
+        self._prepared = {}
         if read_config(block.trials[0].config).steps.slice:
             receipts = self._in_slices(block, lease, output)
         else:
             receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
+        self._changed = self._context.node.changed()
+        if self._changed is not None:
+            raise BlockBroken(FailureClass.INFRA_NODE, f"receipts would name the wrong software: {self._changed}")
         problems = [*block_problems(receipts), *(order_problems(receipts) if block.timed else ())]
         if problems:
             raise BlockBroken(FailureClass.INVALID_MEASUREMENT, "; ".join(problems))
@@ -91,6 +99,7 @@ class BlockRunner:
         A rehearsal leaves only caches: datasets and compiled kernels. A variant that fails for a reason other than a
         gate is left to its trial, whose receipt shows the failure. A failing baseline yields a sentence.
         """
+        self._prepared = {}
         for trial in block.trials:
             sentence = self._rehearse(block, trial, lease, output=output)
             if sentence is not None:
@@ -195,6 +204,7 @@ class BlockRunner:
             config=trial.config,
             paths=paths,
             data_dir=self._context.data_dir,
+            kernels=self._context.node.kernels(self._context.data_dir),
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             topology=self._node_class.topologies.get(config.mesh.devices),
@@ -204,31 +214,23 @@ class BlockRunner:
         )
         if self._node_class.compiles_only:  # reads no data
             return order
-        return replace(order, dataset=self._prepare(order, lease, timeout_s=trial.timeout_s))
+        return replace(order, dataset=self._prepare(order, lease))
 
     @property
     def _node_class(self) -> NodeClass:
         return self._context.node.node_class
 
-    def _prepare(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Path | None:
-        """Build the dataset once, in a process of its own, so that no trial's time includes it.
+    def _prepare(self, order: TrialOrder, lease: Lease) -> Path:
+        """Return the folder of the dataset, which a process of its own makes from the corpus as it is now.
 
-        Returns its folder, None when it cannot be built: the trial meets the same error, and its receipt shows it.
+        No arm answers for a failure here. Raises BlockBroken without an arm.
         """
         config = read_config(order.config)
         key = f"{config.data!r} {config.model.vocab_size}"
-        folder = self._prepared.get(key)
-        if folder is not None and folder.is_dir():
-            return folder
-        ending = self._run(replace(order, prepare_only=True), lease, timeout_s=timeout_s)
-        if ending.stopped is not None:
-            raise BlockBroken(FailureClass.TIMEOUT, f"the dataset's preparation took longer than {timeout_s:.0f} s")
-        result = read_result(order.paths.prepared)
-        if result is None:
-            raise BlockBroken(FailureClass.INFRA_NODE, "the dataset's preparation ended without a result")
-        if result.data_folder is not None:
-            self._prepared[key] = result.data_folder
-        return result.data_folder
+        if key not in self._prepared:
+            ending = self._run(replace(order, prepare_only=True), lease, timeout_s=PREPARATION_LIMIT_S)
+            self._prepared[key] = _prepared_folder(order, ending)
+        return self._prepared[key]
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         """Run a process to its end or its timeout, and check the devices after it.
@@ -258,3 +260,22 @@ class BlockRunner:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL")
         if ending.stopped not in (None, StopReason.TIMEOUT):
             raise BlockStopped(ending.stopped)
+
+
+def _prepared_folder(order: TrialOrder, ending: Ending) -> Path:
+    """Return the folder that a preparation left. Raises BlockBroken with the reason why it left none."""
+    if ending.stopped is not None:
+        raise BlockBroken(
+            FailureClass.TIMEOUT,
+            f"the data could not be prepared: it took longer than {PREPARATION_LIMIT_S:.0f} s; "
+            f"use a smaller corpus or max_corpus_mib",
+        )
+    result = read_result(order.paths.prepared)
+    if result is None:
+        why = f"the process ended with exit code {ending.exit_code} without a result"
+        raise BlockBroken(FailureClass.INFRA_NODE, f"the data could not be prepared: {why}")
+    if result.data_folder is None:
+        raise BlockBroken(
+            result.failure_class or FailureClass.INFRA_NODE, f"the data could not be prepared: {result.message}"
+        )
+    return result.data_folder

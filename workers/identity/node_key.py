@@ -3,12 +3,11 @@
 The key never leaves this machine and is no part of a bundle. Anybody who can read the file can sign as this node.
 """
 
-import os
-import secrets
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from experiments.documents import write_whole
 from experiments.errors import SigningUnavailable
 from experiments.records.signing import Signer, signing_problem
 from workers.errors import NodeKeyError
@@ -17,6 +16,7 @@ KEY_FILE = Path("keys") / "node"
 """Below the state folder."""
 
 _OTHERS = 0o077
+_REMEDY = "restore it from a copy, or remove it to sign with a new key, which an operator must trust (docs/trust.md)"
 
 
 def node_signer(path: Path) -> Signer:
@@ -35,7 +35,7 @@ def node_signer(path: Path) -> Signer:
             _create(path)
         return Signer(_read(path))
     except OSError as error:
-        raise NodeKeyError(f"the key of this node cannot be stored in {path}: {error}") from error
+        raise NodeKeyError(f"the key of this node cannot be read or written in {path}: {error}") from error
 
 
 def _create(path: Path) -> None:
@@ -47,16 +47,7 @@ def _create(path: Path) -> None:
         .private_bytes(formats.Encoding.PEM, formats.PrivateFormat.PKCS8, formats.NoEncryption())
     )
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(pem)
-        os.link(fresh, path)
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()
+    write_whole(path, pem.decode(), mode=0o600, replace=False)
 
 
 def _read(path: Path) -> bytes:
@@ -67,9 +58,9 @@ def _read(path: Path) -> bytes:
     try:
         private = formats.load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError) as error:
-        raise NodeKeyError(f"{path} is no private key in PEM format: {error}") from error
+        raise NodeKeyError(f"{path} is no private key in PEM format ({error}); {_REMEDY}") from error
     if not isinstance(private, _ed25519().Ed25519PrivateKey):
-        raise NodeKeyError(f"{path} contains a {type(private).__name__}; expected an Ed25519 private key")
+        raise NodeKeyError(f"{path} contains a {type(private).__name__}; expected an Ed25519 private key; {_REMEDY}")
     return bytes(private.private_bytes_raw())
 
 

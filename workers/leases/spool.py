@@ -1,13 +1,12 @@
 """Reports on disk until the service has answered: they survive its absence, and the end of this worker."""
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from experiments.documents import Frozen
+from experiments.documents import Frozen, first_problem, move_aside, write_whole
 from experiments.records.messages import BlockReport
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 
@@ -38,13 +37,8 @@ class Spool:
     def keep(self, attempt_id: str, report: BlockReport) -> None:
         """Write a report so that a power failure leaves all of it or nothing. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = self._folder / f"{attempt_id}.part"
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(SpooledReport(attempt_id=attempt_id, report=report).model_dump_json())
-            file.flush()
-            os.fsync(handle)
-        part.replace(self._folder / f"{attempt_id}.json")
+        text = SpooledReport(attempt_id=attempt_id, report=report).model_dump_json()
+        write_whole(self._folder / f"{attempt_id}.json", text, mode=0o600)
 
     def waiting(self) -> list[Path]:
         """Return the files of all reports, oldest first: ids sort by time."""
@@ -68,9 +62,9 @@ class Spool:
 def _read(path: Path) -> SpooledReport | None:
     try:
         return SpooledReport.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        _log.error("%s is no report (%s); it is renamed to %s.bad", path, error.errors()[0]["msg"], path.name)
-        path.rename(path.with_name(path.name + ".bad"))
+    except (OSError, ValidationError) as error:
+        reason = first_problem(error) if isinstance(error, ValidationError) else error.strerror
+        _log.error("%s is no report (%s); it is renamed to %s", path, reason, move_aside(path).name)
         return None
 
 

@@ -1,14 +1,16 @@
 """A bundle during its run: finished blocks appear whole, then the manifest follows, so a kill costs one block."""
 
 import fcntl
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from experiments.documents import write_whole
 from experiments.errors import BundleError, PlanFileError, SpecProblem
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
@@ -30,8 +32,10 @@ from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_fi
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer, manifest_statement, signature_problem, signing_problem
 from workers.errors import ExecRefused
-from workers.paths import TrialPaths, WorkPaths, write_whole
+from workers.paths import TrialPaths, WorkPaths
 from workers.processes.trial_output import LogTail
+
+_log = logging.getLogger(__name__)
 
 _HALF_WRITTEN = "*.part"
 _Attempt = TypeVar("_Attempt", bound=Attempt)
@@ -79,6 +83,10 @@ class BundleFolder:
         self._take()
         for path in self.root.rglob(_HALF_WRITTEN):
             path.unlink()
+        for name in (PLAN, MANIFEST):  # both can be made again; a power failure may have emptied them
+            path = self.root / name
+            if path.is_file() and not path.stat().st_size:
+                path.unlink()
         self._check_plan()
         write_whole(self.root / PLAN, plan_file_text(self._plan_file))
         return self._with_killed(self._verified())
@@ -106,10 +114,10 @@ class BundleFolder:
             files = self.paths.trial(attempt.attempt_id, receipt.ids.trial)
             target = folder / Path(trial_folder(attempt.index, receipt.ids.position, receipt.arm)).relative_to(own)
             target.mkdir(parents=True)
-            (target / RECEIPT).write_text(receipt.model_dump_json(indent=1) + "\n")
-            (target / LOG).write_text(_log_text(receipt.ids.trial, files))
+            write_whole(target / RECEIPT, receipt.model_dump_json(indent=1) + "\n")
+            write_whole(target / LOG, _log_text(receipt.ids.trial, files))
         signed = self._signed(attempt, [receipt.digest for receipt in receipts])
-        (folder / BLOCK).write_text(signed.model_dump_json(indent=1) + "\n")
+        write_whole(folder / BLOCK, signed.model_dump_json(indent=1) + "\n")
         (self.root / own).parent.mkdir(exist_ok=True)
         folder.replace(self.root / own)
         self.seal()
@@ -194,7 +202,12 @@ class BundleFolder:
         path = self.work / _RUNNING
         if not path.is_file():
             return bundle
-        running = Attempt.model_validate_json(path.read_bytes())
+        try:
+            running = Attempt.model_validate_json(path.read_bytes())
+        except ValidationError:
+            _log.error("%s is damaged: the attempt of the killed run cannot be recorded", path)
+            path.unlink()
+            return bundle
         finished = {block.attempt.attempt_id for block in bundle.blocks} | {one.attempt_id for one in bundle.broken}
         if running.attempt_id not in finished:
             self.keep_broken(_killed(running, self.paths.root / running.attempt_id))

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.digest import digest
+from experiments.documents import write_whole
 from experiments.runtime.processes import die_with_parent
 from kernels.backends import Lane
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, peer_site, use_environment
 from workers.errors import PreloadError
 from workers.identity.node import Node
-from workers.paths import write_whole
 from workers.processes.forkserver import ForkServer
 
 FILE = "lanes.json"
@@ -40,7 +40,7 @@ class LaneOrder:
     environment: Mapping[str, str]
     locks: tuple[str, ...]
     kernels: Path
-    """Cache of generated kernels."""
+    """Caches of compilers on disk."""
 
 
 def stored_lanes(node: Node, home: Path) -> frozenset[str]:
@@ -66,7 +66,7 @@ def run_lanes(
             device_type=node_class.device_type,
             environment=node_class.environment,
             locks=node.devices.locks("trainer"),
-            kernels=data_dir / "kernels",
+            kernels=node.kernels(data_dir),
         )
         for lane in node_class.lanes
     ]
@@ -82,7 +82,9 @@ def keep_lanes(node: Node, results: LaneResults, home: Path) -> None:
 def _digest(node: Node) -> str:
     """Return a digest of everything that the results depend on."""
     devices = [device.model_dump(mode="json") for device in node.devices.devices]
-    return digest([node.code.digest, node.versions, devices, str(peer_site())])
+    site = peer_site()
+    packages = sorted(path.name for path in site.glob("*")) if site is not None else []  # with their versions
+    return digest([node.code.digest, node.versions, devices, str(site), packages])
 
 
 def _ask(server: ForkServer, order: LaneOrder) -> str | None:

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
+from experiments.documents import write_whole
 from experiments.runtime.processes import die_with_parent
 from kernels.errors import KernelUnsupported
-from model.config import TrainConfig
 from model.data.corpus import TORCH_HEADERS
-from model.errors import DataError
+from model.errors import DataError, DatasetDamaged
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing
 from workers.lease import boot_time_s
-from workers.paths import write_whole
 from workers.processes.compile_trial import compile_step
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.processes.result import TrialOrder, TrialResult
@@ -33,7 +32,6 @@ from workers.processes.result import TrialOrder, TrialResult
 if TYPE_CHECKING:
     import torch
 
-    from model.data.dataset import Dataset
     from model.measurements import Step
 
 _MESSAGE_LIMIT = 2000  # characters
@@ -79,11 +77,16 @@ def _run(order: TrialOrder) -> None:
     except Exception as error:  # the task boundary: the result file records it
         traceback.print_exc()
         result = TrialResult.partial(
-            failure_class=classify(error), message=f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT]
+            failure_class=classify(error), message=_printable(f"{type(error).__name__}: {error}")[:_MESSAGE_LIMIT]
         )
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
+
+
+def _printable(text: str) -> str:
+    """Return text without the halves of characters that stand for undecodable bytes of file names."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _detach(order: TrialOrder) -> None:
@@ -99,7 +102,7 @@ def _detach(order: TrialOrder) -> None:
         os.dup2(source, target)
     os.close(log)
     os.close(empty)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
@@ -122,23 +125,31 @@ def _work(order: TrialOrder) -> TrialResult:
 
 
 def _prepare(order: TrialOrder) -> TrialResult:
-    dataset = _dataset(order, read_config(order.config))
+    from model.data.dataset import prepare
+
+    config = read_config(order.config)
+    check_corpus(config.data.corpus, order.corpus_roots)
+    dataset = prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_log_preparation)
     return TrialResult.partial(data_digest=dataset.digest, data_folder=dataset.folder)
 
 
 def _train(order: TrialOrder) -> TrialResult:
+    from model.data.dataset import open_prepared
     from model.layers import mamba3
     from model.training import train
 
     config = read_config(order.config)
-    dataset = _dataset(order, config)
+    if order.dataset is None:
+        raise DatasetDamaged("no dataset was prepared for this trial")
+    dataset = open_prepared(order.dataset)
     if order.cold_caches:
         start_cold(order.paths.caches)
-    keep_kernels(order.data_dir / "kernels")
+    if order.kernels is not None:
+        keep_kernels(order.kernels)
     mamba3.use_lane(config.model.scan.lane, peer_site())
     device = find_device(order.device_type, config.mesh.devices)
     wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)
-    with order.paths.steps.open("w", buffering=1) as steps:
+    with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
         result = train.train(
             config, dataset=dataset, on_step=partial(_write_step, steps), device=device, yield_to_others=wait
         )
@@ -175,17 +186,6 @@ def _xla_device(devices: int) -> "torch.device":
         raise DeviceMissing(f"this node trains on XLA, but no device is usable: {error}") from error
 
 
-def _dataset(order: TrialOrder, config: TrainConfig) -> "Dataset":
-    """Open the dataset that was prepared for this trial; if it is missing or damaged, prepare it."""
-    from model.data.dataset import open_prepared, prepare
-
-    check_corpus(config.data.corpus, order.corpus_roots)
-    dataset = None if order.dataset is None else open_prepared(order.dataset)
-    if dataset is not None:
-        return dataset
-    return prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_log)
-
-
 def yield_to_others(worker: Connection) -> None:
     """Report that this trainer waits, and block until the worker lets it go on; exit when the worker is gone."""
     try:
@@ -200,6 +200,10 @@ def _write_step(file: TextIO, step: "Step") -> None:
     file.write(json.dumps(step.model_dump()) + "\n")
     rate = step.tokens / step.seconds if step.seconds else 0.0
     _log(f"step {step.index:4d} {step.phase:<8} loss {step.loss:.4f}  {step.seconds:.3f} s  {rate:,.0f} tokens/s")
+
+
+def _log_preparation(line: str) -> None:
+    _log(f"preparation of the data: {line}")
 
 
 def _log(line: str) -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from experiments.design.load import parse_spec
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_files import read_catalog_file
+from experiments.documents import write_whole
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
 from service.cli.output import JsonOption, guarded, out, print_json
@@ -37,7 +38,7 @@ def init(
     text = own_spec(file, like)
     _write_new(file, text)
     schema = file.with_name(SCHEMA)
-    schema.write_text(json.dumps(ablation_json_schema(), indent=1) + "\n", encoding="utf-8")
+    write_whole(schema, json.dumps(ablation_json_schema(), indent=1) + "\n")
     if as_json:
         print_json({"spec": str(file), "schema": str(schema)})
         return

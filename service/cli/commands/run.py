@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.documents import write_whole
 from experiments.reporting.terminal.markdown import pull_request_markdown
 from service.cli.arguments import SpecArgument, read_spec
 from service.cli.follow import KeyOption, run_spec
@@ -32,6 +33,6 @@ def run(
     """
     verdict = run_spec(read_spec(spec), idempotency_key=idempotency_key, as_json=as_json)
     if markdown is not None:
-        markdown.write_text(pull_request_markdown(verdict, require) + "\n", encoding="utf-8")
+        write_whole(markdown, pull_request_markdown(verdict, require) + "\n")
     if require is not None:
         raise typer.Exit(exit_code(verdict.variants, require))

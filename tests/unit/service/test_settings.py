@@ -3,9 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments.errors import BadSetting
+from experiments.runtime.http_clients import HomeStack, home_stack
 from service.client.settings import ClientSettings
 from service.errors import ConfigurationError
 from service.settings import ServiceSettings
+from workers import environment_variables
+from workers.settings import Settings
 
 GOOD = "0123456789abcdef0123"
 
@@ -46,12 +50,27 @@ def test_checked_secret_may_be_absent_on_loopback(host: str) -> None:
 
 
 def test_client_reads_the_embedded_stack(tmp_path: Path) -> None:
-    assert ClientSettings(home=tmp_path).api_url == "http://127.0.0.1:8321"
-    assert ClientSettings(home=tmp_path).bearer_token is None
-    (tmp_path / "stack.json").write_text(json.dumps({"api_url": "http://127.0.0.1:9000/"}))
+    assert home_stack(tmp_path) is None
+    assert ClientSettings(home=tmp_path).token_for("http://127.0.0.1:8321", is_own=True) is None
+    (tmp_path / "stack.json").write_text(json.dumps({"stack_id": "one", "api_url": "http://10.0.0.5:9000/"}))
     (tmp_path / "tokens").mkdir()
-    (tmp_path / "tokens" / "admin").write_text("generated\n")
-    assert ClientSettings(home=tmp_path).api_url == "http://127.0.0.1:9000"
-    assert ClientSettings(home=tmp_path).bearer_token == "generated"
-    named = ClientSettings(home=tmp_path, url="https://api.example.org/", token="mine")  # type: ignore[arg-type]
-    assert (named.api_url, named.bearer_token) == ("https://api.example.org", "mine")
+    (tmp_path / "tokens" / "admin").write_text("generated\r\n")
+    assert home_stack(tmp_path) == HomeStack(stack_id="one", api_url="http://10.0.0.5:9000")
+    assert ClientSettings(home=tmp_path).token_for("http://10.0.0.5:9000", is_own=True) == "generated"
+    assert ClientSettings(home=tmp_path).token_for("http://10.0.0.5:9000", is_own=False) is None
+    named = ClientSettings(home=tmp_path, url=" https://api.example.org/ ", token=" mine\r")  # type: ignore[arg-type]
+    assert (named.url, named.token_for(named.url, is_own=False)) == ("https://api.example.org", "mine")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"stack_id": 1, "api_url": "nowhere"}'])
+def test_a_damaged_state_of_the_stack_is_an_error_that_names_it(content: str, tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text(content)
+    with pytest.raises(BadSetting, match=r"stack.json cannot be read: it is damaged"):
+        home_stack(tmp_path)
+
+
+def test_every_setting_with_a_secret_or_an_address_is_hidden_from_trials() -> None:
+    for model in (ServiceSettings, ClientSettings, Settings):
+        for name, field in model.model_fields.items():
+            if "SecretStr" in str(field.annotation) or name.endswith("url"):
+                assert environment_variables._SECRETS.fullmatch(f"ABLATE_{name.upper()}"), name

@@ -1,13 +1,21 @@
 import os
+import signal
 import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from experiments.runtime.processes import wait_until
 from service.errors import StackBusy, StackError
+from service.stack import broker, control, part_processes
 from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
 from service.stack.parts import LOOPBACK, free_port
 from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
+from service.stack.supervisor import clear_mlflow
 
 STATE = StackState(
     stack_id="abc",
@@ -19,6 +27,10 @@ STATE = StackState(
     supervisor_pid=1,
     started_at="2026-11-20T00:00:00+00:00",
 )
+
+
+def silent(_kind: str, _text: str) -> None:
+    pass
 
 
 def test_broker_socket_stays_in_a_short_home() -> None:
@@ -42,7 +54,7 @@ def test_stack_files_refuse_a_home_that_breaks_urls(sign: str) -> None:
 
 def test_make_folders_keeps_the_short_folder_private_and_remove_runtime_removes_it(tmp_path: Path) -> None:
     files = StackFiles(home=tmp_path / ("y" * 120))
-    files.make_folders()
+    files.make_folders(silent)
     private = files.broker_socket.parent
     assert private.stat().st_mode & 0o777 == 0o700
     files.remove_runtime()
@@ -50,14 +62,19 @@ def test_make_folders_keeps_the_short_folder_private_and_remove_runtime_removes_
     assert files.lock.parent.is_dir()
 
 
-def test_state_survives_writing_and_reading_and_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+def test_state_survives_writing_and_reading_and_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
     files = StackFiles(home=tmp_path)
     assert read_state(files) is None
     write_state(files, STATE)
     assert read_state(files) == STATE
-    files.state.write_text("{")
-    with pytest.raises(StackError, match=r"stack\.json is damaged"):
-        read_state(files)
+    for damage in ("{", "", "\0" * 100, "[]"):
+        files.state.write_text(damage)
+        assert read_state(files) is None
+    files.state.unlink()
+    files.state.mkdir()
+    assert read_state(files) is None
+    write_state(files, STATE)
+    assert read_state(files) == STATE
 
 
 def test_exclusive_lets_one_in_and_frees_the_home_afterwards(tmp_path: Path) -> None:
@@ -76,3 +93,127 @@ def test_free_port_skips_ports_in_use_and_ports_of_other_parts() -> None:
         free = free_port(in_use)
         assert free > in_use
         assert free_port(in_use, taken=frozenset({free})) > free
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _garbled(path: Path) -> None:
+    path.write_bytes(b"\xff\x00 garbage" * 50)
+
+
+def _folder(path: Path) -> None:
+    (path / "inside").mkdir(parents=True)
+
+
+MADE_AGAIN = ["run/stack.lock", "run/valkey.conf", "run/valkey.sock", "run/dump.rdb", "stack.json"]
+FOLDERS = ["run", "logs", "mlflow", "data", "work", "reports"]
+
+
+@pytest.mark.parametrize("damage", [_empty, _garbled, _folder])
+@pytest.mark.parametrize("name", [*MADE_AGAIN, "logs/valkey.log"])
+def test_a_damaged_file_that_the_stack_makes_again_does_not_stop_it(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    files = StackFiles(home=tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    damage(tmp_path / name)
+    control.clean_stale(files, silent)
+    files.make_folders(silent)
+    with exclusive(files):
+        broker.configure(files, host=LOOPBACK, port=None)
+        write_state(files, STATE)
+        assert read_state(files) == STATE
+        assert "unixsocket" in files.broker_config.read_text()
+        files.log("valkey").open("ab").close()
+        with socket.socket(socket.AF_UNIX) as server:
+            files.broker_socket.unlink(missing_ok=True)  # as Valkey does
+            server.bind(str(files.broker_socket))
+        files.remove_runtime()
+    assert not files.state.exists()
+    assert not (tmp_path / "run" / "dump.rdb").is_file()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_file_in_the_place_of_a_folder_is_renamed_and_reported(tmp_path: Path, name: str) -> None:
+    _garbled(tmp_path / name)
+    notes: list[str] = []
+    StackFiles(home=tmp_path).make_folders(lambda _kind, text: notes.append(text))
+    (aside,) = tmp_path.glob(f"{name}.damaged-*")
+    assert aside.read_bytes().endswith(b"garbage")
+    assert notes == [f"{tmp_path / name} is no folder that this user can write to; it is now {aside.name}, and the "
+                     "stack makes another one"]  # fmt: skip
+
+
+def test_orphans_end_although_their_stack_json_is_damaged(tmp_path: Path) -> None:
+    files = StackFiles(home=tmp_path)
+    files.make_folders(silent)
+    mark = part_processes.home_mark(files)
+    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=mark.environment)
+    files.state.write_text('{"stack_id": ')
+    try:
+        assert wait_until(lambda: mark.members() == [orphan.pid], patience_s=10)
+        notes: list[str] = []
+        control.clean_stale(files, lambda _kind, text: notes.append(text))
+        assert orphan.wait(10) == -signal.SIGTERM
+        assert any("ended 1 processes" in note for note in notes)
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+@pytest.mark.parametrize("damage", [_empty, _garbled, _folder, None])
+def test_a_damaged_mlflow_database_is_renamed_and_its_contents_are_wanted_again(
+    tmp_path: Path, damage: Callable[[Path], None] | None
+) -> None:
+    files = StackFiles(home=tmp_path)
+    files.make_folders(silent)
+    assert clear_mlflow(files, silent) is False, "a new home has nothing to project"
+    with sqlite3.connect(files.database) as connection:
+        connection.execute("CREATE TABLE ablations (id)")
+    connection.close()
+    with sqlite3.connect(files.mlflow_database) as connection:
+        connection.execute("CREATE TABLE runs (id)")
+    connection.close()
+    assert clear_mlflow(files, silent) is False
+    files.mlflow_database.unlink()
+    if damage is not None:
+        damage(files.mlflow_database)
+    assert clear_mlflow(files, silent) is True
+    assert len(list(tmp_path.glob("mlflow.damaged-*"))) == int(damage in (_garbled, _folder))
+    assert (files.mlflow / "artifacts").is_dir()
+    assert not files.mlflow_database.exists() or not files.mlflow_database.stat().st_size
+
+
+def test_a_database_cut_in_the_middle_counts_as_damaged(tmp_path: Path) -> None:
+    files = StackFiles(home=tmp_path)
+    files.make_folders(silent)
+    files.database.touch()
+    with sqlite3.connect(files.mlflow_database) as connection:
+        connection.execute("CREATE TABLE runs (id)")
+        connection.executemany("INSERT INTO runs VALUES (?)", [("x" * 500,)] * 200)
+    connection.close()
+    os.truncate(files.mlflow_database, files.mlflow_database.stat().st_size // 2)
+    assert clear_mlflow(files, silent) is True
+
+
+def test_the_broker_keeps_nothing_on_disk(tmp_path: Path) -> None:
+    files = StackFiles(home=tmp_path)
+    files.make_folders(silent)
+    broker.configure(files, host=LOOPBACK, port=None)
+    assert "appendonly no\n" in files.broker_config.read_text()
+    assert files.broker_config.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("length", [80, 300])
+def test_a_long_temporary_folder_is_not_used_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    long = tmp_path / ("t" * 100) / ("u" * length)
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    path = StackFiles(home=tmp_path / ("y" * 120)).broker_socket
+    assert len(os.fsencode(path)) <= MAX_SOCKET_BYTES
+    monkeypatch.setattr("experiments.runtime.processes._SHORT_FOLDERS", ("/no/such/folder",))
+    with pytest.raises(OSError, match="set TMPDIR to a folder with a path of at most 56 bytes"):
+        _ = StackFiles(home=tmp_path / ("y" * 120)).broker_socket

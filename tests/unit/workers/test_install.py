@@ -101,9 +101,9 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
     ("words", "expected"),
     [
         (["--node-class", "h300"], "node class 'h300' is unknown; allowed: cpu, h200"),
-        (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS names 'data'; allowed: absolute folders"),
-        (["--name", 'a"b'], "ABLATE_NODE_NAME is"),
-        (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL is"),
+        (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS: names 'data'; allowed: absolute folders"),
+        (["--name", 'a"b'], "ABLATE_NODE_NAME: 'a\"b' is not a node's name"),
+        (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL: contains a space or a control character"),
         (["--gpu", "0,1"], "--gpu is '0,1'; allowed: index or UUID of one GPU"),
         (["--gpu", "../x"], "--gpu is '../x'"),
     ],

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.paths import WorkPaths, write_whole
+from workers.paths import WorkPaths
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../etc", "a\0b"])
@@ -21,11 +21,3 @@ def test_clean_keeps_the_newest_attempts(tmp_path: Path) -> None:
         os.utime(tmp_path / "work" / name, (1e9 - age, 1e9 - age))
     paths.clean(keep=2)
     assert sorted(path.name for path in paths.root.iterdir()) == ["middle", "newest"]
-
-
-def test_write_whole_replaces_and_leaves_no_part(tmp_path: Path) -> None:
-    target = tmp_path / "result.json"
-    target.write_text("old")
-    write_whole(target, "new")
-    assert target.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [target]

@@ -167,16 +167,24 @@ def _stored(name: str, kernel: Any) -> Row:
             f"kernel '{name}' cannot be attested: its code is not in TileLang's cache; is TILELANG_DISABLE_CACHE set?"
         )
     path = Path(folder) / "attestation.json"
-    if path.is_file():
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        row: Row = stored["row"]
-        if stored["reader"] == READER and (row["read_from"] == "sass" or disassembler() is None):
-            return {**row, "name": name}
+    stored = _row_in(path)
+    if stored is not None and (stored["read_from"] == "sass" or disassembler() is None):
+        return {**stored, "name": name}
     row = _read(name, Path(folder), kernel)
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".json", delete=False, encoding="utf-8") as file:
         json.dump({"reader": READER, "row": row}, file, indent=1)
     Path(file.name).replace(path)
     return row
+
+
+def _row_in(path: Path) -> Row | None:
+    """Return the row that this version stored in `path`, None without one or from a damaged file."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        row: Row = stored["row"] | {"read_from": stored["row"]["read_from"]}
+        return row if stored["reader"] == READER else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read(name: str, folder: Path, kernel: Any) -> Row:
@@ -233,7 +241,9 @@ def _disassembled(tool: str, code: bytes) -> str:
         file.write(code)
         file.flush()
         command = [tool, "-sass", "-res-usage", file.name]
-        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        process = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False, timeout=120
+        )
     if process.returncode != 0:
         raise KernelError(f"{' '.join(command[:-1])} failed: {process.stderr.strip() or process.stdout.strip()}")
     return process.stdout

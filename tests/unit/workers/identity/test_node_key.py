@@ -56,7 +56,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
 
 def test_place_that_cannot_hold_a_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(NodeKeyError, match="cannot be stored in"):
+    with pytest.raises(NodeKeyError, match="cannot be read or written in"):
         node_signer(tmp_path / "file" / "key")
 
 

@@ -1,0 +1,80 @@
+"""The embedded stack in poor surroundings: damaged files, a shell without UTF-8, a long TMPDIR. Slow, as all starts."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from experiments.runtime.processes import wait_until
+from service.stack import part_processes
+from tests.acceptance.test_stack import EXACT, Home
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+POOR = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp1252"}
+GARBAGE = b"\xff\x00 garbage" * 400
+
+
+def damage(home: Path) -> None:
+    """Leave no file as it was that the stack can make again."""
+    for name in ("stack.json", "mlflow/mlflow.db", "tokens/worker", "logs/api.log", "run/valkey.conf", "lanes.json"):
+        (home / name).write_bytes(GARBAGE)
+    (home / "tokens" / "admin").write_bytes(b"")
+    for name in ("run/stack.lock", "logs/valkey.log", "lanes.json", "run/dump.rdb"):
+        (home / name).unlink(missing_ok=True)
+        (home / name).mkdir()
+    shutil.rmtree(home / "data")
+    (home / "data").write_bytes(GARBAGE)
+    (home / "valkey" / "appendonlydir").mkdir(parents=True)
+    (home / "valkey" / "appendonlydir" / "appendonly.aof.manifest").write_bytes(GARBAGE)
+
+
+def runs_in(mlflow: str) -> int:
+    body = {"experiment_ids": ["0", "1"], "max_results": 1000}
+    answer = httpx.post(f"{mlflow}/api/2.0/mlflow/runs/search", json=body, trust_env=False, timeout=30)
+    return len(answer.json().get("runs", []))
+
+
+def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.environment |= POOR | {"TMPDIR": str(tmp_path / ("t" * 120))}
+    Path(home.environment["TMPDIR"]).mkdir()
+    spec = tmp_path / "smallest.yaml"
+    spec.write_text(EXACT)
+    try:
+        first = home.up()
+        assert home.run("run", str(spec)).returncode == 0
+        assert wait_until(lambda: runs_in(first["mlflow_url"]) > 0, patience_s=60)
+        runs = runs_in(first["mlflow_url"])
+        os.kill(first["supervisor_pid"], signal.SIGKILL)
+        assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=60)
+        damage(home.files.home)
+        again = home.run("up")
+        assert again.returncode == 0, again.stderr
+        assert "stack.json is damaged; it is now stack.json.damaged-" in again.stderr.replace("\n", " ")
+        state = json.loads(home.files.state.read_bytes())
+        assert wait_until(lambda: runs_in(state["mlflow_url"]) == runs, patience_s=120)
+        assert home.run("run", str(spec)).returncode == 0
+        home.files.state.write_bytes(GARBAGE)
+        assert wait_until(lambda: home.run("status").returncode == 0, patience_s=10), "the supervisor writes it again"
+        assert json.loads(home.run("down", "--json").stdout)["was_running"] is True
+    finally:
+        home.run("down")
+
+
+@pytest.mark.parametrize("content", [b"", GARBAGE])
+def test_a_damaged_signing_key_stops_the_start_with_its_remedy(tmp_path: Path, content: bytes) -> None:
+    home = Home(tmp_path / "home")
+    key = home.files.home / "keys" / "node"
+    key.parent.mkdir(parents=True)
+    key.write_bytes(content)
+    key.chmod(0o600)
+    done = home.run("up")
+    assert done.returncode == 5
+    assert "is no private key in PEM format" in done.stderr
+    assert "remove it to sign with a new key" in " ".join(done.stderr.split())
+    assert key.read_bytes() == content
