@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.documents import settings_problems
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
+from experiments.runtime.setting_values import checked_secret, read_secret
 from workers.doctor import DoctorCheck, examine
-from workers.errors import WorkerError
+from workers.errors import SettingsError, WorkerError
 from workers.identity.node_key import KEY_FILE, node_signer
 from workers.install import Installation, find_account
 from workers.settings import Settings, check_token, get_settings
@@ -35,7 +38,11 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
     """Check everything that a worker needs; exit 6 when something needed is missing."""
-    checks = examine(get_settings())
+    try:
+        checks = examine(get_settings())
+    except WorkerError as error:
+        Console(stderr=True).print(f"[red]not examined:[/red] {escape(str(error))}")
+        raise typer.Exit(ExitCode.ERROR) from error
     if as_json:
         sys.stdout.write(json.dumps([dataclasses.asdict(check) for check in checks], indent=2) + "\n")
     else:
@@ -50,7 +57,7 @@ def key() -> None:
     try:
         signer = node_signer(get_settings().home_dir / KEY_FILE)
     except (WorkerError, SigningUnavailable) as error:
-        Console(stderr=True).print(f"[red]no key:[/red] {error}")
+        Console(stderr=True).print(f"[red]no key:[/red] {escape(str(error))}")
         raise typer.Exit(ExitCode.ERROR) from error
     sys.stdout.write(signer.key + "\n")
 
@@ -92,7 +99,8 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
         for sentence in installation.write(replace=replace):
             console.print(sentence)
     except (WorkerError, ValueError, OSError) as error:
-        Console(stderr=True).print(f"[red]not installed:[/red] {escape(str(error))}")
+        problem = "; ".join(settings_problems(error)) if isinstance(error, ValidationError) else str(error)
+        Console(stderr=True, soft_wrap=True).print(f"[red]not installed:[/red] {escape(problem)}")
         raise typer.Exit(ExitCode.ERROR) from error
     console.print("now:")
     for command in installation.next_commands():
@@ -100,7 +108,14 @@ def install(  # noqa: PLR0913, PLR0917 - a command's options are its function's 
 
 
 def _read_token(path: Path) -> str:
-    token = (sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")).strip()
+    """Return the key. Raises ValueError, whose message names its origin."""
+    if str(path) != "-":
+        token = read_secret(path) or ""
+    else:
+        try:
+            token = checked_secret(sys.stdin.read())
+        except ValueError as error:
+            raise SettingsError(f"standard input: {error}") from None
     check_token(token, "standard input" if str(path) == "-" else str(path))
     return token
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from rich.console import Console
+from rich.markup import escape
 
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
@@ -19,7 +20,7 @@ from workers.devices.node_health import NodeHealth
 from workers.errors import ApiUnreachable, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
-from workers.leases.service_api import ServiceApi
+from workers.leases.service_api import service_api
 from workers.leases.spool import FOLDER, Spool
 from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from workers.leases.wake_listener import WakeListener
@@ -49,11 +50,11 @@ def serve() -> int:
     console = Console(stderr=True)
     try:
         settings = get_settings()
-        configure_logging(settings.log_format, quiet=("httpx", "celery.worker.strategy", "celery.app.trace"))
+        configure_logging(settings.log_format, quiet=("celery.worker.strategy", "celery.app.trace"))
         with suppress(StoppedEarly):
             _serve(settings, console)
-    except (WorkerError, SigningUnavailable, ValueError) as error:
-        console.print(f"[red]worker cannot run:[/red] {error}")
+    except (WorkerError, SigningUnavailable, ValueError, OSError) as error:
+        console.print(f"[red]worker cannot run:[/red] {escape(str(error))}")
         return ExitCode.ERROR
     console.print(ENDED)
     return ExitCode.DONE
@@ -89,8 +90,9 @@ def _work(
         lanes=_lanes(node, runner.server, settings),
         folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
+        changed=node.changed,
     )
-    api = ServiceApi(settings.url, _until(lambda: _token(settings), wake_event, stopping))
+    api = _until(lambda: service_api(settings), wake_event, stopping)
     service_node = ServiceNode(api, node, health, public_key=signer.key)
     registered = _until(service_node.register, wake_event, stopping)
     context = NodeContext(
@@ -161,12 +163,3 @@ def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[],
         wake_event.wait(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise StoppedEarly
-
-
-def _token(settings: Settings) -> str:
-    token = settings.read_token()
-    if token is None:
-        raise ApiUnreachable(
-            f"no worker key yet: ABLATE_WORKER_TOKEN is not set, and {settings.token_file} does not exist"
-        )
-    return token

@@ -1,14 +1,22 @@
 """Settings of a worker, from environment variables with the prefix ABLATE_."""
 
-import socket
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from experiments.runtime.container_secrets import secrets_folder
+from experiments.documents import settings_problems
+from experiments.ids import node_name_problem, own_node_name
 from experiments.runtime.logs import LogFormat
+from experiments.runtime.setting_values import (
+    PREFIX,
+    Secret,
+    ServerAddress,
+    ServiceAddress,
+    read_secret,
+    secrets_folder,
+)
 from kernels.backends import NODE_CLASSES
 from workers.errors import SettingsError
 
@@ -21,18 +29,22 @@ PLACEHOLDERS = frozenset(
 class Settings(BaseSettings):
     """All settings of a worker."""
 
-    model_config = SettingsConfigDict(env_prefix="ABLATE_", frozen=True, extra="ignore", secrets_dir=secrets_folder())
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", secrets_dir=secrets_folder(), hide_input_in_errors=True
+    )
 
     home: Path = Path(".ablate")
     """State folder; trials write below its `work`."""
-    url: str = "http://127.0.0.1:8321"
-    """Base address of the service."""
-    worker_token: SecretStr | None = None
+    url: ServiceAddress = ""
+    """Base address of the service; empty means the embedded stack's."""
+    allow_http: bool = False
+    """Whether the worker key may go to another machine by http://, which encrypts nothing."""
+    worker_token: Secret | None = None
     """Worker key; default: the content of `tokens/worker` in the state folder."""
-    broker_url: str | None = None
+    broker_url: ServerAddress | None = None
     """Celery broker; default: the embedded broker's socket in the state folder."""
-    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=120)
-    """Name under which this machine registers."""
+    node_name: str = Field(default_factory=own_node_name)
+    """Name under which this machine registers; default: the host name, made allowed."""
     node_class: str | None = None
     """Node class to register under; default: the class of the devices that the probes find."""
     data_dir: Path | None = None
@@ -52,6 +64,13 @@ class Settings(BaseSettings):
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only `torch-headers`."""
 
+    @field_validator("node_name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if (problem := node_name_problem(value)) is not None:
+            raise ValueError(problem)
+        return value
+
     @field_validator("node_class")
     @classmethod
     def _check_class(cls, value: str | None) -> str | None:
@@ -64,7 +83,7 @@ class Settings(BaseSettings):
     def _check_absolute(cls, value: str) -> str:
         relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
         if relative:
-            raise ValueError(f"ABLATE_CORPUS_DIRS names {relative[0]!r}; allowed: absolute folders")
+            raise ValueError(f"names {relative[0]!r}; allowed: absolute folders")
         return value
 
     @field_validator("worker_token")
@@ -103,10 +122,9 @@ class Settings(BaseSettings):
         """Return the worker key, None while neither the variable nor the file exists."""
         if self.worker_token is not None:
             return self.worker_token.get_secret_value()
-        if not self.token_file.is_file():
-            return None
-        token = self.token_file.read_text().strip()
-        check_token(token, str(self.token_file))
+        token = read_secret(self.token_file)
+        if token is not None:
+            check_token(token, str(self.token_file))
         return token
 
 
@@ -120,5 +138,8 @@ def check_token(token: str, where: str) -> None:
 
 @lru_cache
 def get_settings() -> Settings:
-    """Read the settings once."""
-    return Settings()
+    """Read the settings once. Raises SettingsError with every variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise SettingsError("; ".join(settings_problems(error))) from error

@@ -4,10 +4,12 @@ Such a table has no receipts: no guards, no raw steps, no order of trials. It on
 behind each number. The steps of one process are one sample.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
 from experiments.analysis.comparing import Levels, Sample, compare
@@ -17,13 +19,22 @@ from experiments.analysis.verdicts import Comparison, RequirementResult
 from experiments.design.load import load_values
 from experiments.design.metrics import METRICS, PAIRED_METRICS
 from experiments.design.power import alpha_of
-from experiments.design.problems import from_validation
+from experiments.design.problems import from_validation, shown
 from experiments.design.spec import MIN_BLOCKS, Primary, Requirement
-from experiments.documents import Frozen
+from experiments.design.spec_values import refuse
+from experiments.documents import Frozen, Whole
 from experiments.errors import SpecError
 from experiments.outcomes import Decision, VerdictWord
 
-Printed = Annotated[str, Field(pattern=r"^-?[0-9]+(\.[0-9]+)?$")]
+
+def _printed(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", text, re.ASCII):
+        rule = "a number as printed, at least 0, such as '183.016', with at most 15 digits before and after the point"
+        raise refuse(f"{shown(text)} is not allowed; allowed: {rule}")
+    return text
+
+
+Printed = Annotated[str, AfterValidator(_printed)]
 """A number as printed, which keeps its number of digits."""
 
 
@@ -49,7 +60,7 @@ class PublishedTable(Frozen):
     """The authors' conclusion in short."""
     node: str
     variant: str
-    steps_per_process: int
+    steps_per_process: Whole = Field(ge=1, le=10**9)
     """Steps behind each number. They are not samples."""
     primary: Primary
     require: tuple[Requirement, ...] = ()
@@ -65,6 +76,9 @@ class PublishedTable(Frozen):
             raise ValueError(f"no values of '{missing[0]}', which the rule names")
         if self.primary.metric not in PAIRED_METRICS:
             raise ValueError(f"the primary metric must be one of {', '.join(PAIRED_METRICS)}")
+        primary = self.values[self.primary.metric]
+        if not all(float(number) > 0 for number in (*primary.baseline, *primary.variant)):
+            raise ValueError(f"a value of '{self.primary.metric}' is 0; allowed: above 0, the verdict compares ratios")
         counts = {len(side) for values in self.values.values() for side in (values.baseline, values.variant)}
         if len(counts) > 1:
             raise ValueError(f"every metric needs one number per process of both arms; got counts {sorted(counts)}")
@@ -91,11 +105,18 @@ class PublishedVerdict(Frozen):
 
 def read_table(text: bytes) -> PublishedTable:
     """Return the table in `text` (YAML). Raises SpecError with all problems."""
-    values = load_values(text, "application/yaml")
+    try:
+        values = load_values(text, "application/yaml")
+    except SpecError as error:
+        raise SpecError([replace(p, detail=_of_a_table(p.detail), hint=None) for p in error.problems]) from error
     try:
         return PublishedTable.model_validate(values)
     except ValidationError as error:
         raise SpecError(from_validation(error, lambda _: ())) from error
+
+
+def _of_a_table(detail: str) -> str:
+    return detail.replace("the spec", "the table").replace("a spec", "a table")
 
 
 def assess(table: PublishedTable) -> PublishedVerdict:

@@ -6,6 +6,7 @@ follow the YAML 1.2 core schema: `on`, `no`, dates and 1:30 are text, and 1e-3 i
 """
 
 import json
+import math
 import re
 import tomllib
 import typing
@@ -62,6 +63,7 @@ def load_values(body: bytes, content_type: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise _refusal(f"a spec is a mapping of keys, got {shown(values)}")
     _check_depth(values)
+    _check_numbers(values, ())
     return values
 
 
@@ -99,6 +101,15 @@ def _check_depth(values: Any) -> None:
             return
         level = inner
     raise _too_deep()
+
+
+def _check_numbers(value: Any, path: _Path) -> None:
+    """Reject infinity and NaN, which TOML has, and numbers too large for a float."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _refusal(f"the number is {value}, or too large; allowed: finite numbers", at=path)
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_numbers(inner, (*path, key))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

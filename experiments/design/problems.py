@@ -9,6 +9,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from experiments.errors import SpecProblem
+from experiments.ids import RULES
 
 AllowedKeys: TypeAlias = Callable[[Sequence[str | int]], Sequence[str]]
 """Function that lists the keys of the mapping at a path of the spec."""
@@ -141,7 +142,10 @@ def _sentence(kind: str, name: str, value: object, context: dict[str, Any], mess
         key, words = _LENGTHS[kind]
         return f"'{name}' {words.format(context[key], **context)}"
     if kind == "string_pattern_mismatch":
-        return f"'{name}' is {shown(value)}; allowed: text matching {context['pattern']}"
+        rule = RULES.get(context["pattern"], f"text matching {context['pattern']}")
+        return f"'{name}' is {shown(value)}; allowed: {rule}"
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
     return f"'{name}': {message[0].lower()}{message[1:]}" if kind != "spec" else message
 
 

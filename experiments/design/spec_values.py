@@ -227,7 +227,7 @@ Overrides: TypeAlias = Annotated[
 
 
 def _labels(value: dict[str, str]) -> dict[str, str]:
-    rule = f"allowed: keys matching {LABEL_PATTERN}"
+    rule = "allowed: 1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit"
     bad = [key for key in value if not _full(_LABEL, key)]
     raise_all([(key, refuse(f"label {shown(key)} is not allowed; {rule}"), value[key]) for key in bad])
     return value

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from experiments.outcomes import ExitCode
+from experiments.runtime.logs import accept_every_text
 
 _TYPER_USAGE = 2
 """Typer's code for wrong usage. Here 2 is the code of a decision."""
@@ -96,9 +97,10 @@ def _placeholder(name: str, package: str) -> typer.Typer:
 
 def _run_and_exit(run: Callable[..., Any], *arguments: Any, **options: Any) -> NoReturn:
     """Run a Typer command and end the process with the matching `ExitCode`."""
+    accept_every_text()
     try:
         code = run(*arguments, **{**options, "standalone_mode": False})
-        sys.stdout.flush()
+        code = _flush() or code
     except BrokenPipeError:
         code = _silence_output()
     except SystemExit as exit_request:
@@ -114,6 +116,19 @@ def _run_and_exit(run: Callable[..., Any], *arguments: Any, **options: Any) -> N
         traceback.print_exc()
         code = ExitCode.BUG
     sys.exit(code or ExitCode.DONE)
+
+
+def _flush() -> ExitCode | None:
+    """Write the rest of the output. Return ERROR if that fails, for example on a full disk."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _silence_output()
+        sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+        return ExitCode.ERROR
+    return None
 
 
 def _silence_output() -> ExitCode:

@@ -1,13 +1,18 @@
-"""Log lines of every process, as text or JSON, each with the id of its request."""
+"""Output of every process: log lines as text or JSON, each with the id of its request; text for any terminal."""
 
+import codecs
+import io
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import TextIO
 
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
@@ -73,10 +78,65 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps({name: value for name, value in values.items() if value is not None})
 
 
+_PLAIN = {
+    "\N{MIDDLE DOT}": "|",
+    "\N{EN DASH}": "-",
+    "\N{MINUS SIGN}": "-",
+    "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-",
+    "\N{HORIZONTAL ELLIPSIS}": "...",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{NO-BREAK SPACE}": " ",
+    "\N{PLUS-MINUS SIGN}": "+/-",
+    "\N{RIGHTWARDS ARROW}": "->",
+    "\N{CHECK MARK}": "ok",
+    "\N{REPLACEMENT CHARACTER}": "?",
+}
+"""Marks of our own sentences, for terminals without them."""
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return a replacement for characters that a stream cannot encode: a plain mark, or the code as in JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_mark, error.object[error.start : error.end])), error.end
+
+
+def _mark(sign: str) -> str:
+    if sign in _PLAIN:
+        return _PLAIN[sign]
+    units = sign.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+
+
+codecs.register_error("ablate.ascii", _in_ascii)
+
+
+def accept_every_text() -> None:
+    """Let standard output and error take every text, in any encoding, also if they are closed.
+
+    A character that the encoding lacks becomes ASCII. Every program calls this before it prints.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the shell closed it (>&-)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="ablate.ascii")
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Return whether the stream's encoding has every character."""
+    return (stream.encoding or "ascii").lower().startswith("utf")
+
+
 def configure_logging(form: LogFormat, *, quiet: tuple[str, ...] = ()) -> None:
-    """Log every library to standard error in one format. Loggers in `quiet` log warnings only."""
+    """Log every library to standard error in one format. Loggers in `quiet` log warnings only, and so does httpx.
+
+    It would log whole addresses, and the path of a webhook's address is often a secret.
+    """
+    accept_every_text()
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form is LogFormat.JSON else _TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for name in quiet:
+    for name in ("httpx", *quiet):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -4,10 +4,13 @@ The embedded stack and the workers use it. It needs the standard library only, b
 """
 
 import ctypes
+import errno
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +20,8 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.02
 _KILL_PATIENCE_S = 10.0
 """Time that SIGKILL may take: a process inside a driver call dies only when the call returns."""
+_LISTENS = "0A"
+"""State of a listening socket in /proc/net/tcp."""
 _EXEC_PATIENCE_S = 2.0
 """Time that exec may take. Until the kernel has set up the new program, the process has no environment."""
 
@@ -35,7 +40,7 @@ class Mark:
 
     def members(self) -> list[int]:
         """Return the living processes that started with the mark, except this one."""
-        entry = f"{self.variable}={self.value}".encode()
+        entry = os.fsencode(f"{self.variable}={self.value}")
         return [pid for pid in _others() if entry in _environment(pid) and is_alive(pid)]
 
 
@@ -70,6 +75,37 @@ def group_members(pgid: int) -> list[int]:
 def children_of(pid: int) -> list[int]:
     """Return the living children of `pid`, except this process."""
     return [other for other in _others() if (ids := _parent_and_group(other)) is not None and ids[0] == pid]
+
+
+def owns_port(mark: Mark, port: int) -> bool:
+    """Return whether only processes with the mark listen on a TCP port; also if no process listens there."""
+    listening = _listening_sockets(port)
+    return not listening or listening <= {inode for pid in mark.members() for inode in _sockets_of(pid)}
+
+
+def _listening_sockets(port: int) -> set[str]:
+    """Return the inodes of the sockets that listen on a port, on any address."""
+    rows = [row.split() for table in ("tcp", "tcp6") for row in _lines(Path("/proc/net") / table)[1:]]
+    return {row[9] for row in rows if row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except FileNotFoundError:  # a kernel without IPv6
+        return []
+
+
+def _sockets_of(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets; none if it is gone or belongs to another user."""
+    inodes = set()
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    except OSError:
+        return set()
+    return inodes
 
 
 def command_of(pid: int) -> str:
@@ -116,6 +152,23 @@ def wait_until(condition: Callable[[], bool], *, patience_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+MAX_FOLDER_BYTES = 56
+"""Longest folder for temporary sockets. The kernel allows 107 bytes for the path of a Unix socket."""
+_SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - each socket gets a private folder below
+
+
+def socket_folder() -> Path:
+    """Return a folder for temporary sockets, which need short paths; TMPDIR only if no usual folder can be written.
+
+    Raises OSError if there is none.
+    """
+    for folder in map(Path, (*_SHORT_FOLDERS, tempfile.gettempdir())):
+        if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    advice = f"set TMPDIR to a folder with a path of at most {MAX_FOLDER_BYTES} bytes"
+    raise OSError(errno.ENAMETOOLONG, f"no folder for sockets; {advice}", tempfile.gettempdir())
 
 
 def _others() -> list[int]:

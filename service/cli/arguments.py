@@ -7,6 +7,7 @@ place in an ablation.
 import re
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ from experiments.design.problems import nearest
 from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
 from experiments.ids import CALLED_PATTERN
-from experiments.outcomes import TrialState
+from experiments.outcomes import BlockState, TrialState
 from service.cli import completion
 from service.cli.output import err
 from service.errors import Ambiguous, NotFound
@@ -165,11 +166,30 @@ def trial_at(client: "Client", name: str) -> "TrialPublic":
     Raises NotFound or Ambiguous with the possible names.
     """
     ablation, _, place = name.partition("/")
-    trials = list(client.ablations.trials(ablation_id(client, ablation)))
-    trial = _at(trials, place) if place else _latest(trials)
+    name = ablation_id(client, ablation)
+    trial = _at(client, name, place) if place else _latest(_trials_of_running_block(client, name))
     if "/" not in place:
         err().print(f"[dim]{block_name(trial.block_index)}, {escape(trial.arm)}, {trial.state}[/]")
     return trial
+
+
+def _trials_of(client: "Client", ablation: str, index: int) -> "list[TrialPublic]":
+    """Return the trials of one block, none if it does not exist."""
+    trials = client.ablations.trials(ablation, from_block=index)
+    return list(takewhile(lambda trial: trial.block_index == index, trials))
+
+
+def _trials_of_running_block(client: "Client", ablation: str) -> "list[TrialPublic]":
+    """Return the trials of the block that computes now, otherwise of the last one that ran."""
+    last = 0
+    for block in client.ablations.blocks(ablation):
+        if block.state is BlockState.RUNNING:
+            trials = _trials_of(client, ablation, block.index)
+            if any(trial.runs_now for trial in trials):
+                return trials
+        if block.state in (BlockState.RUNNING, BlockState.DONE, BlockState.FAILED):
+            last = block.index
+    return _trials_of(client, ablation, last)
 
 
 def _latest(trials: "list[TrialPublic]") -> "TrialPublic":
@@ -179,12 +199,12 @@ def _latest(trials: "list[TrialPublic]") -> "TrialPublic":
     return next((trial for trial in started if trial.runs_now), started[-1])
 
 
-def _at(trials: "list[TrialPublic]", place: str) -> "TrialPublic":
+def _at(client: "Client", ablation: str, place: str) -> "TrialPublic":
     number, _, arm = place.partition("/")
-    index = block_index(int(number)) if number.isascii() and number.isdigit() else -1
-    block = [trial for trial in trials if trial.block_index == index]
+    index = block_index(int(number)) if re.fullmatch("[1-9][0-9]{0,8}", number) else -1
+    block = _trials_of(client, ablation, index) if index >= 0 else []
     if not block:
-        blocks = block_list(sorted({trial.block_index for trial in trials}))
+        blocks = block_list(range(client.ablations.get(ablation).blocks.planned))
         raise NotFound(f"the ablation has no block {number!r}; blocks: {blocks}")
     arms = [trial.arm for trial in block]
     name = _single(arms, arm, "arms") if arm else _latest(block).arm

@@ -4,11 +4,12 @@ If the service cannot be reached, the completion is empty: a shell cannot show t
 module, so each function imports its own list.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
-from experiments.block_numbers import block_number
+from experiments.block_numbers import block_index, block_number
 from experiments.errors import ExperimentError
 
 if TYPE_CHECKING:
@@ -94,10 +95,14 @@ def _trials(client: "Client", incomplete: str) -> Iterator[str]:
     ablation, *rest = incomplete.split("/")
     if not rest:
         return (f"{name}/" for name in _ablations(client, incomplete))
-    rows = client.ablations.trials(client.ablations.id_of(ablation))
+    name = client.ablations.id_of(ablation)
     if len(rest) == 1:
-        return (f"{ablation}/{number}/" for number in dict.fromkeys(block_number(row.block_index) for row in rows))
-    return (f"{ablation}/{rest[0]}/{arm}" for arm in dict.fromkeys(row.arm for row in rows))
+        return (
+            f"{ablation}/{number}/" for number in map(block_number, range(client.ablations.get(name).blocks.planned))
+        )
+    index = block_index(int(rest[0])) if re.fullmatch("[1-9][0-9]{0,8}", rest[0]) else 0
+    block = takewhile(lambda row: row.block_index == index, client.ablations.trials(name, from_block=index))
+    return (f"{ablation}/{rest[0]}/{row.arm}" for row in block)
 
 
 def _from_service(request: Callable[["Client"], Iterable[str]], incomplete: str) -> list[str]:

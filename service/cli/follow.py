@@ -4,12 +4,13 @@ Progress is live on a terminal and line by line elsewhere. Leaving with Ctrl-C c
 """
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -121,17 +122,25 @@ def follow_as_json(client: Client, ablation_id: str) -> AblationPublic:
     return client.ablations.get(ablation_id)
 
 
+class TrialPlace(NamedTuple):
+    """The block and the arm of a trial: little memory, because an ablation may have 100,000 trials."""
+
+    block_id: str
+    arm: str
+
+
 @dataclass
 class FollowedAblation:
     """The state of a followed ablation, kept up to date by its events."""
 
     ablation: AblationPublic
-    trials: dict[str, TrialPublic]
+    trials: dict[str, "TrialPlace"]
+    """By id."""
     names: dict[str, str]
     """Display names of blocks by id: "block 2/6"."""
     nodes: dict[str, str] = field(default_factory=dict)
     """Names of nodes by id."""
-    current: TrialPublic | None = None
+    current: "TrialPlace | None" = None
     steps: str = ""
     holders: dict[str, str] = field(default_factory=dict)
     """Ids of the nodes that run blocks, or ran them last, by block id."""
@@ -143,8 +152,12 @@ class FollowedAblation:
         cls, ablation: AblationPublic, trials: Iterable[TrialPublic], nodes: Iterable[NodePublic] = ()
     ) -> "FollowedAblation":
         """Return the state that the service's rows describe."""
-        by_id = {trial.id: trial for trial in trials}
-        names = {trial.block_id: block_name(trial.block_index, ablation.blocks.planned) for trial in by_id.values()}
+        by_id: dict[str, TrialPlace] = {}
+        names: dict[str, str] = {}
+        for trial in trials:
+            block, arm = sys.intern(trial.block_id), sys.intern(trial.arm)
+            by_id[trial.id] = TrialPlace(block, arm)
+            names[block] = block_name(trial.block_index, ablation.blocks.planned)
         return cls(ablation=ablation, trials=by_id, names=names, nodes={node.id: node.name for node in nodes})
 
     def apply(self, event: Event) -> None:

@@ -13,7 +13,7 @@ from rich.segment import Segment
 
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ExitCode
-from experiments.runtime.logs import UNSEEN, visible
+from experiments.runtime.logs import UNSEEN, is_unicode, visible
 from service.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -66,12 +66,27 @@ def print_text(text: str) -> None:
 
 def print_json(value: "BaseModel | Iterable[BaseModel] | dict[str, Any] | list[Any]") -> None:
     """Print a model, several models, or plain values as one JSON document."""
-    sys.stdout.write(_escape_unseen(json.dumps(_plain(value), indent=2, ensure_ascii=False)) + "\n")
+    sys.stdout.write(_escape_unseen(_json(_plain(value), indent=2)) + "\n")
+
+
+def print_json_list(name: str, items: "Iterable[BaseModel]", **head: "BaseModel") -> None:
+    """Print one JSON document with the values of `head` and, as its last value, a list, item by item.
+
+    It needs little memory for a list of any length.
+    """
+    opened = _json(_plain({**head, name: []}), indent=2).removesuffix("[]\n}")
+    sys.stdout.write(_escape_unseen(opened) + "[")
+    separator = "\n    "
+    for item in items:
+        text = _json(_plain(item), indent=2).replace("\n", "\n    ")
+        sys.stdout.write(separator + _escape_unseen(text))
+        separator = ",\n    "
+    sys.stdout.write("]\n}\n" if separator.startswith("\n") else "\n  ]\n}\n")
 
 
 def print_json_line(**value: "BaseModel") -> None:
     """Print one line of a stream: a JSON object whose only key names the type of its value."""
-    sys.stdout.write(_escape_unseen(json.dumps(_plain(value), ensure_ascii=False)) + "\n")
+    sys.stdout.write(_escape_unseen(_json(_plain(value))) + "\n")
     sys.stdout.flush()
 
 
@@ -83,6 +98,11 @@ def print_secret(secret: "TokenSecret", *, as_json: bool) -> None:
     use = "set it as ABLATE_TOKEN" if secret.node is None else _WORKER_HINT.format(escape(secret.node))
     err().print(f"secret of [bold]{escape(secret.name)}[/], shown only once; {use}:")
     typer.echo(secret.secret)
+
+
+def _json(value: Any, *, indent: int | None = None) -> str:
+    """Return a JSON document that standard output can encode."""
+    return json.dumps(value, indent=indent, ensure_ascii=not is_unicode(sys.stdout))
 
 
 def _escape_unseen(document: str) -> str:
@@ -138,8 +158,8 @@ def problem_of(error: Exception) -> "Problem":
 def show_problem(problem: "Problem", *, as_json: bool = False) -> None:
     """Print a problem document to standard error, as a readable list or as JSON."""
     if as_json:
-        document = problem.model_dump_json(indent=2, exclude_none=True, exclude_unset=True)
-        sys.stderr.write(_escape_unseen(document) + "\n")
+        document = problem.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+        sys.stderr.write(_escape_unseen(json.dumps(document, indent=2, ensure_ascii=not is_unicode(sys.stderr))) + "\n")
         return
     console = err()
     for line in problem_lines(problem):

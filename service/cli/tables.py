@@ -69,8 +69,8 @@ def time_left(row: "AblationPublic") -> str:
     return "" if row.time_left_s is None else f"about {wording.duration(row.time_left_s)} left"
 
 
-def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> RenderableType:
-    """Return one ablation with its trials."""
+def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]", *, rest: int | None = None) -> RenderableType:
+    """Return one ablation with some of its trials; `rest` is the number of the block where the others begin."""
     progress = [("answer", row.answer), ("waits for", row.waiting_for), ("time left", time_left(row))]
     pairs = facts(
         ("ablation", f"[bold]{escape(row.name)}[/]  {row.id}"),
@@ -86,7 +86,10 @@ def ablation(row: "AblationPublic", trials: "Sequence[TrialPublic]") -> Renderab
         ("created", wording.moment(row.created_at)),
         ("mlflow", row.mlflow_url or "not in MLflow yet"),
     )
-    return Group(pairs, _trials(trials), Text(f"log of a trial: ablate log {row.name}/BLOCK/ARM", "dim"))
+    last = [Text(f"log of a trial: ablate log {row.name}/BLOCK/ARM", "dim")]
+    if rest is not None:
+        last.insert(0, Text(f"more trials: ablate show {row.name} --from-block {rest}    (all of them: --json)", "dim"))
+    return Group(pairs, _trials(trials), *last)
 
 
 def _trials(rows: "Sequence[TrialPublic]") -> TerminalTable:

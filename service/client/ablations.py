@@ -30,6 +30,8 @@ _WATCH_PATIENCE_S = 60.0
 _POLL_S = 2.0
 """Between two polls of `wait`, which cost the service less than a stream."""
 _REPORT_PATIENCE_S = 60.0
+_LAST_PLACE = 999_999_999
+"""Largest place in a cursor."""
 _ID = re.compile(id_pattern("abl"))
 
 
@@ -136,9 +138,10 @@ class Ablations:
         """Yield the blocks of one ablation."""
         return self._connection.pages(f"/v1/ablations/{ablation_id}/blocks", BlockPublic, {})
 
-    def trials(self, ablation_id: str) -> Iterator[TrialPublic]:
-        """Yield the trials of one ablation."""
-        return self._connection.pages(f"/v1/ablations/{ablation_id}/trials", TrialPublic, {})
+    def trials(self, ablation_id: str, *, from_block: int = 0) -> Iterator[TrialPublic]:
+        """Yield the trials of one ablation in order, from the block with this index on."""
+        cursor = f"{from_block - 1}.{_LAST_PLACE}" if from_block else None
+        return self._connection.pages(f"/v1/ablations/{ablation_id}/trials", TrialPublic, {"cursor": cursor})
 
     def cancel(self, ablation_id: str) -> AblationPublic:
         """Cancel an ablation; it is `cancelling` until its worker has stopped."""

@@ -8,13 +8,16 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from experiments.errors import BadSetting
+from experiments.runtime.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
+from experiments.runtime.setting_values import checked_secret, http_address, shown
 from service.client.settings import get_client_settings
 from service.schemas.problems import Problem
 
 PAUSE_S = 0.5
 _TIMEOUT = httpx.Timeout(30.0, connect=3.0)
 _TRIES = 3
-_PAGE = 200
+_PAGE = 500
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
@@ -56,11 +59,11 @@ class Unreachable(ClientError):
 class Connection:
     """An HTTP connection pool with a token, which turns every failure into a ClientError."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, stack: HomeStack | None = None) -> None:
         self.url = url
-        self.has_token = bool(token)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        self._is_own = stack is not None
+        allow_http = get_client_settings().allow_http
+        self.http = http_client(url, token=token, allow_http=allow_http, stack=stack, timeout=_TIMEOUT)
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request that may be repeated; retry it when the connection breaks."""
@@ -92,7 +95,7 @@ class Connection:
 
     def pages(self, path: str, answer: type[_Answer], params: Mapping[str, Any]) -> Iterator[_Answer]:
         """Yield the items of all pages of a list."""
-        cursor: str | None = None
+        cursor: str | None = params.get("cursor")
         while True:
             query = {"limit": _PAGE, **params, "cursor": cursor}
             page = self.call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
@@ -103,14 +106,51 @@ class Connection:
 
     def unreachable(self, error: httpx.TransportError) -> Unreachable:
         """Return the error for an address that does not answer, with a remedy."""
-        here = "start a stack here with `ablate up`" if self.has_token else f"{_nothing_here()}; start it: ablate up"
-        hint = f"{here}, or set ABLATE_URL and ABLATE_TOKEN to reach another one"
-        what = (
-            "nothing listens there"
-            if isinstance(error, httpx.ConnectError)
-            else f"the connection failed ({type(error).__name__})"
+        what = f"no answer from {self.url}: {reason(error, self.url)}"
+        return _unreachable(
+            f"{what}; {_START}"
+            if self._is_own
+            else f"{what}; check ABLATE_URL, or unset it for the stack of this folder"
         )
-        return Unreachable(Problem(title="Service unreachable", detail=f"no answer from {self.url}: {what}; {hint}"))
+
+
+def connection_to(url: str | None, token: str | None, stack: HomeStack | None = None) -> Connection:
+    """Return a connection to `url`, by default to the service of the settings.
+
+    Raises Unreachable if the settings name no service and no stack runs here, and BadSetting.
+    """
+    settings = get_client_settings()
+    address = _address(url) if url else settings.url
+    if not address:
+        stack = home_stack(settings.home)
+        if stack is None:
+            raise _unreachable(f"{_nothing_here()}; {_START}")
+        address = stack.api_url
+    secret = _token(token) if token else settings.token_for(address, is_own=stack is not None)
+    return Connection(address, secret, stack)
+
+
+def _address(url: str) -> str:
+    try:
+        return http_address(url)
+    except ValueError as error:
+        problem = f"the address of the service {error}"
+    raise BadSetting(problem)
+
+
+def _token(token: str) -> str:
+    try:
+        return checked_secret(token)
+    except ValueError as error:
+        problem = f"the token of the client: {error}"
+    raise BadSetting(problem)
+
+
+_START = "start it with `ablate up`, or set ABLATE_URL and ABLATE_TOKEN to reach another service"
+
+
+def _unreachable(detail: str) -> Unreachable:
+    return Unreachable(Problem(title="Service unreachable", detail=detail))
 
 
 def checked(response: httpx.Response) -> httpx.Response:
@@ -120,7 +160,8 @@ def checked(response: httpx.Response) -> httpx.Response:
     if response.headers.get("Content-Type", "").startswith("application/problem+json"):
         problem = Problem.model_validate(response.json())
     else:
-        detail = f"{response.request.url} answered {response.status_code} without a problem document"
+        url = shown(str(response.request.url))
+        detail = f"{url} answered {response.status_code} without a problem document{redirect_hint(response)}"
         problem = Problem(
             title=response.reason_phrase or "Unexpected answer", status=response.status_code, detail=detail
         )
@@ -132,7 +173,7 @@ def checked(response: httpx.Response) -> httpx.Response:
 def _no_token(url: httpx.URL) -> str:
     """Explain the missing token; usually the stack was started in another folder."""
     return (
-        f"{_nothing_here()}; a service answers at {url.join('/')}, but this folder has no token: "
+        f"{_nothing_here()}; a service answers at {url.scheme}://{url.netloc.decode()}, but this folder has no token: "
         "run the command where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN"
     )
 

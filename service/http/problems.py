@@ -15,6 +15,7 @@ from starlette.routing import Match
 
 from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecError, SpecProblem
+from experiments.ids import RULES
 from experiments.runtime.logs import requested_by
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
 from service.schemas.problems import Problem, ProblemDetail
@@ -99,6 +100,9 @@ def _translate(item: dict[str, Any]) -> SpecProblem:
         return SpecProblem(pointer="#", detail=f"the body is not JSON: {item['ctx']['error']} at character {rest[-1]}")
     name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in rest)
     pointer = f"#/{name}" if place == "body" and rest else "#" if place == "body" else f"{place}:{name}"
+    rule = RULES.get(item["ctx"]["pattern"]) if item["type"] == "string_pattern_mismatch" else None
+    if rule is not None:
+        return SpecProblem(pointer=pointer, detail=f"{shown(item['input'])} is not allowed; allowed: {rule}")
     message = str(item["msg"])
     return SpecProblem(pointer=pointer, detail=message[:1].lower() + message[1:])
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
-from experiments.ids import CALLED_PATTERN, id_pattern
+from experiments.ids import CALLED_PATTERN, LABEL_FILTER, id_pattern
 from experiments.outcomes import AblationState
 from service.errors import NotYet
 from service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter, json_only
@@ -35,7 +35,6 @@ router = APIRouter(prefix="/v1/ablations", tags=["ablations"])
 
 _SEQUENCE = "^(0|[1-9][0-9]{0,17})$"
 """Pattern of a sequence number that fits 64 bits."""
-_LABEL = "^[a-z0-9_.-]{1,63}(=[ -~]{0,256})?$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _ABLATION, _BLOCK, _TRIAL = id_pattern("abl"), f"^{PLACE}$", f"^{PLACE}[.]{PLACE}$"
 """Patterns of cursors."""
@@ -61,8 +60,8 @@ class AblationQuery(PageQuery):
     limit: int = Field(default=50, ge=1, le=500, description="Most items on the page.")
     cursor: Annotated[str | None, text_like(_ABLATION)] = Field(default=None, pattern=_ABLATION, description=FROM_NEXT)
     state: list[AblationState] = Field(default=[], max_length=6, description="Only these states.")
-    label: Annotated[str | None, text_like(_LABEL)] = Field(
-        default=None, pattern=_LABEL, description="`key` or `key=value`."
+    label: Annotated[str | None, text_like(LABEL_FILTER)] = Field(
+        default=None, pattern=LABEL_FILTER, description="`key` or `key=value`."
     )
     digest: Annotated[str | None, text_like(_DIGEST)] = Field(
         default=None, pattern=_DIGEST, description="Digest of the spec or of its rule."

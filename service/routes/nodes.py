@@ -7,6 +7,7 @@ from fastapi import APIRouter, Body, Depends, Path
 from sqlalchemy import Connection
 
 from experiments.errors import SpecProblem
+from experiments.ids import NODE_NAME, REASON
 from experiments.records.messages import NodeRegistered, NodeRegistration
 from experiments.records.signing import KEY_PATTERN, PublicKey
 from kernels.backends import NODE_CLASSES
@@ -16,7 +17,7 @@ from service.http.problems import check_known
 from service.http.responses import secured
 from service.http.serializers import key_public, node_public, silent_limit_s
 from service.schemas.nodes import KeyList, NodeList, NodePublic
-from service.schemas.tokens import NODE_NAME, REASON, NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
+from service.schemas.tokens import NodeKeyRequest, RevokeRequest, RotateRequest, TokenSecret
 from service.settings import ServiceSettings
 from service.store.access import keys, tokens
 from service.store.nodes import node_states, nodes

@@ -12,7 +12,7 @@ from experiments.design.plan import Plan, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError
-from experiments.ids import new_id
+from experiments.ids import IDEMPOTENCY_KEY, new_id
 from experiments.records.calibration import Sizing
 from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
@@ -131,7 +131,7 @@ def submit_ablation(
             alias="Idempotency-Key",
             min_length=1,
             max_length=255,
-            pattern="^[!-~]+$",
+            pattern=IDEMPOTENCY_KEY,
             description="A new random value; the same value with the same body gives the same answer.",
         ),
     ],

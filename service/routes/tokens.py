@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Path, Request
 from sqlalchemy import Connection, Row
 
+from experiments.ids import LISTED_NAME
 from service.errors import Forbidden
 from service.http.deps import Admin, Anyone, Operator, Reader, Services, ServicesDep, json_only
 from service.http.responses import secured
 from service.http.serializers import secret_public, token_public
 from service.principals import Scope
 from service.schemas.tokens import (
-    LISTED_NAME,
     Identity,
     QuotaRequest,
     RevokeRequest,

@@ -4,15 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, StrictFloat
 
+from experiments.ids import NODE_NAME, REASON, TOKEN_NAME
 from kernels.backends import NODE_CLASSES
 from service.principals import Scope
 from service.schemas.public import Public
 
-TOKEN_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # noqa: S105 - the pattern of a name
-NODE_NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
-LISTED_NAME = "^([A-Za-z0-9][A-Za-z0-9._-]{0,63}|node/[A-Za-z0-9][A-Za-z0-9._-]{0,119})$"
-"""Names in `ablate tokens list`: tokens of people and keys of nodes."""
-REASON = "^[ -~]{1,500}$"
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0
 

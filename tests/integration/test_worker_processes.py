@@ -153,3 +153,20 @@ def test_check_names_the_import_that_failed() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert "PreloadError" in answer.stderr
     assert "No module named 'workers.absent'" in answer.stderr
+
+
+@pytest.mark.parametrize("length", [10, 250])
+def test_processes_start_whatever_the_length_of_tmpdir(tmp_path: Path, length: int) -> None:
+    folder = tmp_path / ("t" * length)
+    folder.mkdir()
+    code = "import os; from workers.processes.forkserver import ForkServer as F; F(preload='json').check(); print('up')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(folder)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "up\n", done.stderr

@@ -152,7 +152,7 @@ def memory_limit_bytes() -> int:
     total: int = psutil.virtual_memory().total
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            text = Path(path).read_text().strip()
+            text = Path(path).read_text(encoding="ascii").strip()
         except OSError:
             continue
         if text.isdigit():
@@ -162,7 +162,7 @@ def memory_limit_bytes() -> int:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -121,7 +121,15 @@ def _query(*arguments: str) -> str:
         raise DeviceUnknown("nvidia-smi has disappeared")
     command = [smi, *arguments, "--format=csv,noheader,nounits"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
     except (subprocess.SubprocessError, OSError) as error:
         raise DeviceUnknown(f"nvidia-smi failed: {error}") from error
 

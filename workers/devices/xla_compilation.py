@@ -49,7 +49,15 @@ def ask_compiler(order: xla_compiler.Order, *, folder: Path | None = None) -> An
         answer_file = order_file.with_name("compiler-answer.json")
         order_file.write_text(json.dumps(asdict(order)), encoding="utf-8")
         command = [sys.executable, "-m", _PROGRAM, str(order_file), str(answer_file)]
-        process = subprocess.run(command, env=compiler_environment(_ROOT), capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            command,
+            env=compiler_environment(_ROOT),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
         answer = json.loads(answer_file.read_text(encoding="utf-8")) if answer_file.is_file() else {}
     if process.returncode in (-signal.SIGKILL, -signal.SIGTERM):
         raise CompilerKilled(_how_it_ended(process))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from experiments.digest import SOURCE_ROOT, code_digest, digest_bytes
+from experiments.digest import SOURCE_ROOT, code_digest, digest, digest_bytes
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
 from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
@@ -56,6 +56,22 @@ class Node:
     def trial_memory_limit_bytes(self) -> int:
         """Memory for a trial: the device's, or on the host the limit of processes."""
         return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
+
+    def kernels(self, data_dir: Path) -> Path:
+        """Return the folder for compiled code below `data_dir`; other versions have another one."""
+        return data_dir / "kernels" / digest(self.versions).removeprefix("sha256:")[:12]
+
+    def changed(self) -> str | None:
+        """Return what changed since the start of this worker, so that its receipts would be wrong; None if nothing."""
+        if code_digest() != self.code.digest:
+            return "the source code changed after this worker had started; start it again"
+        old = {**self.versions, "number of cores": str(self.cores)}
+        new = {**_versions(self.devices), "number of cores": str(cores())}
+        other = next((name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)), None)
+        if other is None:
+            return None
+        values = f"from {old.get(other, 'absent')} to {new.get(other, 'absent')}"
+        return f"{other} changed {values} after this worker had started; start it again"
 
     def registration(self, public_key: str | None) -> NodeRegistration:
         """Return the registration; `public_key` belongs to this node's signatures, None if it cannot sign."""
@@ -137,7 +153,13 @@ def _tool_version(tools: Sequence[str]) -> str | None:
         return None
     try:
         printed = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+            check=True,
         )
     except (subprocess.SubprocessError, OSError):
         return None

@@ -7,7 +7,6 @@ also works in a plain checkout.
 import json
 import logging
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from experiments.block_numbers import block_index, block_list
 from experiments.design.config_fields import read_config
 from experiments.digest import code_digest
 from experiments.errors import ExperimentError, SigningUnavailable
+from experiments.ids import node_name_problem, own_node_name
 from experiments.outcomes import ExitCode
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
@@ -102,7 +102,10 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             signer=signer,
         )
         wanted = plan_file.plan.node_class
-        node = find_node(node_name or socket.gethostname(), wanted if only_when_asked(wanted) else None)
+        name = node_name or own_node_name()
+        if (problem := node_name_problem(name)) is not None:
+            raise ExecRefused(problem)
+        node = find_node(name, wanted if only_when_asked(wanted) else None)
         summary, digest = _perform(job, node, console)
         if tar:
             write_tar(read_bundle_files(job.folder.root), out.absolute().with_name(out.name + ".tar"))

@@ -7,13 +7,16 @@ import importlib
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.util import get_temp_dir
 from typing import Any, TypeVar
 
-from experiments.runtime.processes import end_all, group_members
+from experiments.runtime.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
+from workers.environment_variables import hide_secrets
 from workers.errors import PreloadError
 from workers.processes import trial
 from workers.processes.result import TrialOrder
@@ -32,6 +35,8 @@ class ForkServer:
     """The one fork server of this worker; its processes run `target`."""
 
     def __init__(self, *, preload: str = PRELOAD, target: Callable[[TrialOrder], None] = trial.main) -> None:
+        _shorten_sockets()
+        hide_secrets()  # before any process starts: they all inherit the environment, and trials run foreign code
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._preload = preload
         self._target = target
@@ -89,6 +94,17 @@ class ForkServer:
                 time.sleep(_RETRY_S)
             else:
                 return process
+
+
+def _shorten_sockets() -> None:
+    """Let multiprocessing make its sockets below a short folder if TMPDIR is too long for them."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) > MAX_FOLDER_BYTES:
+        tempfile.tempdir = str(socket_folder())
+        try:
+            get_temp_dir()  # remembers its folder for this process and its children
+        finally:
+            tempfile.tempdir = usual
 
 
 def _answer(pipe: Connection, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

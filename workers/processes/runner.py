@@ -194,7 +194,7 @@ def _is_readable(descriptor: int) -> bool:
 
 def _peak_rss(pid: int) -> int | None:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

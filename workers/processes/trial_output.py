@@ -27,7 +27,7 @@ _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
 def log_stop(log: Path, reason: StopReason, wall_s: float, how_far: str) -> None:
     """Write to a trial's log when and why the worker stopped it; otherwise the log would just end."""
-    with suppress(OSError), log.open("a") as file:  # a full disk is reported elsewhere
+    with suppress(OSError), log.open("a", encoding="utf-8") as file:  # a full disk is reported elsewhere
         file.write(f"\n[the worker stopped this trial after {wall_s:.1f} s and {how_far}: {reason}]\n")
 
 

@@ -1,23 +1,40 @@
 """`ablate show`: one ablation and its trials."""
 
+from itertools import islice
+from typing import Annotated
+
 import typer
 
+from experiments.block_numbers import block_index, block_number
 from service.cli import tables
 from service.cli.arguments import AblationArgument, ablation_id
-from service.cli.output import JsonOption, guarded, out, print_json
+from service.cli.output import JsonOption, guarded, out, print_json_list
 from service.client.api import Client
 
 app = typer.Typer()
 
+_SHOWN = 200
+"""Trials in a table."""
+
 
 @app.command("show")
 @guarded
-def show_(ablation: AblationArgument, as_json: JsonOption = False) -> None:
+def show_(
+    ablation: AblationArgument,
+    from_block: Annotated[int, typer.Option(min=1, help="Begin with the trials of this block.")] = 1,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Show at most this many trials. Default: 200, with --json all.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show one ablation and its trials."""
     with Client() as client:
         name = ablation_id(client, ablation)
-        row, trials = client.ablations.get(name), list(client.ablations.trials(name))
-    if as_json:
-        print_json({"ablation": row, "trials": trials})
-    else:
-        out().print(tables.ablation(row, trials))
+        row, trials = client.ablations.get(name), client.ablations.trials(name, from_block=block_index(from_block))
+        if as_json:
+            print_json_list("trials", islice(trials, limit), ablation=row)
+            return
+        shown = list(islice(trials, limit or _SHOWN))
+        following = next(trials, None)
+    rest = None if following is None else block_number(following.block_index)
+    out().print(tables.ablation(row, shown, rest=rest))

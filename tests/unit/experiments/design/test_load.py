@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.design.load import parse_spec
+from experiments.design.load import load_values, parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.problems import listed
 from experiments.errors import SpecError, SpecProblem
@@ -164,3 +164,19 @@ def test_parse_spec_refuses_an_infinite_override() -> None:
     body = json.dumps(spec_values(workload__overrides={"learning_rate": 0.5})).replace("0.5}", "1e999}").encode()
     (found,) = text_problems(body, JSON)
     assert found.pointer == "#/workload/overrides/learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"x: 1e400", "application/yaml"),
+        (b'{"x": [1e400]}', "application/json"),
+        (b"x = inf", "application/toml"),
+        (b"x = -1e400", "application/toml"),
+        (b"x = nan", "application/toml"),
+    ],
+)
+def test_no_format_can_carry_a_number_that_is_not_finite(body: bytes, kind: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_values(body, kind)
+    assert "allowed: finite numbers" in caught.value.problems[0].detail
