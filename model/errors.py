@@ -19,7 +19,11 @@ class ConfigError(ModelError, ValueError):
 
 
 class DataError(ModelError):
-    """The corpus cannot be built or read."""
+    """No dataset can be made from the corpus."""
+
+
+class DatasetDamaged(ModelError):
+    """A prepared dataset is missing or damaged; the next preparation builds it again."""
 
 
 class NonFiniteLoss(ModelError):

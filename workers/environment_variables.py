@@ -73,13 +73,18 @@ def compiler_environment(root: Path) -> dict[str, str]:
     return variables | xla_compiler.ENVIRONMENT | library_path | {"PYTHONPATH": python_path}
 
 
-def keep_kernels(folder: Path) -> None:
-    """Cache generated GPU kernels in `folder`, so that a node compiles each only once; the operator's choice wins."""
-    os.environ.setdefault("TILELANG_CACHE_DIR", str(folder))
-
-
 _CACHES = ("TILELANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 """Cache folders of compilers."""
+
+
+def keep_kernels(folder: Path) -> None:
+    """Cache compiled code below `folder`, so that a node compiles it only once; the operator's choice wins.
+
+    The caller names the folder after the versions of all compilers: the keys of TileLang leave out nvcc's version, and
+    those of torch.compile leave out the C++ compiler's.
+    """
+    for name in _CACHES:
+        os.environ.setdefault(name, str(folder / name.lower()))
 
 
 def start_cold(folder: Path) -> None:

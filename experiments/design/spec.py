@@ -309,8 +309,8 @@ class Limits(_SpecPart):
 
     trial: Seconds = Field(
         default=1200,
-        description="Wall time after which a trial is stopped. Preparing the dataset, once per node, has the same "
-        "limit and starts over when it is stopped.",
+        description="Wall time after which a trial is stopped. Preparing the data of a block has a limit of its own, "
+        "an hour.",
         json_schema_extra={"default": "20m"},
     )
     device_minutes: float = Field(

@@ -63,6 +63,10 @@ class NodeRegistered(Frozen):
     """Longest time between two polls, also without a wake-up."""
 
 
+PREPARATION_LIMIT_S = 3600.0
+"""Time that a node may take to prepare the data of a block, beside the limits of its trials."""
+
+
 class ClaimRequest(Frozen):
     """`POST /v1/blocks:claim`; 200 with a ClaimedBlock, or 204 when no block waits."""
 

@@ -1,16 +1,18 @@
 """Source text on disk: the files of a corpus, their order and their split. Torch-free.
 
 The order is a fixed shuffle (by a hash of the relative path), so a size cap takes a fair sample of the tree instead of
-its first folders. The listing omits hidden files and folders, links and empty files. Reading skips files that are not
-UTF-8. One file is one document.
+its first folders. The listing omits hidden files and folders, links and empty files. Every other file must be text in
+UTF-8, and every folder readable. One file is one document.
+
+A corpus is identified by the content of its files. Names, sizes and times may stay while the content changes.
 """
 
 import hashlib
 import importlib.util
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.config import DataConfig
@@ -21,6 +23,36 @@ TORCH_HEADERS = "torch-headers"
 
 _HASH_RANGE = float(2**64)
 
+_NAMED_FILES = 3
+"""Unusable files that an error names; it counts the rest."""
+
+_LOOKED_AT_BYTES = 4096
+"""Part of a file that shows which kind of text or data it is."""
+
+_SIGNATURES = {
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "Zstandard data",
+    b"\xfd7zXZ\x00": "xz data",
+    b"BZh": "bzip2 data",
+    b"\x04\x22\x4d\x18": "LZ4 data",
+    b"PK\x03\x04": "a ZIP archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+    b"SQLite format 3": "an SQLite database",
+    b"%PDF-": "a PDF file",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x7fELF": "a program",
+    b"\xff\xfe\x00\x00": "text in UTF-32",
+    b"\x00\x00\xfe\xff": "text in UTF-32",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+"""First bytes of a file that is no UTF-8 text -> what it looks like; the first match counts."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
@@ -30,7 +62,8 @@ class SourceFile:
     relative: str
     """POSIX path below the corpus root, which alone decides order and side."""
     size_bytes: int
-    mtime_ns: int
+    sha256: str = ""
+    """Of the content when the corpus was split, in hex."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +74,10 @@ class Split:
     val: tuple[SourceFile, ...]
 
     @property
-    def listing_digest(self) -> str:
-        """SHA-256 of names, sizes, times and sides, which changes with every file and needs no reading."""
+    def content_digest(self) -> str:
+        """SHA-256 of names, contents and sides."""
         lines = [
-            f"{side}\0{file.relative}\0{file.size_bytes}\0{file.mtime_ns}"
+            f"{side}\0{file.relative}\0{file.sha256}"
             for side, files in (("train", self.train), ("val", self.val))
             for file in files
         ]
@@ -62,13 +95,23 @@ def corpus_root(corpus: str) -> Path:
         root = Path(corpus)
         if not root.is_absolute():
             raise DataError(f"corpus is {corpus!r}; allowed: '{TORCH_HEADERS}' or an absolute folder path")
-    if not root.is_dir():
-        raise DataError(f"corpus {corpus!r}: {root} is not a folder; allowed: '{TORCH_HEADERS}' or an existing folder")
+    try:
+        problem = None if stat.S_ISDIR(root.stat().st_mode) else "it is a file"
+    except OSError as error:
+        problem = error.strerror
+    if problem is not None:
+        raise DataError(
+            f"corpus {corpus!r}: {root} is not a folder that can be read ({problem}); "
+            f"allowed: '{TORCH_HEADERS}' or an existing folder"
+        )
     return root
 
 
 def split_corpus(config: DataConfig) -> Split:
-    """List the corpus up to `max_corpus_mib` and split it by file. Raises DataError if a side would be empty."""
+    """List the corpus up to `max_corpus_mib`, read every file for its digest, and split the corpus by file.
+
+    Raises DataError if a side would be empty, or if a file or folder cannot be read.
+    """
     root = corpus_root(config.corpus)
     budget_bytes = int(config.max_corpus_mib * 2**20)
     files = _within(sorted(_walk(root), key=lambda file: _rank("order", file.relative)), budget_bytes)
@@ -78,34 +121,106 @@ def split_corpus(config: DataConfig) -> Split:
             f"allowed: at least 2 regular, non-empty, non-hidden files (one to train on, one to validate on)"
         )
     held_out = _held_out(files, config.val_fraction)
+    files = [_with_digest(file) for file in files]
     return Split(
         train=tuple(file for file in files if file.relative not in held_out),
         val=tuple(file for file in files if file.relative in held_out),
     )
 
 
-def read_documents(files: tuple[SourceFile, ...]) -> Iterator[str | None]:
-    """Yield each file's text in order, None for a file that is not UTF-8. Raises DataError for an unreadable file."""
+def check_texts(files: Sequence[SourceFile]) -> None:
+    """Raise DataError, which names files and kinds, unless every file is text in UTF-8."""
+    problems = []
     for file in files:
-        try:
-            content = file.path.read_bytes()
-        except OSError as error:
-            raise DataError(f"corpus file {file.path} cannot be read: {error.strerror}") from error
+        kind = _other_kind(_read(file))
+        if kind is not None:
+            problems.append(f"{file.path} looks like {kind}")
+    if problems:
+        more = f"; and {len(problems) - _NAMED_FILES} more" if len(problems) > _NAMED_FILES else ""
+        raise DataError(
+            f"{len(problems)} of {len(files)} corpus files are not text in UTF-8: "
+            f"{'; '.join(problems[:_NAMED_FILES])}{more}; allowed: text in UTF-8, so convert, unpack or remove other "
+            f"files, or hide them by a name that begins with a dot"
+        )
+
+
+def read_documents(files: Sequence[SourceFile]) -> Iterator[str]:
+    """Yield each file's text in order. Raises DataError for a file that changed, is unreadable or not UTF-8."""
+    for file in files:
+        content = _read(file)
         try:
             yield content.decode("utf-8")
         except UnicodeDecodeError:
-            yield None
+            raise DataError(f"corpus file {file.path} looks like {_other_kind(content)}; allowed: UTF-8") from None
+
+
+def _other_kind(content: bytes) -> str | None:
+    """Return what a file looks like that is not text in UTF-8, None if it is."""
+    try:
+        content.decode("utf-8")
+        problem = "binary data" if b"\0" in content else None
+    except UnicodeDecodeError as error:
+        problem = f"text in another encoding, such as Latin-1: byte {error.start} is 0x{content[error.start]:02x}"
+    if problem is None:
+        return None
+    start = content[:_LOOKED_AT_BYTES]
+    signed = next((kind for first, kind in _SIGNATURES.items() if start.startswith(first)), None)
+    return signed or _wide_encoding(start) or ("binary data" if _has_controls(start) else problem)
+
+
+def _wide_encoding(start: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 if most characters have the zero bytes of Latin letters in that encoding."""
+    zeros = [start[place::4].count(0) / max(1, len(start[place::4])) for place in range(4)]
+    often = [share > 0.5 for share in zeros]
+    if often in ([False, True, True, True], [True, True, True, False]):
+        return "text in UTF-32"
+    return "text in UTF-16" if often in ([False, True] * 2, [True, False] * 2) else None
+
+
+def _has_controls(start: bytes) -> bool:
+    """Return whether bytes occur that no text has in any encoding of one byte per character."""
+    return any(byte < 0x20 and byte not in b"\t\n\v\f\r\x1b" for byte in start)
+
+
+def _read(file: SourceFile) -> bytes:
+    """Return the content of a file. Raises DataError if it is not the content that the split saw."""
+    try:
+        content = file.path.read_bytes()
+    except OSError as error:
+        raise _unreadable("file", file.path, error) from error
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise DataError(f"corpus file {file.path} changed while the data was prepared; allowed: files that stay as is")
+    return content
+
+
+def _with_digest(file: SourceFile) -> SourceFile:
+    try:
+        with file.path.open("rb") as stream:
+            return replace(file, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+    except OSError as error:
+        raise _unreadable("file", file.path, error) from error
+
+
+def _unreadable(what: str, path: str | Path, error: OSError) -> DataError:
+    return DataError(f"corpus {what} {path} cannot be read: {error.strerror}; allowed: readable files and folders")
 
 
 def _walk(root: Path) -> Iterator[SourceFile]:
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_stop):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = Path(folder, name)
-            status = path.lstat()
+            try:
+                status = path.lstat()
+            except OSError as error:
+                raise _unreadable("file", path, error) from error
             if stat.S_ISREG(status.st_mode) and status.st_size and not name.startswith("."):
-                relative = path.relative_to(root).as_posix()
-                yield SourceFile(path=path, relative=relative, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+                yield SourceFile(path=path, relative=path.relative_to(root).as_posix(), size_bytes=status.st_size)
+
+
+def _stop(error: OSError) -> None:
+    """Raise the error of a folder, which os.walk would ignore."""
+    raise _unreadable("folder", error.filename, error) from error
 
 
 def _within(files: list[SourceFile], budget_bytes: int) -> list[SourceFile]:

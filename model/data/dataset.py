@@ -1,14 +1,16 @@
 """The prepared dataset: tokenizer, packed rows and split, cached on disk with a digest. Torch-free.
 
-The name of a cache folder depends on everything that decides its content. The folder is built under a file lock in a
-temporary place and then renamed, so a folder with that name is complete. Opening checks the sizes, and up to
-VERIFY_BYTES also the contents. A damaged folder is reported and built again. The same corpus gives the same digest.
+The name of a cache folder depends on everything that decides its content, the contents of the corpus included. The
+folder is built under a file lock in a temporary place and then renamed, so a folder with that name is complete.
+Preparation checks sizes and contents, and builds a damaged folder again. A trial checks sizes, and contents up to
+VERIFY_BYTES. The same corpus gives the same digest.
 """
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +22,17 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from model.config import DataConfig
-from model.data.corpus import SourceFile, Split, read_documents, split_corpus
+from model.data.corpus import SourceFile, Split, check_texts, read_documents, split_corpus
 from model.data.packing import Batch, PackedRows, rows_at, write_rows
 from model.data.tokenizer import VERSION as TOKENIZER_VERSION
 from model.data.tokenizer import BpeTokenizer
-from model.errors import DataError
+from model.errors import DataError, DatasetDamaged
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of the cache key. Raise it when the same tokens are stored differently."""
 
 VERIFY_BYTES = 2**30
-"""Datasets up to this size are hashed on every opening (about a second per GiB), larger ones only when built."""
+"""A trial hashes a dataset up to this size (about a second per GiB); preparation hashes all of every size."""
 
 _ENCODE_CHARS = 4 * 2**20
 _MANIFEST = "manifest.json"
@@ -50,8 +52,6 @@ class Dataset:
     """Number of the tokenizer's tokens, above every token id."""
     train: PackedRows
     val: PackedRows
-    skipped_not_utf8: int
-    """Files of the corpus that are missing because they are not UTF-8."""
     folder: Path
 
     def batch(self, step: int, micro_batch: int, seed: int) -> Batch:
@@ -73,8 +73,9 @@ class Dataset:
 def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Report) -> Dataset:
     """Open the dataset of `config` from `cache_dir`, and build it first if it is absent or damaged.
 
-    Several processes may call it at once: one builds, the others wait. `report` receives sentences on the progress.
-    Raises DataError if no dataset can be made from the corpus or the vocabulary size.
+    Reads the whole corpus, because its content decides which dataset it is. Several processes may call it at once: one
+    builds, the others wait. `report` receives sentences on the progress. Raises DataError if no dataset can be made
+    from the corpus or the vocabulary size.
     """
     split = split_corpus(config)
     folder = cache_dir / f"rows-{_key(split, config.seq_len, vocab_size)}"
@@ -88,13 +89,16 @@ def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Rep
     return _open(folder)
 
 
-def open_prepared(folder: Path) -> Dataset | None:
-    """Open the dataset that `prepare` left in `folder`, without listing the corpus; None if it is damaged."""
-    return _open(folder) if _damage(folder) is None else None
+def open_prepared(folder: Path) -> Dataset:
+    """Open the dataset that `prepare` left in `folder`, without reading the corpus. Raises DatasetDamaged."""
+    damage = _damage(folder, verify_bytes=VERIFY_BYTES)
+    if damage is not None:
+        raise DatasetDamaged(f"dataset {folder} cannot be used: {damage}; the next preparation builds it again")
+    return _open(folder)
 
 
 def _key(split: Split, seq_len: int, vocab_size: int) -> str:
-    parts = (split.listing_digest, seq_len, vocab_size, TOKENIZER_VERSION, tokenizers.__version__, FORMAT_VERSION)
+    parts = (split.content_digest, seq_len, vocab_size, TOKENIZER_VERSION, tokenizers.__version__, FORMAT_VERSION)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
@@ -121,13 +125,12 @@ def _open(folder: Path) -> Dataset:
         vocab_size=manifest["vocab_size"],
         train=PackedRows.open(folder, "train"),
         val=PackedRows.open(folder, "val"),
-        skipped_not_utf8=manifest["skipped_not_utf8"],
         folder=folder,
     )
 
 
-def _damage(folder: Path) -> str | None:
-    """Return why a cache folder cannot be used, or None if it is complete."""
+def _damage(folder: Path, *, verify_bytes: float = math.inf) -> str | None:
+    """Return why a cache folder cannot be used, or None if it is complete. Hashes contents up to `verify_bytes`."""
     if not folder.is_dir():
         return "not in the cache yet"
     try:
@@ -139,7 +142,7 @@ def _damage(folder: Path) -> str | None:
             size_bytes = (folder / name).stat().st_size
             if size_bytes != entry["bytes"]:
                 return f"{name} is damaged: {size_bytes} bytes, expected {entry['bytes']}"
-        if sum(entry["bytes"] for entry in files.values()) <= VERIFY_BYTES:
+        if sum(entry["bytes"] for entry in files.values()) <= verify_bytes:
             return _changed_content(folder, files)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"unreadable: {error}"
@@ -167,43 +170,31 @@ def _build(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report:
 
 
 def _write(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report: Report) -> None:
-    files = len(split.train) + len(split.val)
-    mib = sum(file.size_bytes for file in (*split.train, *split.val)) / 2**20
-    report(f"training a tokenizer of {vocab_size} tokens on {files} files, {mib:.1f} MiB")
-    texts = (text for text in read_documents(split.train) if text is not None)
-    tokenizer = BpeTokenizer.train(texts, vocab_size=vocab_size)
+    files = (*split.train, *split.val)
+    check_texts(files)
+    mib = sum(file.size_bytes for file in files) / 2**20
+    report(f"training a tokenizer of {vocab_size} tokens on {len(files)} files, {mib:.1f} MiB")
+    tokenizer = BpeTokenizer.train(read_documents(split.train), vocab_size=vocab_size)
     tokenizer.save(folder / _TOKENIZER)
-    encoder = _Encoder(tokenizer)
     rows = {}
     for side, side_files in (("train", split.train), ("val", split.val)):
         report(f"encoding {len(side_files)} files of the {side} split")
-        rows[side] = write_rows(encoder.encode(side_files), folder, side, seq_len=seq_len, vocab_size=vocab_size)
-    described = {"seq_len": seq_len, "vocab_size": tokenizer.vocab_size, "skipped_not_utf8": encoder.skipped}
-    _write_manifest(folder, described)
-    report(f"packed {rows['train']} training rows, {rows['val']} validation rows; skipped {encoder.skipped} not UTF-8")
+        rows[side] = write_rows(_encode(tokenizer, side_files), folder, side, seq_len=seq_len, vocab_size=vocab_size)
+    _write_manifest(folder, {"seq_len": seq_len, "vocab_size": tokenizer.vocab_size})
+    report(f"packed {rows['train']} training rows, {rows['val']} validation rows")
 
 
-class _Encoder:
-    """Encodes files in batches of a few MiB and counts files that are not UTF-8."""
-
-    def __init__(self, tokenizer: BpeTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.skipped = 0
-
-    def encode(self, files: tuple[SourceFile, ...]) -> Iterator[NDArray[np.uint32]]:
-        """Yield the tokens of each UTF-8 file in order."""
-        batch: list[str] = []
-        chars = 0
-        for text in read_documents(files):
-            if text is None:
-                self.skipped += 1
-                continue
-            batch.append(text)
-            chars += len(text)
-            if chars >= _ENCODE_CHARS:
-                yield from self._tokenizer.encode(batch)
-                batch, chars = [], 0
-        yield from self._tokenizer.encode(batch)
+def _encode(tokenizer: BpeTokenizer, files: Sequence[SourceFile]) -> Iterator[NDArray[np.uint32]]:
+    """Yield the tokens of each file in order. Encodes batches of a few MiB."""
+    batch: list[str] = []
+    chars = 0
+    for text in read_documents(files):
+        batch.append(text)
+        chars += len(text)
+        if chars >= _ENCODE_CHARS:
+            yield from tokenizer.encode(batch)
+            batch, chars = [], 0
+    yield from tokenizer.encode(batch)
 
 
 def _write_manifest(folder: Path, described: dict[str, int]) -> None:

@@ -26,7 +26,7 @@ def join(folder: Path) -> Split:
     whole = split_corpus(DataConfig(max_corpus_mib=MAX_MIB))
     folder.mkdir(parents=True, exist_ok=True)
     for name, files in ((FILES["train"], whole.train), (FILES["val"], whole.val)):
-        text = "\n".join(text for text in read_documents(files) if text is not None)
+        text = "\n".join(read_documents(files))
         (folder / name).write_text(text, encoding="utf-8")
     return split_corpus(DataConfig(corpus=str(folder)))
 

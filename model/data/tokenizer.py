@@ -1,7 +1,8 @@
 """Byte-level BPE trained on the training split. It encodes any text without unknown tokens. Torch-free.
 
 Training reads at most TRAIN_TEXT_CHARS of text. Merges from a sample of that size compress the rest equally well, and
-preparation takes only seconds. The same text gives the same tokenizer with any number of threads.
+preparation takes only seconds. A word longer than MAX_WORD_BYTES is cut, because the time of training grows with the
+square of a word's length. The same text gives the same tokenizer with any number of threads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from model.errors import DataError
 
-VERSION = 1
+VERSION = 2
 """Part of the cache key. Raise it when the same text is tokenised differently."""
 
 END_OF_TEXT = "<|endoftext|>"
@@ -21,6 +22,9 @@ END_OF_TEXT = "<|endoftext|>"
 
 TRAIN_TEXT_CHARS = 8 * 2**20
 """Most characters of text for learning the merges."""
+
+MAX_WORD_BYTES = 1024
+"""Longest run of letters, digits, signs or spaces that merges may cross; no token is longer."""
 
 MIN_VOCAB_SIZE = 257
 """256 bytes and the end of text."""
@@ -43,7 +47,12 @@ class BpeTokenizer:
         if vocab_size < MIN_VOCAB_SIZE:
             raise DataError(f"vocab_size is {vocab_size}; allowed: at least {MIN_VOCAB_SIZE} (bytes and end of text)")
         engine = Tokenizer(models.BPE())
-        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        engine.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.ByteLevel(add_prefix_space=False),  # one character per byte from here on
+                pre_tokenizers.Split(Regex(f".{{{MAX_WORD_BYTES}}}"), "isolated"),
+            ]
+        )
         engine.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,

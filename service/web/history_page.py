@@ -130,8 +130,7 @@ def _change(change: LevelChange | None) -> Cell:
     if change is None:
         return Cell(text="")
     tone = {True: Tone.BAD, False: Tone.GOOD, None: Tone.NEUTRAL}[change.worse]
-    code = "other code" if change.code_changed else "same code"
-    return Cell(text=wording.percent(change.change_pct), note=code, tone=tone)
+    return Cell(text=wording.percent(change.change_pct), note=change.difference, tone=tone)
 
 
 def _conclusion(series: HistorySeries) -> str:

@@ -35,8 +35,7 @@ def main() -> None:
             data_dir=home / "data",
             proof=node.devices.proof(),
         )
-        broken = {**first.config, "data": {**first.config["data"], "corpus": "/nowhere"}}
-        third = first.model_copy(update={"trial_id": "trl_fails", "config": broken})
+        third = first.model_copy(update={"trial_id": "trl_fails", "timeout_s": 0.05})
         fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})
         claimed = claimed.model_copy(update={"trials": (first, second, third, fourth)})
         lease = Lease(math.inf, sent_at=boot_time_s())

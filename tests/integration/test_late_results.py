@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
+from experiments.records.messages import PREPARATION_LIMIT_S
 from service.background.reconciler import Reconciler
 from service.store.blocks.attempts import broken_attempts
 from service.store.blocks.claims import BESIDE_TRIAL_S
@@ -124,7 +125,7 @@ def test_lease_ends_at_the_blocks_limit_however_often_the_worker_is_heard(api: A
         left = connection.execute(
             select(blocks.c.limit_at - db_now()).where(blocks.c.id == block["block_id"])
         ).scalar_one()
-    assert left == pytest.approx(3 * (60 + BESIDE_TRIAL_S), abs=30)
+    assert left == pytest.approx(PREPARATION_LIMIT_S + 3 * (60 + BESIDE_TRIAL_S), abs=30)
     assert api.attempt(block, "heartbeat").json() == {"lease_s": 30.0, "cancel": False}
     with api.store.write() as connection:
         connection.execute(update(blocks).where(blocks.c.state == "running").values(limit_at=db_now() + 7))

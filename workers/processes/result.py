@@ -25,6 +25,7 @@ class TrialOrder:
     """TrainConfig as JSON."""
     paths: TrialPaths
     data_dir: Path
+    """Prepared datasets."""
     device_type: str
     """Torch's name for the kind of device to train on."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -35,10 +36,12 @@ class TrialOrder:
     """Of a compilation: only trace the step, to check whether every gate can run."""
     cold_caches: bool = False
     """Whether compilers start with empty caches on disk."""
+    kernels: Path | None = None
+    """Caches of compilers on disk, for the versions of this node; None for the compilers' own places."""
     dataset: Path | None = None
-    """Folder of the prepared dataset; without it, the trial finds or builds the dataset."""
+    """Folder of the prepared dataset; None for a process that trains on none."""
     prepare_only: bool = False
-    """Only build the dataset, so that no trial's time includes it."""
+    """Only read the corpus and build the dataset, so that no trial's time includes it."""
     start_by: float = math.inf
     """Boot time at which the lease of the block is over: a later start does nothing."""
     locks: tuple[str, ...] = ()

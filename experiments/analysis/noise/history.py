@@ -61,6 +61,7 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
                     value=statistics.geometric_mean(values),
                     trials=len(values),
                     code=own[0].digests.code,
+                    data=own[0].digests.data,
                 ),
             )
 
@@ -111,6 +112,7 @@ def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> I
             change_pct=percent(change),
             worse=_worse(metric, change, change),
             code_changed=points[index].code != points[index - 1].code,
+            data_changed=points[index].data != points[index - 1].data,
         )
 
 

@@ -18,6 +18,8 @@ class HistoryPoint(Frozen):
     trials: int
     code: str
     """Digest of the code that ran."""
+    data: str
+    """Digest of the dataset: files of a corpus may change while its name stays."""
 
 
 class LevelChange(Frozen):
@@ -31,6 +33,14 @@ class LevelChange(Frozen):
     """None if the metric has no direction."""
     code_changed: bool
     """Whether its code differs from the code of the point before."""
+    data_changed: bool
+    """Whether its dataset differs from the dataset of the point before."""
+
+    @property
+    def difference(self) -> str:
+        """What differs from the point before, such as "other code, same data"."""
+        code, data = ("other" if changed else "same" for changed in (self.code_changed, self.data_changed))
+        return f"{code} code, {data} data"
 
 
 class AnchorDrift(Frozen):

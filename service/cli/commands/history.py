@@ -73,9 +73,8 @@ def _print(series: HistorySeries) -> None:
 
 
 def _change(change: LevelChange) -> str:
-    code = ", other code" if change.code_changed else ", same code"
     colour = {True: "red", False: "green", None: "yellow"}[change.worse]
-    return f"[{colour}]{wording.percent(change.change_pct)}[/]{code}"
+    return f"[{colour}]{wording.percent(change.change_pct)}[/], {change.difference}"
 
 
 def _conclusion(series: HistorySeries) -> str:

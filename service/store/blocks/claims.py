@@ -11,6 +11,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from experiments.ids import new_id
 from experiments.outcomes import AblationState, AttemptState, BlockState
+from experiments.records.messages import PREPARATION_LIMIT_S
 from service.errors import NodeBusy
 from service.lifecycle import OutboxKind
 from service.store import outbox
@@ -20,7 +21,7 @@ from service.store.nodes.placement import fits
 from service.store.tables import ablations, attempts, blocks, db_now, nodes
 
 BESIDE_TRIAL_S = 300.0
-"""Time beside each trial of a block: data to prepare, a device to release, a report to send."""
+"""Time beside each trial of a block: a device to release, a report to send."""
 
 _MAY_RUN = (blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
 
@@ -92,11 +93,8 @@ def _taking(
     return taken.values(values).returning(blocks.c.id, blocks.c.ablation_id, blocks.c.attempt_no)
 
 
-_LIMIT_S = (
-    select((ablations.c.trial_timeout_s + BESIDE_TRIAL_S) * ablations.c.trials_planned / ablations.c.blocks_planned)
-    .where(ablations.c.id == blocks.c.ablation_id)
-    .scalar_subquery()
-)
+_TRIALS_S = (ablations.c.trial_timeout_s + BESIDE_TRIAL_S) * ablations.c.trials_planned / ablations.c.blocks_planned
+_LIMIT_S = select(PREPARATION_LIMIT_S + _TRIALS_S).where(ablations.c.id == blocks.c.ablation_id).scalar_subquery()
 """How long an attempt may hold a block, in seconds, regardless of heartbeats."""
 
 

@@ -1,3 +1,8 @@
+import bz2
+import errno
+import gzip
+import lzma
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -5,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.config import DataConfig
-from model.data.corpus import corpus_root, read_documents, split_corpus
+from model.data.corpus import check_texts, corpus_root, read_documents, split_corpus
 from model.errors import DataError
 from tests.corpora import copy_headers, small_config
 
@@ -110,21 +115,83 @@ def test_split_corpus_never_leaves_a_side_empty(tmp_path: Path, val_fraction: fl
         assert len(split.train) == len(split.val) == 1
 
 
-def test_listing_digest_changes_with_content_only(tmp_path: Path) -> None:
+def test_content_digest_changes_with_content_alone(tmp_path: Path) -> None:
     folder = copy_headers(tmp_path)
     config = small_config(folder)
-    before = split_corpus(config).listing_digest
-    assert split_corpus(config).listing_digest == before
+    before = split_corpus(config).content_digest
     edited = sorted(folder.iterdir())[0]
-    edited.write_text(edited.read_text() + "\n")
-    assert split_corpus(config).listing_digest != before
+    times = edited.stat()
+    os.utime(edited)
+    assert split_corpus(config).content_digest == before
+    edited.write_text(edited.read_text().replace("namespace", "Namespace"))
+    os.utime(edited, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (edited.stat().st_size, edited.stat().st_mtime_ns) == (times.st_size, times.st_mtime_ns)
+    assert split_corpus(config).content_digest != before
 
 
-def test_read_documents_yields_none_for_a_file_that_is_not_utf8(tmp_path: Path) -> None:
-    write(tmp_path, good="naïve")
-    (tmp_path / "latin1.h").write_bytes("naïve".encode("latin-1"))
+def test_split_corpus_names_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path, one="1", two="2") / "below"
+    write(folder, three="3")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=f"corpus folder {folder} cannot be read: Permission denied"):
+        split_corpus(small_config(tmp_path))
+
+
+TEXT = "naïve text, line after line\n" * 40
+OTHER: dict[str, tuple[bytes, str]] = {
+    "utf-16": (TEXT.encode("utf-16"), "text in UTF-16"),
+    "utf-16 without a mark": (TEXT.encode("utf-16-le"), "text in UTF-16"),
+    "ascii in utf-16": (b"plain".decode().encode("utf-16-be"), "text in UTF-16"),
+    "utf-32": (TEXT.encode("utf-32"), "text in UTF-32"),
+    "utf-32 without a mark": (TEXT.encode("utf-32-be"), "text in UTF-32"),
+    "latin-1": (TEXT.encode("latin-1"), "text in another encoding, such as Latin-1: byte 2 is 0xef"),
+    "gzip": (gzip.compress(TEXT.encode()), "gzip data"),
+    "bzip2": (bz2.compress(TEXT.encode()), "bzip2 data"),
+    "xz": (lzma.compress(TEXT.encode()), "xz data"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x04\x58", "Zstandard data"),
+    "zip": (b"PK\x03\x04\x14\x00\x00\x00", "a ZIP archive"),
+    "parquet": (b"PAR1\x15\x04\x15\x80PAR1", "a Parquet file"),
+    "png": (b"\x89PNG\r\n\x1a\n\x00", "a PNG image"),
+    "tar": (b"file.txt" + bytes(500) + b"text", "binary data"),
+    "random": (bytes(range(256)), "binary data"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER)
+def test_check_texts_says_what_a_file_looks_like(tmp_path: Path, kind: str) -> None:
+    content, looks = OTHER[kind]
+    write(tmp_path, good="naïve", fine="日本語 \ufeff 🙂 \x1b[0m")
+    (tmp_path / "other.h").write_bytes(content)
     split = split_corpus(small_config(tmp_path))
-    assert sorted(read_documents(split.train + split.val), key=str) == [None, "naïve"]
+    with pytest.raises(DataError) as caught:
+        check_texts(split.train + split.val)
+    message = str(caught.value)
+    assert f"1 of 3 corpus files are not text in UTF-8: {tmp_path}/other.h looks like {looks}" in message
+    assert "allowed: text in UTF-8" in message
+
+
+def test_check_texts_names_three_files_and_counts_the_rest(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.h").write_bytes(b"\xe9")
+    split = split_corpus(small_config(tmp_path))
+    with pytest.raises(DataError, match=r"5 of 5 corpus files .*; and 2 more; allowed") as caught:
+        check_texts(split.train + split.val)
+    assert str(caught.value).count("looks like") == 3
+
+
+def test_read_documents_refuses_a_file_that_changed_after_the_split(tmp_path: Path) -> None:
+    write(tmp_path, one="1", two="2")
+    split = split_corpus(small_config(tmp_path))
+    split.train[0].path.write_text("3")
+    with pytest.raises(DataError, match=f"{split.train[0].relative} changed while the data was prepared"):
+        list(read_documents(split.train))
 
 
 def test_read_documents_names_the_file_that_disappeared(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from model.config import DataConfig
-from model.data.dataset import Dataset, prepare
-from model.errors import DataError
+from model.data import dataset as dataset_module
+from model.data.dataset import Dataset, open_prepared, prepare
+from model.errors import DataError, DatasetDamaged
 from tests.corpora import copy_headers, small_config, small_dataset
 
 VOCAB_SIZE = 512
@@ -79,11 +81,13 @@ def test_prepare_gives_another_digest_to_other_data(corpus: Path, tmp_path: Path
     assert len(digests) == 5
 
 
-def test_prepare_notices_an_edited_file(tmp_path: Path) -> None:
+def test_prepare_notices_an_edited_file_of_equal_size_and_time(tmp_path: Path) -> None:
     corpus = copy_headers(tmp_path / "corpus")
     before, _ = prepare_logged(small_config(corpus), tmp_path / "cache")
     edited = sorted(corpus.iterdir())[3]
+    times = edited.stat()
     edited.write_text(edited.read_text().replace("namespace", "Namespace"))
+    os.utime(edited, ns=(times.st_atime_ns, times.st_mtime_ns))
     after, log = prepare_logged(small_config(corpus), tmp_path / "cache")
     assert log
     assert after.digest != before.digest
@@ -138,12 +142,31 @@ def test_val_batches_refuse_more_rows_than_held_out(dataset: Dataset) -> None:
         next(dataset.val_batches(held_out + 1, 2))
 
 
-def test_prepare_counts_files_that_are_not_utf8(tmp_path: Path) -> None:
+def test_prepare_refuses_files_that_are_not_utf8_text(tmp_path: Path) -> None:
     corpus = copy_headers(tmp_path / "corpus")
     (corpus / "latin1.h").write_bytes(b"// \xe9\xe8\n" * 50)
-    dataset, log = prepare_logged(small_config(corpus), tmp_path / "cache")
-    assert dataset.skipped_not_utf8 == 1
-    assert "skipped 1 not UTF-8" in log[-1]
+    with pytest.raises(DataError, match=r"1 of 25 corpus files are not text in UTF-8: .*latin1.h looks like"):
+        prepare_logged(small_config(corpus), tmp_path / "cache")
+
+
+def test_open_prepared_reads_no_corpus_and_refuses_a_damaged_folder(tmp_path: Path) -> None:
+    corpus = copy_headers(tmp_path / "corpus")
+    built, _ = prepare_logged(small_config(corpus), tmp_path / "cache")
+    shutil.rmtree(corpus)
+    assert open_prepared(built.folder).digest == built.digest
+    flip_a_byte(built.folder)
+    with pytest.raises(DatasetDamaged, match=r"val_doc_ids.npy is damaged: its SHA-256 .* builds it again"):
+        open_prepared(built.folder)
+
+
+def test_prepare_hashes_a_dataset_that_is_too_large_for_a_trial_to_hash(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_module, "VERIFY_BYTES", 1000)
+    built, _ = prepare_logged(small_config(corpus), tmp_path)
+    flip_a_byte(built.folder)
+    assert open_prepared(built.folder).digest == built.digest
+    assert "val_doc_ids.npy is damaged: its SHA-256" in prepare_logged(small_config(corpus), tmp_path)[1][0]
 
 
 def test_prepare_refuses_a_corpus_shorter_than_one_row(tmp_path: Path) -> None:

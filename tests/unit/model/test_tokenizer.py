@@ -1,6 +1,8 @@
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +65,30 @@ def test_train_on_one_thread_gives_the_same_tokenizer(tmp_path: Path, trained: B
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env=environment)
     trained.save(tmp_path / "here.json")
     assert (tmp_path / "other.json").read_bytes() == (tmp_path / "here.json").read_bytes()
+
+
+def test_cutting_long_words_changes_nothing_in_ordinary_text(
+    trained: BpeTokenizer, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "MAX_WORD_BYTES", 10**5)
+    uncut = BpeTokenizer.train(texts, vocab_size=600)
+    for one, other in zip(trained.encode(texts), uncut.encode(texts), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+LETTERS = random.Random(1).choices("ACGT", k=400_000)  # noqa: S311 - repeatable text
+"""One word. Training took over four minutes when a word was not cut."""
+WORDS = {"genome": "".join(LETTERS), "one letter": "a" * 400_000, "spaces": " " * 400_000, "Japanese": "日本" * 100_000}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_train_on_one_long_word_takes_seconds_and_loses_no_byte(kind: str) -> None:
+    began = time.perf_counter()
+    trained = BpeTokenizer.train([WORDS[kind]], vocab_size=4096)
+    (tokens,) = trained.encode([WORDS[kind]])
+    assert time.perf_counter() - began < 60
+    assert trained.decode(tokens) == WORDS[kind]
+    assert len(tokens) < 300_000
 
 
 def test_load_encodes_as_the_saved_one(tmp_path: Path, trained: BpeTokenizer, texts: list[str]) -> None:

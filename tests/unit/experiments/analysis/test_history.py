@@ -11,12 +11,14 @@ PLAN = make_plan()
 SD = 0.005
 
 
-def run(number: int, speed: float, *, code: str = "sha256:code", **changes: object) -> BaselineRun:
+def run(
+    number: int, speed: float, *, code: str = "sha256:code", data: str = "sha256:data", **changes: object
+) -> BaselineRun:
     receipts: list[Receipt] = []
     for block in PLAN.blocks[:2]:
         made = make_receipt(PLAN, block, "baseline", tokens_per_s=speed, **changes)
         at = made.started_at.replace("2026-11-20", f"2026-{1 + number // 28:02d}-{1 + number % 28:02d}")
-        digests = made.digests.model_copy(update={"code": code})
+        digests = made.digests.model_copy(update={"code": code, "data": data})
         receipts.append(made.model_copy(update={"started_at": at, "digests": digests}))
     return BaselineRun(ablation=f"abl_{number:03d}", name=f"a{number}", receipts=tuple(receipts))
 
@@ -46,6 +48,17 @@ def test_scatter_is_that_of_points_and_not_of_levels() -> None:
     assert scatter(logs) == pytest.approx(SD, rel=0.15)
 
 
+def test_series_says_that_a_level_changed_with_the_data() -> None:
+    rng = np.random.default_rng(5)
+    runs = [
+        run(n, 5000 * np.exp(rng.normal(0, 0.002)) * (0.97 if n >= 12 else 1), data=f"sha256:{n >= 12}")
+        for n in range(20)
+    ]
+    ((change,),) = (series.changes for series in history_of("tokens_per_s", runs))
+    assert (change.code_changed, change.data_changed) == (False, True)
+    assert change.difference == "same code, other data"
+
+
 def test_series_tells_level_code_and_anchor() -> None:
     rng = np.random.default_rng(5)
     runs = [
@@ -57,6 +70,7 @@ def test_series_tells_level_code_and_anchor() -> None:
     assert [point.trials for point in series.points] == [2] * 20
     (change,) = series.changes
     assert (change.ablation, change.worse, change.code_changed) == ("abl_012", True, True)
+    assert change.difference == "other code, same data"
     assert change.change_pct == pytest.approx(-3, abs=0.4)
     assert series.since_anchor is not None
     assert series.since_anchor.worse is True

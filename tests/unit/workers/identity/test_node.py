@@ -1,8 +1,9 @@
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.digest import CODE_PACKAGES, code_digest
-from workers.identity.node import read_code
+from workers.identity.node import find_node, read_code
 
 
 def _checkout(root: Path) -> Path:
@@ -39,6 +40,23 @@ def test_read_code_dirty_checkout_digests_the_patch(tmp_path: Path) -> None:
 def test_read_code_folder_inside_a_foreign_checkout(tmp_path: Path) -> None:
     _checkout(tmp_path)
     assert read_code(tmp_path.resolve() / "model").git_commit is None
+
+
+def test_changed_names_the_software_that_is_other_than_at_the_start() -> None:
+    node = find_node("here", "cpu")
+    assert node.changed() is None
+    other = replace(node, code=replace(node.code, digest="sha256:earlier"))
+    assert other.changed() == "the source code changed after this worker had started; start it again"
+    older = replace(node, versions={**node.versions, "torch": "1.0"})
+    assert str(older.changed()).startswith(f"torch changed from 1.0 to {node.versions['torch']} after this worker")
+    without = replace(node, versions={name: node.versions[name] for name in node.versions if name != "numpy"})
+    assert str(without.changed()).startswith("numpy changed from absent to ")
+
+
+def test_kernels_of_other_versions_are_in_another_folder(tmp_path: Path) -> None:
+    node = find_node("here", "cpu")
+    newer = replace(node, versions={**node.versions, "nvcc": "99.0"})
+    assert node.kernels(tmp_path) == find_node("there", "cpu").kernels(tmp_path) != newer.kernels(tmp_path)
 
 
 def test_code_digest_sees_names_and_ignores_other_files(tmp_path: Path) -> None:

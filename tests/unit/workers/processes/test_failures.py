@@ -7,7 +7,7 @@ import torch
 
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported, ShapeError
-from model.errors import ConfigError, DataError, NonFiniteLoss
+from model.errors import ConfigError, DataError, DatasetDamaged, NonFiniteLoss
 from workers.errors import DeviceBusy
 from workers.processes.failures import (
     CANNOT_WRITE,
@@ -33,6 +33,7 @@ from workers.processes.failures import (
         (KernelUnsupported("no tma"), FailureClass.GATE_REFUSED),
         (ConfigError("model.pattern", "has unknown block"), FailureClass.USER_ERROR),
         (DataError("no files"), FailureClass.USER_ERROR),
+        (DatasetDamaged("damaged"), FailureClass.INFRA_NODE),
         (ShapeError("x has 3 dims"), FailureClass.USER_ERROR),
         (KeyError("out of memory"), FailureClass.USER_ERROR),
         (OSError(errno.ENOSPC, "No space left on device"), FailureClass.INFRA_NODE),

@@ -1,5 +1,6 @@
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from experiments.outcomes import FailureClass
 from model.data.corpus import TORCH_HEADERS
-from model.errors import DataError
+from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
 from tests.integration.worker_service import config_json, corpus
 from workers.errors import DeviceMissing
@@ -21,13 +22,21 @@ from workers.processes.trial import check_corpus
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialOrder:
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
-    return TrialOrder(
+    order = TrialOrder(
         trial_id="trl_1",
         config=config_json(corpus(tmp_path / "corpus")),
         paths=WorkPaths(home=tmp_path).trial("att_1", "trl_1"),
         data_dir=tmp_path / "data",
         device_type="cpu",
     )
+    return replace(order, dataset=trial._prepare(order).data_folder)
+
+
+def test_a_trial_builds_no_dataset(order: TrialOrder) -> None:
+    for dataset in (None, order.data_dir / "rows-gone"):
+        with pytest.raises(DatasetDamaged) as caught:
+            trial._train(replace(order, dataset=dataset))
+        assert classify(caught.value) is FailureClass.INFRA_NODE
 
 
 def test_a_trial_of_a_cpu_node_trains_on_the_cpu_even_where_a_gpu_is(

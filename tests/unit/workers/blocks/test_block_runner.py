@@ -1,0 +1,121 @@
+"""Blocks on a node whose processes are pretended: how data is prepared, and which software may run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.documents import write_whole
+from experiments.outcomes import FailureClass
+from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock
+from tests.integration.worker_service import block, config_json
+from tests.trial_files import left_behind
+from workers.blocks.block_runner import BlockRunner, NodeContext
+from workers.errors import BlockBroken
+from workers.identity.node import Node, find_node
+from workers.lease import Lease, StopReason
+from workers.paths import WorkPaths
+from workers.processes.result import TrialOrder, TrialResult
+from workers.processes.runner import Ending
+from workers.processes.trial_output import BlockOutput
+
+DONE = Ending(stopped=None, exit_code=0, wall_s=1.0, oom_kills=0, peak_rss_bytes=None, survivors=())
+
+
+class Processes:
+    """Stands in for a TrialRunner: notes orders and limits; preparations end as the test says."""
+
+    def __init__(self, prepared: TrialResult | None, ending: Ending = DONE) -> None:
+        self.prepared, self.ending = prepared, ending
+        self.limits: list[tuple[bool, float]] = []
+
+    def run(self, order: TrialOrder, _lease: Lease, *, timeout_s: float) -> Ending:
+        self.limits.append((order.prepare_only, timeout_s))
+        if order.prepare_only and self.prepared is not None:
+            order.paths.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(order.paths.prepared, self.prepared.model_dump_json())
+        return self.ending if order.prepare_only else DONE
+
+
+@pytest.fixture(scope="module")
+def node() -> Node:
+    return find_node("here", "cpu")
+
+
+@pytest.fixture
+def runner_of(node: Node, tmp_path: Path) -> Callable[..., BlockRunner]:
+    def make(processes: Processes, **changes: Any) -> BlockRunner:
+        proof = node.devices.proof()
+        context = NodeContext(
+            node=replace(node, **changes),
+            node_id="nod_1",
+            runner=processes,  # type: ignore[arg-type]
+            paths=WorkPaths(home=tmp_path),
+            data_dir=tmp_path / "data",
+            proof=proof,
+        )
+        return BlockRunner(context)
+
+    return make
+
+
+def claimed(attempt: str) -> ClaimedBlock:
+    return block([config_json(Path("/corpus"))] * 2, attempt=attempt, timeout_s=60.0)
+
+
+def rehearse(runner: BlockRunner, attempt: str = "one") -> list[str]:
+    return list(runner.rehearse(claimed(attempt), Lease(60.0, sent_at=10**12), BlockOutput()))
+
+
+def test_every_block_prepares_its_data_once_with_a_limit_of_its_own(
+    runner_of: Callable[..., BlockRunner], tmp_path: Path
+) -> None:
+    processes = Processes(TrialResult.partial(data_folder=tmp_path))
+    runner = runner_of(processes)
+    for attempt in ("one", "two"):
+        rehearse(runner, attempt)
+    assert processes.limits == [(True, PREPARATION_LIMIT_S), (False, 60.0), (False, 60.0)] * 2
+
+
+STOPPED = replace(DONE, stopped=StopReason.TIMEOUT)
+FAILED = TrialResult.partial(failure_class=FailureClass.USER_ERROR, message="DataError: corpus '/corpus'")
+
+
+@pytest.mark.parametrize(
+    ("prepared", "ending", "failure", "message"),
+    [
+        (None, STOPPED, FailureClass.TIMEOUT, "it took longer than 3600 s; use a smaller corpus or max_corpus_mib"),
+        (FAILED, DONE, FailureClass.USER_ERROR, "DataError: corpus '/corpus'"),
+        (None, replace(DONE, exit_code=-9), FailureClass.INFRA_NODE, "ended with exit code -9 without a result"),
+    ],
+)
+def test_no_arm_answers_for_data_that_cannot_be_prepared(
+    runner_of: Callable[..., BlockRunner],
+    prepared: TrialResult | None,
+    ending: Ending,
+    failure: FailureClass,
+    message: str,
+) -> None:
+    processes = Processes(prepared, ending)
+    with pytest.raises(BlockBroken, match="the data could not be prepared: ") as caught:
+        rehearse(runner_of(processes))
+    assert (caught.value.failure_class, caught.value.arm) == (failure, None)
+    assert message in caught.value.message
+    assert processes.limits == [(True, PREPARATION_LIMIT_S)]
+
+
+def test_a_block_during_which_the_software_changed_does_not_count(
+    node: Node, runner_of: Callable[..., BlockRunner], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    receipt = left_behind(claimed("one"), node, tmp_path).receipt()
+    monkeypatch.setattr(BlockRunner, "_trial", lambda *_arguments, **_named: receipt)
+    runner = runner_of(Processes(None), code=replace(node.code, digest="sha256:earlier"))
+    for _ in range(2):
+        with pytest.raises(BlockBroken, match="the source code changed after this worker had started") as caught:
+            runner.run(claimed("one"), Lease(60.0, sent_at=10**12), BlockOutput())
+        assert caught.value.failure_class is FailureClass.INFRA_NODE
+    assert "the source code changed" in str(runner.quarantine)
+    with pytest.raises(BlockBroken, match="this node must be repaired first: the source code changed"):
+        rehearse(runner)
