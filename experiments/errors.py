@@ -20,6 +20,10 @@ class ExperimentError(Exception):
     """An experiment could not be planned, judged or recorded."""
 
 
+class BadSetting(ExperimentError, ValueError):
+    """A setting or a secret cannot be used as it is."""
+
+
 class DocumentError(ExperimentError, ValueError):
     """A document is not acceptable; the error lists all problems."""
 

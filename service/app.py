@@ -31,8 +31,7 @@ from service.http.readiness import ReadinessMonitor
 from service.queue.wake_ups import WakePublisher
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
-from service.store.session import Store
-from service.threads import OTHERS_AT_ONCE
+from service.store.session import OTHERS_AT_ONCE, Store
 from service.web import actions, html, interface_page, pages, sign_in
 
 log = logging.getLogger(__name__)
@@ -115,9 +114,9 @@ def _allow_many_files() -> None:
 
 def main() -> int:
     """Serve until a signal; return 1 when the settings or the database do not allow a start."""
-    settings = get_settings()
-    configure_logging(settings.log_format)
     try:
+        settings = get_settings()
+        configure_logging(settings.log_format)
         for name in ("admin", "worker"):
             settings.checked_secret(name)
         store = Store(settings.sqlalchemy_url)

@@ -48,6 +48,9 @@ class OutboxKind(StrEnum):
     """Call the webhook, because an ablation ended."""
 
 
+PROJECTIONS = (OutboxKind.PROJECT, OutboxKind.ANNOUNCE)
+"""The kinds of work that write to MLflow. Finished ablations come before unfinished ones."""
+
 State = TypeVar("State", AblationState, BlockState, TrialState, AttemptState)
 """The states of one machine, which their type selects."""
 

@@ -1,8 +1,7 @@
 """What every test process begins with, and how tests are shared out when several run them (`make test`).
 
 Settings of the shell that would change what is tested are left behind: the product's own, colours that somebody forces
-on, and the repository that git commands are told to use when a hook starts the tests. Servers on this machine are not
-asked for through a proxy.
+on, and the repository that git commands are told to use when a hook starts the tests.
 
 A file is never divided. Long groups of files run each in one process and begin first: whole stacks and what measures,
 what starts processes and waits for them, and what compiles every kernel. The rest runs when one of them is done.
@@ -28,8 +27,8 @@ GROUPS = {
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
 os.environ["ABLATE_DEVICE_LOCKS"] = "home"  # workers of other tests run on the same cores, and measure nothing
+os.environ["HTTP_PROXY"] = os.environ["http_proxy"] = "http://127.0.0.1:9"  # nothing local may use it: nobody is there
 os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance; those that are asked for are tested
-os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 
 def group_of(nodeid: str) -> str:

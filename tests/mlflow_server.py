@@ -53,7 +53,7 @@ def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            httpx.get(f"{url}/health", timeout=2).raise_for_status()
+            httpx.get(f"{url}/health", timeout=2, trust_env=False).raise_for_status()
             return
         except httpx.HTTPError:
             time.sleep(0.2)

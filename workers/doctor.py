@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from experiments.errors import SigningUnavailable
+from experiments.errors import BadSetting, SigningUnavailable
 from experiments.records.signing import signing_problem
 from model.measurements import GIB
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import find_devices, memory_limit_bytes
 from workers.devices.node_health import free_gib_at
-from workers.errors import DeviceBusy, DeviceMissing, PreloadError, SettingsError, WorkerError
+from workers.errors import DeviceBusy, DeviceMissing, PreloadError, WorkerError
 from workers.identity import node
 from workers.identity.node_key import KEY_FILE, node_signer
-from workers.leases.service_api import ServiceApi
+from workers.leases.service_api import ServiceApi, service_api
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import keep_lanes, run_lanes
 from workers.settings import Settings
@@ -58,23 +58,20 @@ def _check(name: str, problem: str | None, detail: str = "", *, needed: bool = T
 
 def _service(settings: Settings) -> list[DoctorCheck]:
     try:
-        token = settings.read_token()
-    except SettingsError as error:
+        api = service_api(settings)
+    except (WorkerError, BadSetting) as error:
         return [_check("worker key", str(error))]
-    if token is None:
-        return [_check("worker key", f"ABLATE_WORKER_TOKEN is not set, and {settings.token_file} does not exist")]
-    api = ServiceApi(settings.url, token)
     try:
-        return [_reachable(api, settings.url), _key(api, settings.node_name)]
+        return [_reachable(api), _key(api, settings.node_name)]
     finally:
         api.close()
 
 
-def _reachable(api: ServiceApi, url: str) -> DoctorCheck:
+def _reachable(api: ServiceApi) -> DoctorCheck:
     try:
-        return _check("service", None, f"{url}: {api.version()}")
+        return _check("service", None, f"{api.url}: {api.version()}")
     except WorkerError as error:
-        return _check("service", f"{url}: {error}")
+        return _check("service", str(error))
 
 
 def _key(api: ServiceApi, name: str) -> DoctorCheck:

@@ -4,6 +4,7 @@ The settings are in another module, because they need a package that an air-gapp
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def visible_gpus() -> tuple[str, ...] | None:
     """Return the names of the GPUs that CUDA may use here: None for all, an empty tuple for none."""
     names = os.environ.get(VISIBLE_GPUS)
     return None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+def stack_id() -> str | None:
+    """Return the id of the embedded stack that this process is a part of, None for another process."""
+    return os.environ.get("ABLATE_STACK_ID")
+
+
+_SECRETS = re.compile(r"ABLATE_.*(TOKEN|SECRET|URL)|MLFLOW_TRACKING_.*|PG(PASSWORD|PASSFILE|SERVICEFILE)|REDISCLI_AUTH")
+"""Variables with secrets of the service, and with addresses that may contain one."""
+
+
+def hide_secrets() -> None:
+    """Remove the service's secrets from the environment of every process that starts later, trials among them.
+
+    Settings are read before that.
+    """
+    for name in [name for name in os.environ if _SECRETS.fullmatch(name)]:
+        del os.environ[name]
 
 
 def trial_mark(trial_id: str) -> Mark:

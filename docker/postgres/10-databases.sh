@@ -2,8 +2,9 @@
 # Runs once, when the volume of PostgreSQL is empty: creates a database and a role for the service and for MLflow.
 set -eu
 for name in ablate mlflow; do
-    psql --quiet --set=ON_ERROR_STOP=1 --set=name="$name" --set=secret="$(cat "/run/secrets/${name}_database_password")" \
+    SECRET="/run/secrets/${name}_database_password" psql --quiet --set=ON_ERROR_STOP=1 --set=name="$name" \
         --username "${POSTGRES_USER:-postgres}" --dbname postgres <<'SQL'
+\set secret `cat "$SECRET"`
 CREATE ROLE :"name" LOGIN PASSWORD :'secret';
 CREATE DATABASE :"name" OWNER :"name";
 SQL

@@ -90,6 +90,15 @@ _PLAIN = {
     "\N{RIGHTWARDS ARROW}": "->",
     "\N{CHECK MARK}": "ok",
     "\N{REPLACEMENT CHARACTER}": "?",
+    "\N{IDENTICAL TO}": "=",
+    "\N{BLACK UP-POINTING TRIANGLE}": "^",
+    "\N{BLACK DOWN-POINTING TRIANGLE}": "v",
+    "\N{BLACK RIGHT-POINTING TRIANGLE}": ">",
+    "\N{BLACK SQUARE}": "#",
+    "\N{BLACK CIRCLE}": "*",
+    "\N{WHITE CIRCLE}": "o",
+    "\N{CIRCLED DIVISION SLASH}": "/",
+    "\N{RIGHTWARDS ARROW TO BAR}": "->",
 }
 """Marks of our own sentences, for terminals without them."""
 

@@ -115,9 +115,9 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
 def main() -> int:
     """Run until a signal, or until another process takes over; return 1 then, and when it cannot start."""
     signals = StopSignals()
-    settings = get_settings()
-    configure_logging(settings.log_format)
     try:
+        settings = get_settings()
+        configure_logging(settings.log_format)
         store = Store(settings.sqlalchemy_url)
         if not wait_for_schema(store, signals):
             return 0

@@ -158,7 +158,9 @@ class OutboxHandlers(OutboxTaker):
         with self.store.read() as connection:
             row = get_whole(connection, ablation_id)
         verdict = None if row.verdict is None else Verdict.model_validate_json(row.verdict)
-        self._webhook.send(f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict))
+        self._webhook.send(
+            f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict, base=self._webhook.links_base)
+        )
 
 
 def _spec_of(connection: Connection, ablation_id: str) -> AblationSpec:

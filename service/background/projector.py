@@ -15,15 +15,13 @@ from experiments.reporting.mlflow.sink import Check, Projection
 from experiments.reporting.view import AblationView
 from service.background.outbox_handlers import Ending, OutboxTaker, nothing_to_store
 from service.errors import LeaseLost
-from service.lifecycle import OutboxKind
+from service.lifecycle import PROJECTIONS, OutboxKind
 from service.store import outbox
 from service.store.ablations import results
 from service.store.session import Store
 
 SLICE_S = 60.0
 """A projection that took this long goes on later, behind the others."""
-KINDS = (OutboxKind.PROJECT, OutboxKind.ANNOUNCE)
-"""Finished ablations come before unfinished ones."""
 
 
 class ProjectionSink(Protocol):
@@ -50,7 +48,7 @@ class Projector(OutboxTaker):
         """Project one ablation that is due; return whether there was one."""
         self._writes = None
         try:
-            return self.take_due(KINDS, self._project)
+            return self.take_due(PROJECTIONS, self._project)
         except LeaseLost:
             if self._writes is not None:
                 self._ask_again(self._writes)

@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 
 from experiments.analysis.verdicts import Verdict
+from experiments.runtime.http_clients import http_client, reason, redirect_hint
+from experiments.runtime.setting_values import host_of
 from service.errors import ConfigurationError, WebhookRefused
 from service.settings import ServiceSettings
 
@@ -30,17 +32,22 @@ class Webhook:
 
     url: str
     key: bytes
+    links_base: str = ""
+    """The service's public address; without one, links in messages are paths."""
 
     def send(self, message_id: str, content: dict[str, Any]) -> None:
         """Send `content` once. Raises WebhookRefused unless the receiver answers 2xx."""
         body = json.dumps(content, ensure_ascii=False).encode()
         headers = {"Content-Type": "application/json", **signed_headers(self.key, message_id, int(time.time()), body)}
+        address = host_of(self.url)  # the path of a webhook is often a secret
         try:
-            answer = httpx.post(self.url, content=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+            with http_client(self.url, timeout=_TIMEOUT_S) as client:
+                answer = client.post(self.url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            raise WebhookRefused(f"{self.url}: {type(error).__name__}: {error}") from error
+            raise WebhookRefused(f"{address}: {reason(error, self.url)}") from error
         if not answer.is_success:
-            raise WebhookRefused(f"{self.url} answered {answer.status_code}: {answer.text[:_SHOWN]}")
+            hint = redirect_hint(answer) or f": {answer.text[:_SHOWN]}"
+            raise WebhookRefused(f"{address} answered {answer.status_code}{hint}")
 
 
 def webhook_of(settings: ServiceSettings) -> Webhook | None:
@@ -48,11 +55,9 @@ def webhook_of(settings: ServiceSettings) -> Webhook | None:
     secret = settings.webhook_secret
     if not settings.webhook_url:
         return None
-    if not settings.webhook_url.startswith(("https://", "http://")):
-        raise ConfigurationError(f"ABLATE_WEBHOOK_URL is {settings.webhook_url!r}; allowed: https://... or http://...")
     if secret is None:
         raise ConfigurationError("ABLATE_WEBHOOK_URL is set and ABLATE_WEBHOOK_SECRET is not; webhooks are signed")
-    return Webhook(url=settings.webhook_url, key=key_of(secret.get_secret_value()))
+    return Webhook(url=settings.webhook_url, key=key_of(secret.get_secret_value()), links_base=settings.public_url)
 
 
 def key_of(secret: str) -> bytes:
@@ -76,8 +81,11 @@ def signed_headers(key: bytes, message_id: str, at: int, body: bytes) -> dict[st
     return {"webhook-id": message_id, "webhook-timestamp": str(at), "webhook-signature": signature}
 
 
-def content_of(ablation_id: str, name: str, state: str, verdict: Verdict | None) -> dict[str, Any]:
-    """Return the message: how the ablation ended, and the word and decision of every variant."""
+def content_of(ablation_id: str, name: str, state: str, verdict: Verdict | None, *, base: str = "") -> dict[str, Any]:
+    """Return the message: how the ablation ended, and the word and decision of every variant.
+
+    Its links begin with `base`, the service's public address; without one they are paths.
+    """
     variants = () if verdict is None else verdict.variants
     return {
         "type": "ablation.over",
@@ -87,7 +95,7 @@ def content_of(ablation_id: str, name: str, state: str, verdict: Verdict | None)
             "state": state,
             "verdict_digest": None if verdict is None else verdict.digest,
             "variants": {one.arm: {"word": one.verdict, "decision": one.decision} for one in variants},
-            "verdict": f"/v1/ablations/{ablation_id}/verdict",
-            "report": f"/v1/ablations/{ablation_id}/report",
+            "verdict": f"{base}/v1/ablations/{ablation_id}/verdict",
+            "report": f"{base}/v1/ablations/{ablation_id}/report",
         },
     }

@@ -19,6 +19,7 @@ from service.stack.state import PartPhase, StackState
 app = typer.Typer()
 
 _FINDINGS_SHOWN = 5
+_CHECKS_S = 10.0
 _PHASES = {
     PartPhase.STARTING: "[yellow]starting[/]",
     PartPhase.READY: "[green]runs[/]",
@@ -66,16 +67,19 @@ def down(as_json: JsonOption = False) -> None:
 @app.command()
 @guarded
 def status(as_json: JsonOption = False) -> None:
-    """Show the parts of this home's stack and their restarts. Exits with 6 if it is down or a part is not ready."""
+    """Show the parts of this home's stack and the failed checks. Exits with 6 if it is down, or if anything fails."""
     files = home_files()
     state = control.running(files)
+    degraded = {} if state is None else _failed_checks(state)
     if as_json:
-        print_json({"running": state is not None, "stack": state})
+        print_json({"running": state is not None, "stack": state, "degraded": degraded})
     elif state is None:
         out().print(f"nothing runs in {escape(str(files.home))}; start it: ablate up")
     else:
         _show_parts(files, state)
-    if state is None or not state.is_whole:
+        for name, detail in degraded.items():
+            out().print(f"  [red]{escape(name)}[/]  {escape(detail)}")
+    if state is None or not state.is_whole or degraded:
         raise typer.Exit(ExitCode.UNMET)
 
 
@@ -162,6 +166,22 @@ def _print_in_foreground(files: StackFiles, kind: str, text: str) -> None:
         print_stack(files, state)
     else:
         print_progress(kind, text)
+
+
+def _failed_checks(state: StackState) -> dict[str, str]:
+    """Return the failed checks of the API by name, with their reasons."""
+    import httpx
+
+    from experiments.runtime.http_clients import http_client, reason
+
+    try:
+        with http_client(state.api_url, timeout=_CHECKS_S) as client:
+            answer = client.get("/readyz").json()
+    except (httpx.HTTPError, ValueError) as error:
+        return {"api": reason(error, state.api_url)}
+    if "checks" not in answer:  # a problem document: the database cannot be read
+        return {"api": str(answer.get("detail"))}
+    return {name: check["detail"] for name, check in answer["checks"].items() if not check["ok"]}
 
 
 def _show_parts(files: StackFiles, state: StackState) -> None:

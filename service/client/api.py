@@ -1,7 +1,7 @@
 """The Python client: the same verbs as the CLI, typed and synchronous.
 
 `Client()` finds the embedded stack by itself. It raises `Refused` with the problem document for a rejected request, and
-`Unreachable` for a service that does not answer.
+`Unreachable` for a service that does not answer. Without a stack and without ABLATE_URL it sends nothing.
 """
 
 from functools import cached_property
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from experiments.analysis.noise.history_series import HistorySeries
     from experiments.design.listings import GatePublic
+    from experiments.runtime.http_clients import HomeStack
     from service.client.ablations import Ablations, StillRunning, Trials
     from service.client.access import Keys, NodeKeys, NodeStates, Tokens
     from service.client.connection import ClientError, Refused, ServiceFailed, Unreachable
@@ -33,12 +34,15 @@ def __getattr__(name: str) -> Any:
 class Client:
     """A connection to the service; use it as a context manager or call `close`."""
 
-    def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        from service.client.connection import Connection
-        from service.client.settings import get_client_settings
+    def __init__(self, url: str | None = None, token: str | None = None, *, stack: "HomeStack | None" = None) -> None:
+        """Connect to `url`, by default to the service in ABLATE_URL or to the embedded stack of this folder.
 
-        settings = get_client_settings()
-        self._connection = Connection(url or settings.api_url, token or settings.bearer_token)
+        `stack` is the embedded stack at `url`; its port is checked before the token is sent. Raises Unreachable if
+        there is no address, and BadSetting for an address or a token that cannot be used.
+        """
+        from service.client.connection import connection_to
+
+        self._connection = connection_to(url, token, stack)
 
     def __enter__(self) -> "Client":
         return self

@@ -1,14 +1,15 @@
 """Settings of the CLI and the Python client, read without the packages of the service's settings."""
 
-import json
 import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-PREFIX = "ABLATE_"
+from experiments.documents import settings_problems
+from experiments.errors import BadSetting
+from experiments.runtime.setting_values import PREFIX, Secret, ServiceAddress, is_loopback, read_secret
 
 
 def _absolute(path: Path) -> Path:
@@ -21,36 +22,32 @@ HomePath = Annotated[Path, AfterValidator(_absolute)]
 class ClientSettings(BaseModel):
     """Settings of the CLI and the Python client."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
     home: HomePath = Path(".ablate")
     """Folder of the embedded stack: its addresses, tokens and saved reports."""
-    url: str = ""
+    url: ServiceAddress = ""
     """Base URL of the API; empty means the embedded stack's."""
-    token: SecretStr | None = None
-    """Bearer token; empty means the embedded stack's admin token."""
+    token: Secret | None = None
+    """Bearer token; empty means the embedded stack's admin token, which goes to this machine only."""
+    allow_http: bool = False
+    """Whether a token may go to another machine by http://, which encrypts nothing."""
 
-    @property
-    def api_url(self) -> str:
-        """Base URL without a trailing slash: ABLATE_URL, else the one in stack.json, else the default port."""
-        if self.url:
-            return self.url.rstrip("/")
-        state = self.home / "stack.json"
-        if state.is_file():
-            return str(json.loads(state.read_text())["api_url"]).rstrip("/")
-        return "http://127.0.0.1:8321"
+    def token_for(self, url: str, *, is_own: bool) -> str | None:
+        """Return ABLATE_TOKEN, else the embedded stack's admin token, else None.
 
-    @property
-    def bearer_token(self) -> str | None:
-        """ABLATE_TOKEN, else the embedded stack's admin token, else None."""
-        if self.token is not None:
+        The latter goes to the embedded stack, `is_own`, and to loopback. Raises BadSetting for a file without a token.
+        """
+        if self.token is not None and self.token.get_secret_value():
             return self.token.get_secret_value()
-        generated = self.home / "tokens" / "admin"
-        return generated.read_text().strip() if generated.is_file() else None
+        return read_secret(self.home / "tokens" / "admin") if is_own or is_loopback(url) else None
 
 
 @lru_cache(maxsize=1)
 def get_client_settings() -> ClientSettings:
-    """Read the client's settings once."""
+    """Read the client's settings once. Raises BadSetting."""
     values = {name: os.environ.get(f"{PREFIX}{name.upper()}") for name in ClientSettings.model_fields}
-    return ClientSettings.model_validate({name: value for name, value in values.items() if value is not None})
+    try:
+        return ClientSettings.model_validate({name: value for name, value in values.items() if value is not None})
+    except ValidationError as error:
+        raise BadSetting("; ".join(settings_problems(error))) from error

@@ -21,8 +21,7 @@ from service.principals import Principal, Scope
 from service.queue.wake_ups import WakePublisher
 from service.schemas.submissions import SpecBody
 from service.settings import ServiceSettings
-from service.store.session import Store
-from service.threads import LONG_AT_ONCE, WORKERS_AT_ONCE
+from service.store.session import LONG_AT_ONCE, WORKERS_AT_ONCE, Store
 
 _bearer = HTTPBearer(auto_error=False, description="A token of scope read, submit, operate or admin, or a node's key.")
 

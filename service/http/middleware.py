@@ -21,6 +21,7 @@ from service.errors import HeadTooLarge, Unauthorized
 from service.http import problems
 from service.http.authentication import Authenticator
 from service.http.connection_limits import MAX_HEAD_BYTES
+from service.http.links import inner_path, served_below
 from service.http.metrics import observe_request
 from service.principals import Principal, Scope
 from service.settings import ServiceSettings
@@ -90,6 +91,9 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        root = self._settings.root_path
+        path = inner_path(scope["path"], root)
+        scope["root_path"], scope["path"] = root, root + path
         headers: Headers = dict(scope["headers"])
         sent_id = headers.get(b"x-request-id", b"")
         request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else new_id("req")
@@ -103,18 +107,18 @@ class RequestMiddleware:
                 message["headers"] = [*_extra_headers(message["headers"], request_id), *message["headers"]]
             await send(message)
 
-        with requested_by(request_id):
+        with requested_by(request_id), served_below(root):
             try:
-                await self._admit(scope, headers, receive, send_with_headers)
+                await self._admit(scope, path, headers, receive, send_with_headers)
             finally:
                 seconds = time.perf_counter() - started
                 observe_request(scope, status, seconds)
                 self._log(scope, status, seconds)
 
-    async def _admit(self, scope: HttpScope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _admit(self, scope: HttpScope, path: str, headers: Headers, receive: Receive, send: Send) -> None:
         try:
             _check_head(scope)
-            principal = await self._principal(scope["path"], headers)
+            principal = await self._principal(path, headers)
         except problems.ANSWERED as error:
             answer = await problems.answer(Request(scope), error)
             if _has_body(headers):
@@ -123,7 +127,7 @@ class RequestMiddleware:
             return
         scope["state"]["principal"] = principal
         with self._budget.share() as take:
-            limit = self._limit(scope["path"], principal)
+            limit = self._limit(path, principal)
             await self._app(scope, _limited(receive, headers, limit, take), send)
 
     async def _principal(self, path: str, headers: Headers) -> Principal | None:

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from experiments.design.spec import ablation_json_schema
+from service.http.links import below
 from service.schemas.problems import Problem
 
 DESCRIPTION = """Submit an ablation, watch it, and read its verdict.
@@ -57,6 +58,8 @@ def install(app: FastAPI) -> None:
 
 def _build(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes, tags=TAGS)
+    if below(""):
+        document["servers"] = [{"url": below("")}]
     schemas = document["components"]["schemas"]
     spec = _moved(ablation_json_schema())
     schemas.update(spec.pop("$defs", {}))

@@ -14,15 +14,21 @@ from kombu.exceptions import OperationalError
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from experiments.reporting import wording
+from experiments.runtime.http_clients import http_client, reason, redirect_hint
+from experiments.runtime.setting_values import without_credentials
 from experiments.runtime.wake import celery_app
+from service.lifecycle import PROJECTIONS
 from service.schemas.public import DependencyCheck, Readiness
 from service.settings import ServiceSettings
-from service.store import leaders
+from service.store import leaders, outbox
 from service.store.session import Store
 
 FRESH_S = 2.0
 PATIENCE_S = 3.0
 _CONNECT_S = 2.0
+_MOST = 500
+"""Characters of a reason."""
 _MLFLOW_PATH = "/api/2.0/mlflow/experiments/get-by-name"
 """Not /health: that answers even for host names that the server rejects everywhere else."""
 
@@ -76,9 +82,9 @@ class DependencyProbe:
         except _Failed as error:
             result = DependencyCheck(ok=False, detail=str(error)[:500])
         except (SQLAlchemyError, OperationalError, httpx.HTTPError, OSError) as error:
-            result = DependencyCheck(ok=False, detail=f"{type(error).__name__}: {error}"[:500])
+            result = DependencyCheck(ok=False, detail=f"{type(error).__name__}: {error}"[:_MOST])
         except Exception as error:  # a thread's boundary: an unexpected error is a failed check, not silence
-            result = DependencyCheck(ok=False, detail=f"unexpected {type(error).__name__}: {error}"[:500])
+            result = DependencyCheck(ok=False, detail=f"unexpected {type(error).__name__}: {error}"[:_MOST])
         try:
             answer.get_loop().call_soon_threadsafe(_deliver, answer, result)
         except RuntimeError:  # the process is ending; nobody waits any more
@@ -100,6 +106,7 @@ class ReadinessMonitor:
             DependencyProbe("background", lambda: _background(store)),
             DependencyProbe("broker", lambda: _broker(settings.celery_url)),
             DependencyProbe("mlflow", lambda: _mlflow(settings.mlflow_url)),
+            DependencyProbe("projection", lambda: _projection(store)),
         )
         self._shared = SharedAnswer(self._check_all)
 
@@ -146,9 +153,23 @@ def _broker(url: str) -> str:
 
 
 def _mlflow(url: str) -> str:
-    answer = httpx.get(
-        url.rstrip("/") + _MLFLOW_PATH, params={"experiment_name": "Default"}, timeout=_CONNECT_S, trust_env=False
-    )
-    if answer.status_code != httpx.codes.NOT_FOUND:
-        answer.raise_for_status()
-    return url
+    address = without_credentials(url)
+    try:
+        with http_client(url, timeout=_CONNECT_S) as client:
+            answer = client.get(_MLFLOW_PATH, params={"experiment_name": "Default"})
+    except httpx.HTTPError as error:
+        raise _Failed(f"{address}: {reason(error, url)}") from error
+    if not answer.is_success and answer.status_code != httpx.codes.NOT_FOUND:
+        raise _Failed(f"{address} answers {answer.status_code}{redirect_hint(answer)}")
+    return address
+
+
+def _projection(store: Store) -> str:
+    """Fail while MLflow lacks an ablation because a try failed, whoever can reach the server."""
+    with store.read() as connection:
+        failing = outbox.failing(connection, PROJECTIONS)
+    if failing.count:
+        raise _Failed(
+            f"{wording.counted(failing.count, 'ablation')} not written to MLflow yet: {failing.error}"[:_MOST]
+        )
+    return "no ablation waits because of an error"

@@ -12,7 +12,8 @@ from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.calibration import Sizing
 from experiments.records.messages import NodeRegistration
-from service.http import mlflow_links
+from service.http import links
+from service.http.links import below
 from service.queue.plan_cost import warnings_of
 from service.queue.waiting import Waiting
 from service.schemas.ablations import (
@@ -35,7 +36,7 @@ from service.store.tables import rfc3339
 
 def links_of(ablation_id: str) -> Links:
     """Return the links of an ablation."""
-    own = f"/v1/ablations/{ablation_id}"
+    own = below(f"/v1/ablations/{ablation_id}")
     return Links(
         self=own, events=f"{own}/events", verdict=f"{own}/verdict", report=f"{own}/report", cancel=f"{own}:cancel"
     )
@@ -124,7 +125,7 @@ def ablation_public(
 def _mlflow_url(row: Row[Any], base: str) -> str | None:
     if row.mlflow_run_id is None:
         return None
-    return mlflow_links.of_run(base, row.mlflow_experiment_id, row.mlflow_run_id)
+    return links.of_run(base, row.mlflow_experiment_id, row.mlflow_run_id)
 
 
 def block_public(row: Row[Any]) -> BlockPublic:

@@ -94,7 +94,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m service.store.migrate", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only print them")
     dry_run = parser.parse_args().dry_run
-    store = Store(get_settings().sqlalchemy_url)
+    try:
+        store = Store(get_settings().sqlalchemy_url)
+    except ConfigurationError as error:
+        sys.stderr.write(f"cannot migrate: {error}\n")
+        return 1
     try:
         pending = waiting(store)
         if not dry_run:

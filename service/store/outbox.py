@@ -101,6 +101,28 @@ def drop_older(connection: Connection, kind: OutboxKind, *, age_s: float) -> int
     ).rowcount
 
 
+@dataclass(frozen=True, kw_only=True)
+class FailedWork:
+    """Work that failed and is tried again."""
+
+    count: int
+    """Number of keys."""
+    error: str
+    """The newest error; empty without one."""
+
+
+def failing(connection: Connection, kinds: Sequence[OutboxKind], *, key: str | None = None) -> FailedWork:
+    """Return the work of `kinds` whose last try failed, of all keys or of one."""
+    failed = [
+        outbox.c.kind.in_(kinds),
+        outbox.c.last_error.is_not(None),
+        *([] if key is None else [outbox.c.key == key]),
+    ]
+    count = connection.scalar(select(func.count(outbox.c.key.distinct())).where(*failed)) or 0
+    newest = select(outbox.c.last_error).where(*failed).order_by(outbox.c.due_at.desc()).limit(1)
+    return FailedWork(count=count, error=(connection.scalar(newest) or "") if count else "")
+
+
 def backlog(connection: Connection) -> list[tuple[str, int, float]]:
     """Return (kind, rows, age of the oldest in seconds) for every kind that has rows."""
     query = select(outbox.c.kind, func.count(), db_now() - func.min(outbox.c.created_at)).group_by(outbox.c.kind)

@@ -12,8 +12,19 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from service.errors import ConfigurationError
-from service.threads import CONNECTIONS
 
+# Requests of an API process that run at once, by kind. Each kind has threads of its own: long imports and plans never
+# delay a worker's call or a read.
+WORKERS_AT_ONCE = 8
+LONG_AT_ONCE = 8
+"""Submissions, plans and imports: a large one takes seconds."""
+OTHERS_AT_ONCE = 12
+"""All other requests, which read."""
+_EXTRA = 6
+"""Connections for streams, token lookups, probes and wake-ups; each is in use for milliseconds."""
+
+CONNECTIONS = WORKERS_AT_ONCE + LONG_AT_ONCE + OTHERS_AT_ONCE + _EXTRA
+"""Most connections of a process: one for each running request, so that none waits for a connection."""
 BUSY_TIMEOUT_MS = 15_000
 POOL_TIMEOUT_S = 20.0
 KEPT = 12

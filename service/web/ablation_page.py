@@ -15,10 +15,12 @@ from experiments.design.load import parse_spec
 from experiments.errors import SpecError
 from experiments.outcomes import BASELINE, VARIANT
 from experiments.reporting import wording
-from service.lifecycle import OVER
+from service.http.links import below
+from service.lifecycle import OVER, PROJECTIONS
 from service.routes.ablations import public
 from service.schemas.ablations import AblationPublic
 from service.settings import ServiceSettings
+from service.store import outbox
 from service.store.ablations import ablations, logs, results
 from service.store.ablations.ablations import last_event
 from service.store.nodes import nodes
@@ -132,6 +134,8 @@ class AblationPage:
     answer: ShortAnswer | None
     report: Markup | None
     """The main part of the report; None before it is written."""
+    mlflow_problem: str
+    """Why MLflow lacks the newest state; empty unless the last try failed."""
 
 
 def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id: str) -> AblationPage:
@@ -142,6 +146,7 @@ def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id
         gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
         report=_report_of(connection, ablation_id),
+        mlflow_problem=outbox.failing(connection, PROJECTIONS, key=ablation_id).error,
     )
 
 
@@ -238,7 +243,7 @@ def _gates_asked(connection: Connection, ablation_id: str, arms: list[dict[str, 
     except SpecError:
         return ()
     names = sorted({gate for gates in changed_gates(arms).values() for gate in gates})
-    return tuple(GateAsked(gate=gate, history=f"/history/{recipe}/{gate}") for gate in names)
+    return tuple(GateAsked(gate=gate, history=below(f"/history/{recipe}/{gate}")) for gate in names)
 
 
 def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any]]]:

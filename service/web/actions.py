@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse
 from experiments.reporting import wording
 from service.errors import Invalid
 from service.http.deps import AblationId, ServicesDep
+from service.http.links import below
 from service.routes.ablations import cancel_ablation, load, set_priority
 from service.routes.nodes import NodeName, drain_node, resume_node
 from service.schemas.ablations import PriorityChange
@@ -46,14 +47,14 @@ def _ask(request: Request, question: Question, visitor: LookingOperator) -> Resp
 
 
 def _done(address: str) -> Response:
-    return RedirectResponse(address, HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
+    return RedirectResponse(below(address), HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
 
 
 @router.get("/nodes/{name}/{verb}")
 def ask_node(request: Request, name: NodeName, verb: NodeVerb, visitor: LookingOperator) -> Response:
     """Ask whether to drain or resume a node."""
     action = f"{verb.capitalize()} {name}"
-    question = Question(title=f"{action}?", text=NODE_QUESTIONS[verb], button=action, back="/")
+    question = Question(title=f"{action}?", text=NODE_QUESTIONS[verb], button=action, back=below("/"))
     return _ask(request, question, visitor)
 
 
@@ -73,7 +74,9 @@ def ask_cancel(request: Request, ablation_id: AblationId, services: ServicesDep,
         f"{wording.share(row.blocks.done, row.blocks.planned)} blocks are done and stay stored. Waiting "
         "blocks will not run, running ones are stopped, and there will be no verdict."
     )
-    question = Question(title=f"Cancel {row.name}?", text=text, button=f"Cancel {row.name}", back=f"/a/{ablation_id}")
+    question = Question(
+        title=f"Cancel {row.name}?", text=text, button=f"Cancel {row.name}", back=below(f"/a/{ablation_id}")
+    )
     return _ask(request, question, visitor)
 
 
@@ -95,7 +98,7 @@ def ask_priority(
         title=f"Priority of {row.name}",
         text=text,
         button="Change the priority",
-        back=f"/a/{ablation_id}",
+        back=below(f"/a/{ablation_id}"),
         priority=row.priority,
     )
     return _ask(request, question, visitor)

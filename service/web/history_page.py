@@ -15,6 +15,7 @@ from experiments.design.recipes import RECIPES
 from experiments.digest import canonical_json
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
+from service.http.links import below
 from service.http.problems import check_known
 from service.store.ablations.history import baseline_runs, judged_with
 from service.store.tables import rfc3339
@@ -74,7 +75,7 @@ def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
         if gate in gates:
             word = lines[arm].word
             answer = Cell(text=f"{word.text}: {lines[arm].headline}", sign=word.sign, tone=word.tone)
-            name = Cell(text=judged.name, link=f"/a/{judged.id}")
+            name = Cell(text=judged.name, link=below(f"/a/{judged.id}"))
             yield row(_value(gate, gates), answer, lines[arm].decision, workload, name, arm, judged.node_class, when)
 
 
@@ -101,7 +102,7 @@ def _baseline(series: HistorySeries) -> Table:
     points = series.points[-MOST_POINTS:][::-1]
     rows = (
         row(
-            Cell(text=point.name, link=f"/a/{point.ablation}"),
+            Cell(text=point.name, link=below(f"/a/{point.ablation}")),
             wording.number(point.value, 5),
             wording.percent(100 * (point.value / anchor - 1)),
             f"{point.trials:,}",

@@ -19,6 +19,7 @@ from experiments.reporting.pictures.theme import theme_css
 from experiments.reporting.wording import duration
 from service.errors import NotFound
 from service.http import problems
+from service.http.links import below
 from service.schemas.problems import Problem
 
 _LOADS = "default-src 'none'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -94,7 +95,8 @@ async def get_static_file(request: Request, name: str) -> Response:
 @cache
 def _environment() -> Environment:
     environment = make_environment(Path(__file__).parent / "templates")
-    environment.globals["static"] = address
+    environment.globals["static"] = lambda name: below(address(name))
+    environment.globals["below"] = below
     environment.filters["moment"] = wording.moment
     environment.filters["duration"] = duration
     environment.filters["counted"] = wording.counted

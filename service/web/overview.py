@@ -12,6 +12,7 @@ from experiments.block_numbers import block_name
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.outcomes import AblationState
 from experiments.reporting.wording import duration
+from service.http.links import below
 from service.lifecycle import OVER
 from service.routes.ablations import public
 from service.routes.nodes import nodes_public
@@ -106,7 +107,8 @@ def _place(row: AblationPublic) -> tuple[str, float]:
 
 def _node(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
     runs = tuple(
-        (", ".join((one.name, block_name(one.block_index), *one.arms)), f"/a/{one.ablation}") for one in node.runs
+        (", ".join((one.name, block_name(one.block_index), *one.arms)), below(f"/a/{one.ablation}"))
+        for one in node.runs
     )
     return NodeLine(node=node, runs=runs, calibrated=calibrated(node, noise))
 

@@ -6,9 +6,10 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.http import mlflow_links
+from service.http import links
 from service.http.deps import AblationId, ServicesDep
 from service.http.event_streams import streams_of
+from service.http.links import below
 from service.routes.history import read_noise
 from service.store.ablations import names
 from service.store.ablations.ablations import last_event
@@ -43,7 +44,7 @@ def _overview(request: Request, services: ServicesDep, visitor: ReadingVisitor, 
         seq = last_event(connection)
         view = overview(connection, services.settings, read_noise(connection))
         experiment_id = latest_experiment(connection)
-    mlflow = mlflow_links.of_ablations(services.settings.mlflow_link_url, experiment_id)
+    mlflow = links.of_ablations(services.settings.mlflow_link_url, experiment_id)
     return page(request, template, view=view, seq=seq, visitor=visitor, mlflow=mlflow)
 
 
@@ -61,7 +62,7 @@ def show_ablation(request: Request, called: Called, services: ServicesDep, visit
     with services.store.read() as connection:
         ablation_id = names.find_ablation(connection, called)
         if ablation_id != called:
-            return RedirectResponse(f"/a/{ablation_id}", HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
+            return RedirectResponse(below(f"/a/{ablation_id}"), HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
         view = ablation_page(connection, services.settings, ablation_id)
     return page(request, "ablation.html", policy=PICTURE_POLICY, view=view, live=view.live, visitor=visitor)
 

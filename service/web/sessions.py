@@ -13,6 +13,7 @@ from sqlalchemy import Row
 
 from service.errors import Forbidden, Invalid, Unauthorized, UnsupportedMediaType
 from service.http.deps import Services, ServicesDep, media_type
+from service.http.links import below
 from service.principals import Principal, Scope
 from service.store.access import web_sessions
 from service.store.access.web_sessions import SESSION_S, SecretKind
@@ -90,7 +91,9 @@ def principal_of(row: Row[Any]) -> Principal:
 def set_cookie(request: Request, answer: Response, secret: str) -> None:
     """Store the session in the browser; no script can read it and no other site can use it."""
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))  # a gateway may terminate TLS
-    answer.set_cookie(COOKIE, secret, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
+    answer.set_cookie(
+        COOKIE, secret, max_age=int(SESSION_S), path=below("/"), httponly=True, samesite="strict", secure=secure
+    )
 
 
 async def form_fields(request: Request) -> dict[str, str]:

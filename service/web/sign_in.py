@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from service.errors import Unauthorized
 from service.http.deps import ServicesDep
+from service.http.links import below
 from service.routes.tokens import SIGN_IN
 from service.store.access import web_sessions
 from service.store.access.web_sessions import SecretKind
@@ -40,7 +41,7 @@ async def sign_in(request: Request, services: ServicesDep, form: FormDep, to: Ta
     secret = None if row is None else await to_thread.run_sync(_use, services.store, link)
     if secret is None:
         raise Unauthorized(USED_UP)
-    answer = RedirectResponse(to, HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
+    answer = RedirectResponse(below(to), HTTPStatus.SEE_OTHER, {"Cache-Control": "no-store"})
     set_cookie(request, answer, secret)
     return answer
 
@@ -56,7 +57,7 @@ async def sign_out(request: Request, services: ServicesDep, visitor: ReadingVisi
     check_form(visitor, form)
     await to_thread.run_sync(_end, services.store, request.cookies[COOKIE])
     answer = page(request, "signed_out.html", visitor=None)
-    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    answer.delete_cookie(COOKIE, path=below("/"), httponly=True, samesite="strict")
     return answer
 
 

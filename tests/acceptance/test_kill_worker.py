@@ -31,7 +31,9 @@ class Stack:
         self.home = home
         self.url = url
         self.broker = broker
-        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {_ADMIN}"}, timeout=30)
+        self.http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {_ADMIN}"}, timeout=30, trust_env=False
+        )
 
     def get(self, path: str) -> Any:
         answer = self.http.get(path)
@@ -119,6 +121,7 @@ def test_kill_9_reruns_the_block_whole_and_counts_it_once(stack: Stack) -> None:
         f"{stack.url}/v1/attempts/{dead}:report",
         json={"token": token, "failure_class": "infra_node", "message": "late"},
         headers={"Authorization": f"Bearer {TOKEN}"},
+        trust_env=False,
     )
     assert late.status_code == 409, late.text
     _check_counts(stack, ablation, broken=block_id, dead=dead)

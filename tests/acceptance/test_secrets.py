@@ -4,6 +4,9 @@ import base64
 import json
 import os
 import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +20,8 @@ from tests.receiver import Receiver, receiving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+OF_THE_SHELL = "pl4nted-in-the-shell-88"
+"""In variables of other programs, and in the address of the webhook."""
 MAY_HOLD = ("tokens", "keys")
 """Folders below a home that are there to hold secrets."""
 
@@ -28,16 +33,21 @@ def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path
 
 def _search(home: Home, spec: Path, receiver: Receiver) -> None:
     webhook = base64.b64encode(os.urandom(32)).decode()
-    home.environment |= {"ABLATE_WEBHOOK_URL": receiver.url, "ABLATE_WEBHOOK_SECRET": f"whsec_{webhook}"}
+    home.environment |= {
+        "ABLATE_WEBHOOK_URL": f"{receiver.url}?key={OF_THE_SHELL}",
+        "ABLATE_WEBHOOK_SECRET": f" whsec_{webhook}\r\n",
+        **dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "REDISCLI_AUTH"), OF_THE_SHELL),
+    }
     spec.write_text(EXACT)
     try:
         stack = home.up()
         planted = {name: (home.files.home / "tokens" / name).read_text().strip() for name in ("admin", "worker")}
-        planted |= {"webhook": webhook, "key": _key_of(home.files.home / "keys" / "node")}
+        planted |= {"shell": OF_THE_SHELL, "webhook": webhook, "key": _key_of(home.files.home / "keys" / "node")}
         for name, command in (("ada", "tokens create ada --scope submit"), ("gpu-7", "nodes add gpu-7 --class h200")):
             planted[name] = json.loads(home.run(*command.split(), "--json").stdout)["secret"]
         home.environment["ABLATE_TOKEN"] = planted["ada"]
-        ran = home.run("run", str(spec))
+        with _watching_trials(stack["stack_id"]) as environments:
+            ran = home.run("run", str(spec))
         assert ran.returncode in range(5), ran.stderr
         assert wait_until(lambda: _is_projected(stack["api_url"], planted["admin"]), patience_s=120)
         said = [ran.stdout, ran.stderr, *_refusals(stack["api_url"], planted)]
@@ -54,6 +64,8 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
     finally:
         home.run("down")
     assert receiver.got, "the webhook was sent"
+    private = [path for path in home.files.home.rglob("*") if path.is_file() and not _is_searched(home, path)]
+    assert [path for path in private if path.stat().st_mode & 0o077] == []
     left = {
         path: path.read_bytes() for path in home.files.home.rglob("*") if path.is_file() and _is_searched(home, path)
     }
@@ -62,6 +74,8 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         **{str(path): data for path, data in left.items()},
         "command lines": "\n".join(command_lines).encode(),
     }
+    assert environments, "the fork server was seen"
+    everything |= {f"environment {number}": one.encode() for number, one in enumerate(environments)}
     everything |= {f"answer {number}": text.encode() for number, text in enumerate(said)}
     everything |= {f"webhook {number}": str(got).encode() for number, got in enumerate(receiver.got)}
     found = [
@@ -70,9 +84,33 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         for name, secret in planted.items()
         if secret.encode() in data
     ]
+    found = [(name, where) for name, where in found if (name, where.split()[0]) != ("shell", "webhook")]
     fencing = [(name, where) for name, where in found if name.startswith("fencing") and "ablate.db" in where]
     assert [one for one in found if one not in fencing] == []
     assert fencing, "the search finds what is there: the database holds the tokens of attempts"
+
+
+@contextmanager
+def _watching_trials(stack_id: str) -> Iterator[set[str]]:
+    """Collect the environments of the fork server and of every trial, as the kernel shows them."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            for pid in part_processes.part_mark(stack_id, "worker").members():
+                with suppress(psutil.Error):
+                    process = psutil.Process(pid)
+                    if "forkserver" in " ".join(process.cmdline()):
+                        seen.add(str(sorted(process.environ().items())))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
 
 
 def _key_of(path: Path) -> str:

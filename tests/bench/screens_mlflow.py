@@ -13,7 +13,7 @@ from experiments.reporting.mlflow.sink import Projection, Sink
 from experiments.reporting.mlflow.views import VARIANTS
 from experiments.reporting.pages import report
 from experiments.reporting.view import AblationView
-from service.http import mlflow_links
+from service.http import links
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
 
@@ -28,10 +28,10 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
     with mlflow_server.running(folder) as url:
         judged = _fill(url)
         experiment, run = judged.experiment_id, judged.parent_run_id
-        variants = mlflow_links.of_view(url, experiment, VARIANTS)
+        variants = links.of_view(url, experiment, VARIANTS)
         shots = {
-            "mlflow-list": (mlflow_links.of_ablations(url, experiment), "tma-off: running"),
-            "mlflow-ablation": (mlflow_links.of_run(url, experiment, run), "Child runs"),
+            "mlflow-list": (links.of_ablations(url, experiment), "tma-off: running"),
+            "mlflow-ablation": (links.of_run(url, experiment, run), "Child runs"),
             "mlflow-compare": (f"{variants}&compareRunsMode=CHART", "Model metrics"),
         }
         for name, (address, seen) in shots.items():

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from service.threads import CONNECTIONS
+from service.store.session import CONNECTIONS
 from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies
 from tests.ports import free_port

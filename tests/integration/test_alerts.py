@@ -26,7 +26,7 @@ VALUES: dict[tuple[str, str], set[str]] = {
     ("ablate_outbox_oldest_seconds", "kind"): set(OutboxKind),
     ("ablate_duty_held", "duty"): set(leaders.DUTIES),
     ("ablate_nodes", "health"): {"live", "silent"},
-    ("ablate_dependency_up", "dependency"): {"database", "writes", "background", "broker", "mlflow"},
+    ("ablate_dependency_up", "dependency"): {"database", "writes", "background", "broker", "mlflow", "projection"},
 }
 
 

@@ -21,7 +21,7 @@ from experiments.reporting.mlflow.sink import Sink
 from experiments.reporting.pages import report
 from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
-from service.http import mlflow_links
+from service.http import links
 from service.stack.supervisor import prepare_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
@@ -340,7 +340,7 @@ def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None
     with browsers.chromium() as browser:
         page = browser.new_page(viewport={"width": 1900, "height": 900})
         page.set_default_timeout(120_000)
-        page.goto(mlflow_links.of_ablations(server, done.experiment_id))
+        page.goto(links.of_ablations(server, done.experiment_id))
         page.get_by_text(name).wait_for()
         names = page.locator("[role=gridcell][col-id='attributes.`Run Name`'] a")
         assert names.all_text_contents() == [name]

@@ -18,8 +18,12 @@ from experiments.records.messages import (
     NodeRegistration,
     Release,
 )
+from experiments.runtime.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
 from experiments.runtime.logs import current_request_id
+from experiments.runtime.setting_values import shown
+from workers.environment_variables import stack_id
 from workers.errors import ApiRefused, ApiUnreachable, SettingsError, StaleLease
+from workers.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +40,10 @@ class ServiceApi:
     Each raises ApiUnreachable (retry), ApiRefused (do not retry) or StaleLease (the attempt is over).
     """
 
-    def __init__(self, url: str, token: str) -> None:
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+    def __init__(self, url: str, token: str, *, allow_http: bool = False, stack: HomeStack | None = None) -> None:
+        """Use the service at `url`, which is the embedded `stack` if there is one. Raises BadSetting."""
+        self.url = url
+        self._http = http_client(url, token=token, allow_http=allow_http, stack=stack)
 
     def close(self) -> None:
         """Close the connections."""
@@ -90,15 +96,42 @@ class ServiceApi:
         try:
             answer = self._http.request(method, path, content=body, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
-            raise ApiUnreachable(f"{method} {path}: {type(error).__name__}: {error}") from error
+            raise ApiUnreachable(f"{method} {path} at {shown(self.url)}: {reason(error, self.url)}") from error
         if answer.is_success:
             return answer
-        detail = _detail(answer)
+        detail = _detail(answer) + redirect_hint(answer)
         if answer.status_code == httpx.codes.CONFLICT:
             raise StaleLease(detail)
         if answer.status_code in _TRY_LATER:
             raise ApiUnreachable(f"{method} {path}: status {answer.status_code}: {detail}")
         raise ApiRefused(answer.status_code, detail)
+
+
+def service_api(settings: Settings) -> ServiceApi:
+    """Return the client of the service that the settings name, by default of the embedded stack.
+
+    A worker that is a part of an embedded stack sends its key to the API of the same stack only.
+
+    Raises:
+        ApiUnreachable: there is no address or no key yet.
+        BadSetting: one of them cannot be used.
+
+    """
+    stack = None if settings.url else home_stack(settings.home_dir)
+    own_id = stack_id()
+    if settings.url and own_id is not None:
+        stack = HomeStack(stack_id=own_id, api_url=settings.url)
+    if not settings.url and stack is None:
+        raise ApiUnreachable(
+            f"no service yet: ABLATE_URL is not set, and {settings.home_dir / 'stack.json'} does not exist"
+        )
+    token = settings.read_token()
+    if token is None:
+        raise ApiUnreachable(
+            f"no worker key yet: ABLATE_WORKER_TOKEN is not set, and {settings.token_file} is missing or empty"
+        )
+    url = settings.url if stack is None else stack.api_url
+    return ServiceApi(url, token, allow_http=settings.allow_http, stack=stack)
 
 
 def persistently(call: Callable[[], _T], *, patience_s: float, sleep: Callable[[float], None]) -> _T:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from experiments.errors import ProjectionError, ProjectionUnfinished
+from experiments.errors import BadSetting, ProjectionError, ProjectionUnfinished
 from experiments.reporting.mlflow import runs, views
 from experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG, RunContent, RunDataset
 from experiments.reporting.mlflow.parent import PARENT, parent
 from experiments.reporting.view import AblationView
+from experiments.runtime.http_clients import apply_proxy_rule, authorities, reason
+from experiments.runtime.setting_values import credentials_of, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -79,7 +81,10 @@ class Sink:
 
         """
         until = time.monotonic() + slice_s
-        unchecked = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
+        try:
+            unchecked = connect(self.tracking_uri, timeout_s=self.timeout_s, max_retries=self.max_retries)
+        except BadSetting as error:
+            raise ProjectionError(str(error)) from error
         client = cast("MlflowClient", _Checked(unchecked, check))
         from mlflow.exceptions import MlflowException
 
@@ -87,21 +92,29 @@ class Sink:
             writer = _Writer(client, _experiment_id(client, self.experiment), view, until=until)
             return writer.write(report_html, was_tried=was_tried)
         except (MlflowException, OSError) as error:
-            raise ProjectionError(f"MLflow at {self.tracking_uri}: {error}{_hint(error)}") from error
+            address = without_credentials(self.tracking_uri)
+            raise ProjectionError(f"MLflow at {address}: {_words(error, address)}") from error
 
 
 def connect(tracking_uri: str, *, timeout_s: int, max_retries: int) -> "MlflowClient":
     """Return a client that sends no telemetry, prints nothing and gives up after seconds instead of minutes.
 
-    The SDK reads these settings only from the process environment, so they are set there before its import.
+    The SDK reads these settings only from the process environment, so they are set there before its import. User name
+    and password of the address go there too: the SDK's errors contain the address. Raises BadSetting.
     """
+    address, credentials = without_credentials(tracking_uri), credentials_of(tracking_uri)
+    apply_proxy_rule(address)
+    os.environ["MLFLOW_TRACKING_SERVER_CERT_PATH"] = str(authorities())
+    if credentials is not None:
+        os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"] = credentials
+    os.environ["MLFLOW_ALLOW_HTTP_REDIRECTS"] = "false"
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(timeout_s)
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = str(max_retries)
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=tracking_uri)
+    return MlflowClient(tracking_uri=address)
 
 
 class _Checked:
@@ -116,8 +129,11 @@ class _Checked:
         return getattr(self._client, name)
 
 
-def _hint(error: Exception) -> str:
-    return " (start its server with --allowed-hosts for this name)" if "Invalid Host header" in str(error) else ""
+def _words(error: Exception, address: str) -> str:
+    """Return why a call failed: the reason of a broken connection, or the server's answer."""
+    hint = " (start its server with --allowed-hosts for this name)" if "Invalid Host header" in str(error) else ""
+    broken = "Max retries exceeded" in str(error) or isinstance(error, OSError)
+    return reason(error, address) if broken else f"{error}{hint}"
 
 
 def _experiment_id(client: "MlflowClient", name: str) -> str:

@@ -11,7 +11,7 @@ from service.cli import stack_commands
 from service.cli.follow import steps_text
 from service.cli.output import guarded, problem_lines
 from service.client.api import Refused
-from service.http import mlflow_links
+from service.http import links
 from service.schemas.ablations import Event
 from service.schemas.problems import Problem, ProblemDetail
 from service.stack.layout import StackFiles
@@ -84,7 +84,7 @@ def test_an_address_stays_in_one_piece_on_a_narrow_terminal(monkeypatch: pytest.
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=40, color_system=None)
     monkeypatch.setattr(stack_commands, "out", lambda: console)
-    link = mlflow_links.of_ablations(STATE.mlflow_url, "1")
+    link = links.of_ablations(STATE.mlflow_url, "1")
     assert link == f"{STATE.mlflow_url}/#/experiments/1/runs?viewStateShareKey=ablations&workflowType=machine_learning"
     stack_commands.print_stack(StackFiles(home=tmp_path), STATE.model_copy(update={"ablations_url": link}))
     assert f"  MLflow  {link}\n" in output.getvalue()
