@@ -75,6 +75,6 @@ def test_a_damaged_signing_key_stops_the_start_with_its_remedy(tmp_path: Path, c
     key.chmod(0o600)
     done = home.run("up")
     assert done.returncode == 5
-    assert "is no private key in PEM format" in done.stderr
+    assert "is no private key in PEM format" in " ".join(done.stderr.split())
     assert "remove it to sign with a new key" in " ".join(done.stderr.split())
     assert key.read_bytes() == content

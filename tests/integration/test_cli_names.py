@@ -227,3 +227,26 @@ def test_a_folder_without_a_token_says_where_it_looked_and_what_to_do(
     get_client_settings.cache_clear()
     gone = " ".join(ablate("list").err.split())
     assert f"nothing listens there; nothing runs in {tmp_path / '.ablate'}; start it: ablate up, or set" in gone
+
+
+def test_show_prints_the_trials_from_a_block_up_to_a_limit_and_says_where_the_rest_begins(made: dict[str, str]) -> None:
+    whole = json.loads(ablate("show", "alone", "--json").out)
+    assert list(whole) == ["ablation", "trials"]
+    arms = len({trial["arm"] for trial in whole["trials"]})
+    assert len(whole["trials"]) == arms * whole["ablation"]["blocks"]["planned"]
+    later = json.loads(ablate("show", "alone", "--json", "--from-block", "2", "--limit", "3").out)["trials"]
+    assert later == whole["trials"][arms : arms + 3]
+    assert ablate("show", "alone", "--json", "--from-block", "99").out.endswith('"trials": []\n}\n')
+    shown_text = " ".join(ablate("show", "alone", "--limit", str(arms)).out.split())
+    assert "more trials: ablate show alone --from-block 2 (all of them: --json)" in shown_text
+    assert whole["trials"][0]["id"] in shown_text
+    assert whole["trials"][arms]["id"] not in shown_text
+    assert "more trials" not in ablate("show", "alone").out
+    for number in ("0", "99", "x"):
+        said = " ".join(ablate("log", f"alone/{number}/baseline").err.split())
+        assert f"has no block '{number}'; blocks: 1-{whole['ablation']['blocks']['planned']}" in said
+
+
+def test_json_that_is_written_item_by_item_is_the_usual_document(made: dict[str, str]) -> None:
+    text = ablate("show", "alone", "--json").out
+    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"

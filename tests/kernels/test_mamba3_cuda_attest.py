@@ -262,6 +262,9 @@ def test_row_is_kept_beside_the_code_and_made_again_for_another_reader(compiled,
     stored.write_text(json.dumps({**json.loads(stored.read_text()), "reader": "another"}))
     monkeypatch.setattr(attest, "_disassembled", lambda *_: DISASSEMBLY.replace("REG:168", "REG:99"))
     assert row(compiled)["registers"] == 99
+    for damage in ("", "{", "[]", '{"row": 1}'):
+        stored.write_text(damage)
+        assert row(compiled)["registers"] == 99
 
 
 def test_row_read_from_the_source_is_made_again_once_there_is_a_disassembler(compiled, monkeypatch):

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,11 @@ def test_accept_every_text_leaves_streams_without_an_encoding_alone(capsys: pyte
     accept_every_text()
     sys.stdout.write("\u2014")
     assert capsys.readouterr().out == "\u2014"
+
+
+def test_every_mark_of_our_own_sentences_has_a_form_in_ascii() -> None:
+    files = [path for root in ("service", "experiments", "workers") for path in (ROOT / root).rglob("*.py")]
+    names = {name for path in files for name in re.findall(r"\\N\{([A-Z0-9 -]+)\}", path.read_text(encoding="utf-8"))}
+    marks = "".join(unicodedata.lookup(name) for name in names if not name.startswith("SYMBOL FOR"))
+    assert marks
+    assert "\\u" not in marks.encode("ascii", "ablate.ascii").decode()

@@ -7,7 +7,7 @@ import pytest
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import Attempt, Bundle
-from experiments.records.bundle_files import MANIFEST, RECEIPT, read_bundle_files
+from experiments.records.bundle_files import MANIFEST, PLAN, RECEIPT, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from tests.bundles import broken_attempt, make_bundle, make_file, make_node, names, sealed, write_folder
 from tests.factories import make_receipt
@@ -103,3 +103,21 @@ def test_broken_attempt_is_remembered(folder: BundleFolder) -> None:
     record = broken_attempt(0, 1, FailureClass.NO_RECEIPT).model_copy(update={"node_id": node_id})
     folder.keep_broken(record)
     assert open_bundle(read_bundle_files(folder.root)).broken == (record,)
+
+
+@pytest.mark.parametrize("emptied", [(PLAN,), (MANIFEST,), (PLAN, MANIFEST)])
+def test_files_that_a_power_failure_emptied_are_written_again(tmp_path: Path, emptied: tuple[str, ...]) -> None:
+    root = write_folder(make_bundle(FILE, [0]), tmp_path / "b")
+    for name in emptied:
+        (root / name).write_bytes(b"")
+    assert len(reopened(root).blocks) == 1
+    assert all((root / name).stat().st_size for name in emptied)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\0"])
+def test_a_damaged_note_of_the_running_attempt_does_not_stop_the_next_run(tmp_path: Path, content: bytes) -> None:
+    root = write_folder(make_bundle(FILE, [0]), tmp_path / "b")
+    (root / "work").mkdir()
+    (root / "work" / "running.json").write_bytes(content)
+    assert len(reopened(root).blocks) == 1
+    assert not (root / "work" / "running.json").exists()
