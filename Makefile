@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale screens chaos faults bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale screens chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite
 
 faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product; the tests must find each; hours; SEED=1
 	$(BIN)/python -m tests.faults --count $(COUNT) --seed $(SEED) $(FAULTS)
+
+interleavings: $(STAMP)  ## on PostgreSQL, do each operation before every statement of each other one; 40 minutes; SEED=1
+	$(BIN)/python -m tests.interleavings --seed $(SEED) $(INTERLEAVINGS)
 
 screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
 	$(BIN)/python -m tests.bench.screens

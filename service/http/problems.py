@@ -19,7 +19,7 @@ from experiments.ids import RULES
 from experiments.runtime.logs import requested_by
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
 from service.schemas.problems import Problem, ProblemDetail
-from service.store.session import is_read_only
+from service.store.session import is_cut_off, is_read_only
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _client_left(request: Request, _error: Any) -> Response:
 
 def _database_error(request: Request, error: Any) -> Response:
     read_only = is_read_only(error.orig) if isinstance(error, DBAPIError) else False
-    if isinstance(error, InternalError) and not read_only:
+    if isinstance(error, InternalError) and not (read_only or is_cut_off(error.orig)):
         raise error
     what = "takes no changes now; stored data can be read" if read_only else "cannot be reached or is too busy"
     log.warning(

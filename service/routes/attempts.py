@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Response
 from experiments.outcomes import AttemptState, BlockState, FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
+from service.errors import StaleToken
 from service.http.block_wire import checked_signature, claimed_block, report_digest, verify_report
 from service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from service.http.responses import secured
@@ -71,8 +72,19 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
     digest = report_digest(report)
     with services.store.read() as connection:
         nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
-        if reports.was_reported(connection, attempt_id, report.token, digest):
-            return _closed(services, attempt_id)
+    try:
+        return _store_report(attempt_id, report, services, digest)
+    except StaleToken:
+        with services.store.read() as connection:
+            if not reports.was_reported(connection, attempt_id, report.token, digest):
+                raise
+            block = attempts.block_of(connection, attempts.find_attempt(connection, attempt_id))
+    return AttemptClosed(attempt_id=attempt_id, block_id=block.id, block_state=BlockState(block.state))
+
+
+def _store_report(attempt_id: str, report: BlockReport, services: Services, digest: str) -> AttemptClosed:
+    """Verify and store a report. Raises StaleToken if it comes too late, or is stored already."""
+    with services.store.read() as connection:
         reports.check_wanted(connection, attempt_id, report.token, has_result=report.failure_class is None)
     signature = checked_signature(services.store, attempt_id, report)
     verified = [] if report.failure_class else verify_report(services.store, attempt_id, report)
@@ -81,14 +93,14 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
         locked = lock(connection, attempt_id, report.token)
         logs.append(connection, locked, report.logs)
         if report.failure_class is None:
-            reports.store_block(connection, locked, verified, report_digest=digest)
+            state = reports.store_block(connection, locked, verified, report_digest=digest)
         else:
-            reports.store_break(connection, locked, report, report_digest=digest)
+            state = reports.store_break(connection, locked, report, report_digest=digest)
         keys.store_signature(connection, attempt_id, signature)
     if report.failure_class is not None:
         _judge_node(services, locked.attempt.node_id, report.failure_class)
     services.wakes.notify()
-    return _closed(services, attempt_id)
+    return AttemptClosed(attempt_id=attempt_id, block_id=locked.block.id, block_state=state)
 
 
 @router.post(
@@ -115,9 +127,3 @@ def _judge_node(services: Services, node_id: str, failure: FailureClass) -> None
         return
     with services.store.write() as connection:
         node_states.judge_node(connection, node_id, limit=services.settings.node_breaks)
-
-
-def _closed(services: Services, attempt_id: str) -> AttemptClosed:
-    with services.store.read() as connection:
-        block = attempts.block_of(connection, attempts.find_attempt(connection, attempt_id))
-    return AttemptClosed(attempt_id=attempt_id, block_id=block.id, block_state=BlockState(block.state))

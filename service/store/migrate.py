@@ -37,7 +37,7 @@ def upgrade(store: Store) -> None:
     Raises ConfigurationError if this code cannot upgrade from the database's revision.
     """
     config = _config()
-    with store.write() as connection:
+    with store.write_for_long() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})"))
         check_revision(MigrationContext.configure(connection).get_current_revision())

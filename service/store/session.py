@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import psycopg
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -31,8 +33,20 @@ KEPT = 12
 """Open connections to PostgreSQL; further ones are closed after use. Each new connection starts a server process."""
 _KEPT_READERS = 8
 """Open connections to SQLite; further ones are closed after use."""
-_READ_ONLY = "25006"
-"""PostgreSQL's error code for a write in a read-only transaction."""
+ANSWER_S = 30.0
+"""PostgreSQL's time for an answer. After that the connection is closed: its server or its network is silent."""
+_LIMITS = {"statement_timeout": "25s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "60s"}
+"""Limits that PostgreSQL enforces, so that a lock does not outlive its client for long."""
+_CONNECTING: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""Seconds for libpq to connect, then its probes of a silent network, the last one in milliseconds."""
+_READ_ONLY, _IDLE = "25006", "25P03"
+"""PostgreSQL's error codes for a write in a read-only transaction, and for one that was idle for too long."""
 
 
 class Store:
@@ -45,7 +59,7 @@ class Store:
             self.writer, self.reader = _sqlite(url)
         elif backend == "postgresql":
             self.writer = _postgresql(url)
-            self.reader = self.writer.execution_options(isolation_level="AUTOCOMMIT")
+            self.reader = self.writer.execution_options(isolation_level="REPEATABLE READ")
         else:
             raise ConfigurationError(
                 f"ABLATE_DATABASE_URL names {backend!r}; allowed: sqlite:///..., postgresql+psycopg://..."
@@ -61,8 +75,24 @@ class Store:
             yield connection
 
     @contextmanager
+    def write_for_long(self) -> Iterator[Connection]:
+        """Open a transaction whose statements may take any time, such as a migration."""
+        with self.writer.begin() as connection:
+            driver = connection.connection.driver_connection
+            if not isinstance(driver, _Limited):
+                yield connection
+                return
+            for name in _LIMITS:
+                connection.exec_driver_sql(f"SET LOCAL {name} = 0")
+            driver.answer_s = None
+            try:
+                yield connection
+            finally:
+                driver.answer_s = ANSWER_S
+
+    @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a connection that only reads; every statement sees the data committed before it."""
+        """Open a connection that only reads; all its statements see the data of one moment, that of the first."""
         with self.reader.connect() as connection:
             yield connection
 
@@ -77,11 +107,38 @@ class Store:
             record.invalidate()
 
 
+class _Limited(psycopg.Connection[Any]):
+    """A connection that closes itself when an answer takes longer than `answer_s`."""
+
+    answer_s: float | None = ANSWER_S
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        """Wait for an answer. Raises psycopg.OperationalError."""
+        limit, began = self.answer_s if timeout is None else timeout, monotonic()
+        try:
+            return super().wait(gen, interval, limit)
+        except psycopg.OperationalError as error:
+            if limit is None or monotonic() - began < limit:
+                raise
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"no answer from PostgreSQL for {limit:g} s") from error
+
+
+def _connect(_dialect: object, _record: object, words: list[Any], options: dict[str, Any]) -> Any:
+    """Connect with limits on every wait; the URL may set other limits for libpq."""
+    connection = _Limited.connect(*words, **(_CONNECTING | options), autocommit=True)
+    for name, limit in _LIMITS.items():
+        connection.execute(f"SET {name} = '{limit}'")
+    connection.autocommit = False
+    return connection
+
+
 def _postgresql(url: str) -> Engine:
     engine = create_engine(
         url, pool_size=KEPT, max_overflow=CONNECTIONS - KEPT, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S
     )
-    event.listen(engine, "handle_error", _replace_read_only)
+    event.listen(engine, "do_connect", _connect)
+    event.listen(engine, "handle_error", _replace_useless)
     return engine
 
 
@@ -96,8 +153,9 @@ def _sqlite(url: str) -> tuple[Engine, Engine]:
     reader = create_engine(url, pool_size=_KEPT_READERS, max_overflow=more, pool_timeout=POOL_TIMEOUT_S)
     event.listen(writer, "connect", partial(_prepare, ("synchronous=NORMAL", "foreign_keys=ON")))
     event.listen(writer, "begin", _begin_immediate)
-    event.listen(writer, "handle_error", _replace_read_only)
+    event.listen(writer, "handle_error", _replace_useless)
     event.listen(reader, "connect", partial(_prepare, ("query_only=ON",)))
+    event.listen(reader, "begin", _begin)
     return writer, reader
 
 
@@ -106,9 +164,14 @@ def is_read_only(error: BaseException | None) -> bool:
     return getattr(error, "sqlstate", None) == _READ_ONLY or "readonly database" in str(error)
 
 
-def _replace_read_only(context: ExceptionContext) -> None:
+def is_cut_off(error: BaseException | None) -> bool:
+    """Return whether PostgreSQL ended the connection because its transaction was idle for too long."""
+    return getattr(error, "sqlstate", None) == _IDLE
+
+
+def _replace_useless(context: ExceptionContext) -> None:
     """Replace the connections after a read-only error: one opened while the database was read-only stays read-only."""
-    if is_read_only(context.original_exception):
+    if is_read_only(context.original_exception) or is_cut_off(context.original_exception):
         context.is_disconnect = True
 
 
@@ -128,6 +191,10 @@ def _prepare(pragmas: tuple[str, ...], connection: Any, _record: object) -> None
 def _use_wal(connection: Any) -> None:
     """Switch to write-ahead logging. On a new file SQLite does not wait for another process that does it too."""
     connection.execute("PRAGMA journal_mode=WAL")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
 
 
 def _begin_immediate(connection: Connection) -> None:

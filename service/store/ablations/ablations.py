@@ -249,7 +249,9 @@ def mean_trial_s(connection: Connection, arm_digests: Sequence[str], node_class:
 def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
     """Cancel an ablation: waiting blocks at once, running ones through their workers. A second call changes nothing.
 
-    Raises NotFound, and AblationOver if the ablation is over.
+    Blocks are locked before their ablation. A block that came back to the queue in between is cancelled too, unless
+    another transaction holds it, which then sees the cancellation. Raises NotFound, and AblationOver if the ablation
+    is over.
     """
     waiting = lock_waiting(connection, ablation_id, wait=True)
     row = get_ablation(connection, ablation_id)
@@ -258,8 +260,9 @@ def cancel(connection: Connection, ablation_id: str, *, actor: str) -> None:
         return
     if state in OVER:
         raise AblationOver(f"ablation {row.id} is {state}; nothing is left to cancel")
+    by_id = {row.id: row for row in [*waiting, *lock_waiting(connection, ablation_id, wait=False)]}
     transitions = Transitions(connection, ablation_id, actor=actor, locked=state)
     transitions.move([ablation_id], state, AblationState.CANCELLING, reason="cancel was asked for")
-    cancel_blocks(connection, transitions, ablation_id, waiting, reason="the ablation is being cancelled")
+    cancel_blocks(connection, transitions, ablation_id, [*by_id.values()], reason="the ablation is being cancelled")
     transitions.flush()
     complete_if_done(connection, ablation_id)

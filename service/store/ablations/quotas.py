@@ -54,7 +54,7 @@ def check_quota(connection: Connection, principal: Principal) -> None:
     """
     if principal.device_minutes is None:
         return
-    connection.execute(select(tokens.c.id).where(tokens.c.id == principal.token_id).with_for_update())
+    connection.execute(select(tokens.c.id).where(tokens.c.id == principal.token_id).with_for_update(key_share=True))
     minutes = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
     if minutes.used + minutes.reserved > principal.device_minutes:
         raise QuotaUsedUp(

@@ -160,7 +160,7 @@ def _changeable(connection: Connection, name: str) -> Row[Any]:
 
 def _live(connection: Connection, name: str, *, lock: bool = False) -> Row[Any] | None:
     query = select(tokens).where(tokens.c.name == name, tokens.c.revoked_at.is_(None))
-    return connection.execute(query.with_for_update() if lock else query).first()
+    return connection.execute(query.with_for_update(key_share=True) if lock else query).first()
 
 
 def _require(token: Row[Any] | None, name: str) -> Row[Any]:

@@ -64,7 +64,7 @@ def lock_attempt(connection: Connection, attempt_id: str, token: str) -> LockedA
 def lock_block(connection: Connection, attempt_id: str) -> LockedAttempt:
     """Lock the block of an attempt, whichever attempt runs it. Raises NotFound."""
     own = select(blocks, _INDEX).join(attempts, attempts.c.block_id == blocks.c.id).where(attempts.c.id == attempt_id)
-    block = connection.execute(own.with_for_update(of=blocks)).first()
+    block = connection.execute(own.with_for_update(of=blocks, key_share=True)).first()
     attempt = find_attempt(connection, attempt_id)
     assert block is not None  # noqa: S101  # an attempt refers to its block
     own_trials = select(trials).where(trials.c.block_id == block.id).order_by(trials.c.position)
@@ -178,7 +178,9 @@ def expire_lease(connection: Connection) -> tuple[str, str] | None:
     Returns the ids of block and node, None if no lease ran out.
     """
     lapsed = select(blocks.c.attempt_id).where(blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now())
-    attempt_id = connection.scalar(lapsed.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True))
+    attempt_id = connection.scalar(
+        lapsed.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True, key_share=True)
+    )
     if attempt_id is None:
         return None
     locked = lock_block(connection, attempt_id)

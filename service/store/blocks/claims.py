@@ -78,7 +78,7 @@ def _taking(
 ) -> ReturningUpdate[Any]:
     """Return the compare-and-set that takes the first fitting block of an ablation that no other claim is taking."""
     first = select(blocks.c.id).where(blocks.c.ablation_id == ablation, *fitting)
-    first = first.order_by(blocks.c["index"]).limit(1).with_for_update(skip_locked=True).correlate(None)
+    first = first.order_by(blocks.c["index"]).limit(1).with_for_update(skip_locked=True, key_share=True).correlate(None)
     values = {
         "state": BlockState.RUNNING,
         "attempt_no": blocks.c.attempt_no + 1,

@@ -47,7 +47,7 @@ def _lock_counters(connection: Connection, ablation_id: str) -> Row[Any]:
     first = select(BUSY_DEVICES).where(blocks.c.ablation_id == ablation_id, blocks.c["index"] == 0)
     columns = ("id", "state", "device_s", "device_minutes", *(f"blocks_{state}" for state in BlockState))
     query: Select[Any] = select(*(ablations.c[name] for name in columns), first.scalar_subquery().label("devices"))
-    return connection.execute(query.where(ablations.c.id == ablation_id).with_for_update()).one()
+    return connection.execute(query.where(ablations.c.id == ablation_id).with_for_update(key_share=True)).one()
 
 
 def _stop_when_spent(connection: Connection, row: Row[Any]) -> bool:
@@ -69,7 +69,7 @@ def lock_waiting(connection: Connection, ablation_id: str, *, wait: bool) -> lis
     """Lock the queued and held blocks, by id; unless `wait`, skip those that another transaction has locked."""
     waiting = blocks.c.state.in_([BlockState.QUEUED, BlockState.HELD])
     query = select(blocks.c.id, blocks.c.state).where(blocks.c.ablation_id == ablation_id, waiting)
-    return list(connection.execute(query.order_by(blocks.c.id).with_for_update(skip_locked=not wait)))
+    return list(connection.execute(query.order_by(blocks.c.id).with_for_update(skip_locked=not wait, key_share=True)))
 
 
 def cancel_blocks(

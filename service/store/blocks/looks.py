@@ -57,7 +57,7 @@ def _lock_held(connection: Connection, ablation_id: str) -> list[Row[Any]]:
     query: Select[Any] = select(blocks.c.id, blocks.c.state, blocks.c.node_class, _INDEX).where(
         blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.HELD
     )
-    return list(connection.execute(query.order_by(blocks.c.id).with_for_update()))
+    return list(connection.execute(query.order_by(blocks.c.id).with_for_update(key_share=True)))
 
 
 def _is_due(connection: Connection, ablation_id: str, waiting: Sequence[Row[Any]], after: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
@@ -17,7 +17,6 @@ from service.lifecycle import EventKind
 from service.store.blocks.attempts import (
     AttemptFailure,
     LockedAttempt,
-    block_of,
     check_holder,
     check_token,
     end_without_result,
@@ -28,7 +27,7 @@ from service.store.blocks.attempts import (
 )
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
-from service.store.tables import attempts, db_now, events, receipts, trials
+from service.store.tables import attempts, blocks, db_now, events, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +52,12 @@ def was_reported(connection: Connection, attempt_id: str, token: str, report_dig
 def check_wanted(connection: Connection, attempt_id: str, token: str, *, has_result: bool) -> None:
     """Raise StaleToken unless a report of this attempt would count now.
 
-    Spares the work of verifying a stale report, which `lock_wanted` rejects in any case.
+    Spares the work of verifying a stale report, which `lock_wanted` rejects in any case. Reads the block before the
+    attempt: if the lease ends in between, the report passes here, and the lock decides.
     """
+    own = select(blocks).join(attempts, attempts.c.block_id == blocks.c.id).where(attempts.c.id == attempt_id)
+    block = connection.execute(own).one()
     attempt = find_attempt(connection, attempt_id)
-    block = block_of(connection, attempt)
     if not (has_result and _is_unclaimed(attempt, block)):
         check_holder(attempt, block)
     check_token(attempt, token)
@@ -88,8 +89,8 @@ def _take_back(connection: Connection, attempt: Row[Any], block: Row[Any]) -> No
 
 def store_block(
     connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt], *, report_digest: str
-) -> None:
-    """Store a whole block's receipts and move trials, attempt and block to done."""
+) -> BlockState:
+    """Store a whole block's receipts and move trials, attempt and block to done; return the block's state."""
     block = locked.block
     if len(verified) != len(locked.trials):
         raise StaleToken(f"block {block.id} has {len(locked.trials)} trials, the report {len(verified)} receipts")
@@ -107,6 +108,7 @@ def store_block(
     progress = (events.c.subject.in_([row.id for row in locked.trials]), events.c.kind == EventKind.TRIAL_PROGRESS)
     connection.execute(delete(events).where(*progress))
     complete_if_done(connection, block.ablation_id)
+    return BlockState.DONE
 
 
 def _insert_receipts(connection: Connection, locked: LockedAttempt, verified: Sequence[VerifiedReceipt]) -> None:
@@ -120,8 +122,10 @@ def _insert_receipts(connection: Connection, locked: LockedAttempt, verified: Se
     )
 
 
-def store_break(connection: Connection, locked: LockedAttempt, report: BlockReport, *, report_digest: str) -> None:
-    """Store why a block broke. Its receipts are discarded, because a block counts whole or not at all."""
+def store_break(
+    connection: Connection, locked: LockedAttempt, report: BlockReport, *, report_digest: str
+) -> BlockState:
+    """Store why a block broke; return its state. Its receipts are discarded: a block counts whole or not at all."""
     failure = report.failure_class
     if failure is None:
         raise ValueError("the report names no failure class; allowed: one of the closed list")
@@ -129,5 +133,6 @@ def store_break(connection: Connection, locked: LockedAttempt, report: BlockRepo
     if report.receipts:
         message += f" ({len(report.receipts)} receipts of the broken block were discarded)"
     broke = AttemptFailure(failure_class=failure, message=message, arm=report.arm)
-    end_without_result(connection, locked, AttemptState.BROKEN, broke, actor=locked.attempt.node_id)
+    state = end_without_result(connection, locked, AttemptState.BROKEN, broke, actor=locked.attempt.node_id)
     connection.execute(update(attempts).where(attempts.c.id == locked.attempt.id).values(report_digest=report_digest))
+    return state

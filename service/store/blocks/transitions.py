@@ -132,6 +132,10 @@ def _seconds(attempt_ids: Sequence[str]) -> ColumnElement[float]:
 
 
 def lock_ablation(connection: Connection, ablation_id: str) -> AblationState:
-    """Lock the ablation until the transaction ends; return its state."""
-    query = select(ablations.c.state).where(ablations.c.id == ablation_id).with_for_update()
+    """Lock the ablation until the transaction ends; return its state.
+
+    All locks of the store leave keys alone (`key_share`): two transactions that refer to one ablation by a foreign key
+    would otherwise wait for each other's lock on it.
+    """
+    query = select(ablations.c.state).where(ablations.c.id == ablation_id).with_for_update(key_share=True)
     return AblationState(connection.execute(query).scalar_one())

@@ -39,7 +39,7 @@ _PLACE = select(
 
 def lock_place(connection: Connection, ablation_id: str) -> Row[Any]:
     """Lock an ablation; return its state and its place in the queue."""
-    return connection.execute(_PLACE.where(ablations.c.id == ablation_id).with_for_update()).one()
+    return connection.execute(_PLACE.where(ablations.c.id == ablation_id).with_for_update(key_share=True)).one()
 
 
 def take_turn(connection: Connection, transitions: Transitions, place: Row[Any]) -> None:

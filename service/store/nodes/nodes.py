@@ -53,7 +53,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "seen_at": db_now(),
     }
     query = select(nodes.c.id, nodes.c.node_class, (db_now() - nodes.c.seen_at).label("silent_s"))
-    node = connection.execute(query.where(nodes.c.name == name).with_for_update()).first()
+    node = connection.execute(query.where(nodes.c.name == name).with_for_update(key_share=True)).first()
     if node is None:
         node_id = new_id("nod")
         connection.execute(insert(nodes).values(id=node_id, name=name, **values))

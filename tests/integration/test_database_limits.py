@@ -1,0 +1,128 @@
+"""No call waits for ever: limits on PostgreSQL's answers, locks and open transactions; reads of one moment."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, insert, select, text, update
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from service.store import session
+from service.store.migrate import upgrade
+from service.store.session import Store
+from service.store.tables import ablations, leaders
+from tests.api_stack import Api, migrated_url, running_api
+
+ROW = {"duty": "a", "holder": "b", "until": 0.0}
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {"statement_timeout": "700ms", "lock_timeout": "300ms", "idle_in_transaction_session_timeout": "500ms"}
+    monkeypatch.setattr(session, "_LIMITS", short)
+    monkeypatch.setattr(session._Limited, "answer_s", 1.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path, limits: None) -> Iterator[Store]:
+    opened = Store(migrated_url("postgresql", tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_reading_sees_the_data_of_one_moment(kind: str, tmp_path: Path) -> None:
+    store = Store(migrated_url(kind, tmp_path))
+    count = select(func.count()).select_from(leaders)
+    with store.read() as reader:
+        assert reader.scalar(count) == 0
+        with store.write() as writer:
+            writer.execute(insert(leaders).values(ROW))
+        assert reader.scalar(count) == 0
+    with store.read() as reader:
+        assert reader.scalar(count) == 1
+    store.close()
+
+
+def test_silent_server_is_given_up_and_its_connection_replaced(store: Store) -> None:
+    now = text("SELECT pg_backend_pid()")
+    connection = store.writer.connect()
+    pid = connection.scalar(now)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(OperationalError, match="no answer from PostgreSQL for 1 s"):
+            connection.scalar(now)
+        with store.read() as other:
+            assert other.scalar(now) != pid
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        connection.close()
+
+
+def test_connection_that_went_silent_in_the_pool_is_replaced(store: Store) -> None:
+    now = text("SELECT pg_backend_pid()")
+    with store.read() as connection:
+        pid = connection.scalar(now)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with store.read() as connection:
+            assert connection.scalar(now) != pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_long_statement_ends(store: Store) -> None:
+    with pytest.raises(OperationalError, match="statement timeout"), store.read() as connection:
+        connection.execute(text("SELECT pg_sleep(30)"))
+
+
+def test_migration_may_take_longer(store: Store) -> None:
+    with store.write_for_long() as connection:
+        connection.execute(text("SELECT pg_sleep(1.2)"))
+    with pytest.raises(OperationalError, match="statement timeout"), store.read() as connection:
+        connection.execute(text("SELECT pg_sleep(30)"))
+    upgrade(store)
+
+
+def test_lock_of_a_client_that_went_silent_ends(store: Store) -> None:
+    with store.write() as connection:
+        connection.execute(insert(leaders).values(ROW))
+    other = Store(store.url)
+    silent = other.writer.connect()
+    silent.execute(update(leaders).values(until=1.0))
+    with pytest.raises(OperationalError, match="lock timeout"), store.write() as connection:
+        connection.execute(update(leaders).values(until=2.0))
+    time.sleep(1)
+    with store.write() as connection:
+        assert connection.execute(update(leaders).values(until=3.0)).rowcount == 1
+    with pytest.raises(DBAPIError, match="idle-in-transaction"):
+        silent.execute(text("SELECT 1"))
+    silent.close()
+    other.close()
+
+
+def test_locked_ablation_stops_no_worker_of_another_one(tmp_path: Path, limits: None) -> None:
+    with running_api("postgresql", tmp_path) as api:
+        node, made = api.register(), [api.submit()["id"], api.submit()["id"]]
+        claims = [api.claim(node) for _ in made]
+        blocks = {block["ablation_id"]: block for block in claims if block is not None}
+        with api.store.writer.connect() as connection:
+            connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
+            connection.execute(select(ablations.c.id).where(ablations.c.id == made[0]).with_for_update())
+            for _ in range(3):
+                assert beat(api, blocks[made[0]]) == 503
+                assert beat(api, blocks[made[1]]) == 200
+        assert beat(api, blocks[made[0]]) == 200
+
+
+def beat(api: Api, block: dict[str, object]) -> int:
+    """Send a heartbeat with progress, which writes an event of the ablation; return the status."""
+    trials: list[dict[str, str]] = block["trials"]  # type: ignore[assignment]
+    beat.step = getattr(beat, "step", 0) + 1  # type: ignore[attr-defined]
+    progress = [{"trial_id": trials[0]["trial_id"], "steps_done": beat.step, "steps_total": 99}]  # type: ignore[attr-defined]
+    return api.attempt(block, "heartbeat", progress=progress).status_code
