@@ -24,6 +24,10 @@ class DeviceUnknown(WorkerError):
     """The driver does not report the state of the device."""
 
 
+class SoftwareChanged(WorkerError):
+    """Code or versions changed after the start of this worker, so its receipts would name the wrong ones."""
+
+
 class PreloadError(WorkerError):
     """The fork server could not import the packages that trials need."""
 

@@ -90,7 +90,6 @@ def _work(
         lanes=_lanes(node, runner.server, settings),
         folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
-        changed=node.changed,
     )
     api = _until(lambda: service_api(settings), wake_event, stopping)
     service_node = ServiceNode(api, node, health, public_key=signer.key)

@@ -1,8 +1,11 @@
 """Start and end of a worker process, and its key."""
 
+import shutil
 import signal
+import sys
 from pathlib import Path
 
+from experiments.digest import SOURCE_ROOT
 from experiments.outcomes import ExitCode
 from model.config import StepsConfig
 from tests.api_stack import Api, served_api
@@ -77,3 +80,27 @@ def test_a_replaced_key_goes_on_and_a_revoked_one_ends_its_worker(tmp_path: Path
             assert process.wait(120) == ExitCode.ERROR
         assert "the service answered 401: this key of node 'gpu-7' was revoked; an operator" in log_of(tmp_path / "old")
         assert old not in (tmp_path / "old" / "worker.log").read_text()
+
+
+def test_changed_code_spoils_the_block_and_ends_the_worker(tmp_path: Path) -> None:
+    """The worker runs a copy of the source."""
+    for package in ("kernels", "model", "experiments", "workers"):
+        shutil.copytree(SOURCE_ROOT / package, tmp_path / "source" / package)
+    service = Service()
+    home = tmp_path / "home"
+    command = [sys.executable, "-P", "-m", "workers.app"]
+    path = str(tmp_path / "source")
+    with worker(home, f"http://127.0.0.1:{service.port}", command=command, PYTHONPATH=path) as process:
+        steps = StepsConfig(warmup=1, timed=400, val_rows=0)
+        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"), steps=steps)], attempt="changed"))
+        until(service.steps_done)
+        with (tmp_path / "source" / "model" / "counts.py").open("a") as file:
+            file.write("# other code\n")
+        assert process.wait(120) == ExitCode.ERROR
+        (report,) = service.bodies(":report")
+        assert (report["failure_class"], report["arm"], report["receipts"]) == ("infra_node", None, [])
+        assert "receipts would name the wrong software: the source code changed" in report["message"]
+        log = " ".join(home.with_suffix(".log").read_text().split())
+        assert "worker cannot run: the source code changed after this worker had started; start it again" in log
+        until(lambda: not processes_of(home))
+    service.close()

@@ -1,8 +1,8 @@
-"""Reasons why this node must take no block now: devices not free, disk full, no lane works, software changed."""
+"""Reasons why this node must take no block now: its devices are not free, its disk is full, or no lane works."""
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.records.messages import DeviceHealth
@@ -19,7 +19,6 @@ _RETRY_S = 0.2
 _MIB = 2**20
 _IDLE_CHECK_EVERY_S = 30.0
 """Time between two checks of idle devices that were free."""
-_SOFTWARE_CHECK_EVERY_S = 5.0
 
 
 class ReleaseProof:
@@ -88,7 +87,6 @@ class NodeHealth:
         lanes: Mapping[str, str | None] | None,
         folders: Sequence[Path],
         least_disk_gib: float,
-        changed: Callable[[], str | None],
     ) -> None:
         self._proof = proof
         self._node_class = node_class
@@ -97,13 +95,10 @@ class NodeHealth:
         self._folders = folders
         self._least_disk_gib = least_disk_gib
         self._next_check_at = 0.0
-        self._changed = changed
-        self._software: str | None = None
-        self._next_software_check_at = 0.0
 
     def problem(self) -> str | None:
         """Return why this node must take no block now, None when it can."""
-        return self._no_lane() or self._no_space() or self._other_software() or self._not_released()
+        return self._no_lane() or self._no_space() or self._not_released()
 
     def _no_lane(self) -> str | None:
         if self.lanes is None or None in self.lanes.values():
@@ -118,12 +113,6 @@ class NodeHealth:
                 needed = f"needed: {self._least_disk_gib:g} (ABLATE_LEAST_DISK_GIB)"
                 return f"{free_gib:.2f} GiB are free at {folder}, {needed}"
         return None
-
-    def _other_software(self) -> str | None:
-        if boot_time_s() >= self._next_software_check_at:
-            self._software = self._changed()
-            self._next_software_check_at = boot_time_s() + _SOFTWARE_CHECK_EVERY_S
-        return self._software
 
     def _not_released(self) -> str | None:
         was_free = self._proof.last is None

@@ -13,7 +13,7 @@ from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest
 from experiments.runtime.logs import requested_by
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.node_health import NodeHealth, device_state
-from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
+from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, SoftwareChanged, StaleLease
 from workers.identity.node import Node
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.leases.heartbeat import LeaseRenewal
@@ -30,6 +30,7 @@ _UNSPOOLED_PATIENCE_LEASES = 10
 """The same for a report that cannot be written to disk."""
 _LOG_DRAIN_BEATS = 200
 _MESSAGE_LIMIT = 2000  # characters
+_SOFTWARE_CHECK_EVERY_S = 5.0
 
 
 class ServiceNode:
@@ -105,10 +106,12 @@ class Supervisor:
         self._stopping = stopping
         self._runner = BlockRunner(context)
         self._last_warning = ""
+        self._next_software_check_at = 0.0
 
     def run(self) -> None:
-        """Serve until `stopping` returns True."""
+        """Serve until `stopping` returns True. Raises SoftwareChanged, after which a new worker has to start."""
         while not self._stopping():
+            self._check_software()
             sent_at = boot_time_s()
             block = self._next()
             if block is None:
@@ -117,6 +120,15 @@ class Supervisor:
             self._context.paths.clean(keep=self._link.keep_attempts - 1)
             with requested_by(block.request_id):
                 self.run_block(block, sent_at=sent_at)
+            self._next_software_check_at = 0.0
+
+    def _check_software(self) -> None:
+        if boot_time_s() < self._next_software_check_at:
+            return
+        changed = self._context.node.changed()
+        if changed is not None:
+            raise SoftwareChanged(changed)
+        self._next_software_check_at = boot_time_s() + _SOFTWARE_CHECK_EVERY_S
 
     def _next(self) -> ClaimedBlock | None:
         """Send spooled reports, then claim; return None when there is nothing to run now."""

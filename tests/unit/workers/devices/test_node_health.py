@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.backends import NODE_CLASSES
 from tests.nvidia_smi import put_smi
 from workers.devices import node_health
 from workers.devices.inventory import HostProbe
-from workers.devices.node_health import NodeHealth, ReleaseProof
+from workers.devices.node_health import ReleaseProof
 from workers.devices.nvidia_probe import NvidiaProbe
 from workers.errors import DeviceUnknown
 
@@ -122,19 +121,3 @@ def test_nvidia_proof_fails_closed(
     assert problem is None if expected is None else expected in str(problem)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "nvidia-smi has disappeared" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))
-
-
-def test_a_node_whose_software_changed_takes_no_block(tmp_path: Path) -> None:
-    changed = iter([None, "torch changed from 1 to 2"])
-    health = NodeHealth(
-        ReleaseProof(Driver({})),
-        NODE_CLASSES["cpu"],
-        lanes=None,
-        folders=(tmp_path,),
-        least_disk_gib=0,
-        changed=lambda: next(changed),
-    )
-    assert health.problem() is None
-    assert health.problem() is None  # the next look is seconds later
-    health._next_software_check_at = 0
-    assert health.problem() == "torch changed from 1 to 2"
