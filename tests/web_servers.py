@@ -5,7 +5,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class ReverseProxy:
     """Serves another server below a path. Requests outside of the path get 404, and are recorded."""
 
     def __init__(self, target_port: int, prefix: str, *, strips: bool) -> None:
+        self.name = "strips" if strips else "keeps"
         self.outside: list[str] = []
         proxy = self
 
@@ -91,18 +92,20 @@ class ReverseProxy:
                 upstream = http.client.HTTPConnection("127.0.0.1", target_port, timeout=60)
                 path = self.path.removeprefix(prefix) if strips else self.path
                 upstream.request(self.command, path, body, dict(self.headers.items()))
-                answer = upstream.getresponse()
+                with closing(upstream), upstream.getresponse() as answer:
+                    self._pass_on(answer)
+
+            def _pass_on(self, answer: http.client.HTTPResponse) -> None:
                 self.send_response(answer.status)
                 for name, value in answer.getheaders():
                     if name.lower() not in {"transfer-encoding", "connection"}:
                         self.send_header(name, value)
                 self.send_header("Connection", "close")
                 self.end_headers()
+                self.close_connection = True
                 while piece := answer.read1(65_536):
                     self.wfile.write(piece)
                     self.wfile.flush()
-                upstream.close()
-                self.close_connection = True
 
             do_GET = do_POST = do_PUT = do_PATCH = _forward
 

@@ -110,7 +110,7 @@ class Connection:
         return _unreachable(
             f"{what}; {_START}"
             if self._is_own
-            else f"{what}; check ABLATE_URL, or unset it for the stack of this folder"
+            else f"{what}; check ABLATE_URL, or unset it and start a stack here with `ablate up`"
         )
 
 

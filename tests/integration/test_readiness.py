@@ -56,7 +56,7 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         metrics = api.client.get("/metrics").text
     up = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line.startswith("ablate_dep")}
     assert up == {
-        f'ablate_dependency_up{{dependency="{name}"}}': float(name in ("database", "writes"))
+        f'ablate_dependency_up{{dependency="{name}"}}': float(name in ("database", "writes", "projection"))
         for name in ("database", "writes", "background", "broker", "mlflow", "projection")
     }
     assert 'ablate_duty_held{duty="judge"} 0.0' in metrics

@@ -109,9 +109,10 @@ def test_a_page_is_live_in_a_browser_below_the_path(api: Api, world: WebWorld, p
         page.get_by_role("button", name="Sign in").click()
         page.get_by_role("heading", name="Queue", exact=True).wait_for()
         assert page.evaluate("getComputedStyle(document.querySelector('nav.top')).display") == "flex"
-        api.submit(ablation="appears-by-itself")
-        expect(page.get_by_text("appears-by-itself").first).to_be_visible(timeout=60_000)
-        page.get_by_role("link", name="appears-by-itself").first.click()
+        name = f"appears-{proxy.name}"
+        api.submit(ablation=name)
+        expect(page.get_by_text(name).first).to_be_visible(timeout=60_000)
+        page.get_by_role("link", name=name).first.click()
         page.get_by_role("link", name="Cancel").click()
         page.get_by_role("button", name="Cancel").click()
         expect(page.get_by_text("cancelled").first).to_be_visible(timeout=60_000)
