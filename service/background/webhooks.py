@@ -3,6 +3,7 @@
 The signature proves the sender, the time excludes old messages, and the id is the same in every repeat.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 
 from experiments.analysis.verdicts import Verdict
-from experiments.runtime.http_clients import http_client, reason, redirect_hint
+from experiments.runtime.http_clients import connection_options, reason, redirect_hint
 from experiments.runtime.setting_values import host_of
 from service.errors import ConfigurationError, WebhookRefused
 from service.settings import ServiceSettings
@@ -23,6 +24,9 @@ from service.settings import ServiceSettings
 PREFIX = "whsec_"
 MIN_KEY_BYTES = 24
 _TIMEOUT_S = 10.0
+"""Time for the whole exchange, however slowly the receiver answers."""
+_MAX_ANSWER_BYTES = 4096
+"""The rest of an answer is not read."""
 _SHOWN = 200
 
 
@@ -41,13 +45,31 @@ class Webhook:
         headers = {"Content-Type": "application/json", **signed_headers(self.key, message_id, int(time.time()), body)}
         address = host_of(self.url)  # the path of a webhook is often a secret
         try:
-            with http_client(self.url, timeout=_TIMEOUT_S) as client:
-                answer = client.post(self.url, content=body, headers=headers)
+            refusal = asyncio.run(_post(self.url, body, headers))
+        except TimeoutError as error:
+            raise WebhookRefused(f"{address}: no whole answer within {_TIMEOUT_S:g} s") from error
         except httpx.HTTPError as error:
             raise WebhookRefused(f"{address}: {reason(error, self.url)}") from error
-        if not answer.is_success:
-            hint = redirect_hint(answer) or f": {answer.text[:_SHOWN]}"
-            raise WebhookRefused(f"{address} answered {answer.status_code}{hint}")
+        if refusal is not None:
+            raise WebhookRefused(f"{address} {refusal}")
+
+
+async def _post(url: str, body: bytes, headers: dict[str, str]) -> str | None:
+    """Send a message; return how the receiver refused it, None if it answered 2xx. Raises TimeoutError, HTTPError."""
+    async with (
+        asyncio.timeout(_TIMEOUT_S),
+        httpx.AsyncClient(timeout=_TIMEOUT_S, **connection_options(url)) as client,
+        client.stream("POST", url, content=body, headers=headers) as answer,
+    ):
+        if answer.is_success:
+            return None
+        start = b""
+        async for part in answer.aiter_raw():
+            start += part
+            if len(start) >= _MAX_ANSWER_BYTES:
+                break
+        hint = redirect_hint(answer) or f": {start.decode(errors='replace')[:_SHOWN]}"
+        return f"answered {answer.status_code}{hint}"
 
 
 def webhook_of(settings: ServiceSettings) -> Webhook | None:
