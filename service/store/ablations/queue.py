@@ -1,12 +1,13 @@
 """The queue around unfinished ablations: places, running blocks, nodes and the recent pace.
 
-Every function answers for many ablations in one query.
+Every function answers for many ablations in one or two queries.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
@@ -16,7 +17,6 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    literal_column,
     select,
     union_all,
 )
@@ -49,27 +49,6 @@ class QueuePlace:
     """Shared by all of its blocks."""
 
 
-def _places() -> Select[Any]:
-    """Count from turns, without reading blocks: an ablation's queued blocks have its turn and those that follow."""
-    other = ablations.alias("other")
-    is_higher = other.c.priority > ablations.c.priority
-    first = ablations.c.turn - other.c.turn + case((other.c.id < ablations.c.id, 1), else_=0)
-    last = first + ablations.c.blocks_queued - 1
-
-    def before(turns: ColumnElement[int]) -> ColumnElement[int]:
-        all_of_it = is_higher | (turns > other.c.blocks_queued)
-        count = case((all_of_it, other.c.blocks_queued), (turns > 0, turns), else_=0)
-        return func.coalesce(func.sum(count), 0)
-
-    beside = (other.c.priority == ablations.c.priority) & (other.c.id != ablations.c.id) & (last > 0)
-    in_queue = (other.c.node_class == ablations.c.node_class) & (other.c.blocks_queued > literal_column("0"))
-    needs = (blocks.c.lanes, blocks.c.num_devices)
-    query = select(ablations.c.id, before(first), before(last), _pause_s().label("pause_s"), *needs)
-    one_block = (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0)
-    query = query.select_from(ablations.join(blocks, one_block).outerjoin(other, in_queue & (is_higher | beside)))
-    return query.where(ablations.c.id.in_(_IDS), WAITS).group_by(ablations.c.id, *needs)
-
-
 def _pause_s() -> ColumnElement[float]:
     queued = blocks.alias("queued")
     own = (queued.c.ablation_id == ablations.c.id, queued.c.state == BlockState.QUEUED)
@@ -78,21 +57,55 @@ def _pause_s() -> ColumnElement[float]:
     return case((may_run, 0.0), else_=first_end - db_now())
 
 
-_PLACES = _places()
+_OWN = (
+    select(ablations.c.id, _pause_s().label("pause_s"), blocks.c.lanes, blocks.c.num_devices)
+    .join(blocks, (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0))
+    .where(ablations.c.id.in_(_IDS), WAITS)
+)
+_QUEUE = select(
+    ablations.c.node_class, ablations.c.id, ablations.c.priority, ablations.c.turn, ablations.c.blocks_queued
+).where(
+    WAITS,
+    ablations.c.node_class.in_(select(ablations.c.node_class).where(ablations.c.id.in_(_IDS)).scalar_subquery()),
+)
 
 
 def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, QueuePlace]:
     """Return the places of those ablations that have a queued block."""
-    rows = connection.execute(_PLACES, {"ids": list(ablation_ids)})
+    own = connection.execute(_OWN, {"ids": list(ablation_ids)}).all()
+    if not own:
+        return {}
+    queues: dict[str, list[Any]] = {}
+    for row in connection.execute(_QUEUE.order_by(ablations.c.id), {"ids": [row.id for row in own]}):
+        queues.setdefault(row.node_class, []).append(row)
+    counts = {name: count for rows in queues.values() for name, count in _counts(rows, {row.id for row in own})}
     return {
-        ablation_id: QueuePlace(
-            blocks_ahead=int(ahead),
-            blocks_between=int(between),
-            pause_s=float(pause_s),
-            needs=Needs(lanes=lanes, devices=devices),
+        row.id: QueuePlace(
+            blocks_ahead=counts[row.id][0],
+            blocks_between=counts[row.id][1],
+            pause_s=float(row.pause_s),
+            needs=Needs(lanes=row.lanes, devices=row.num_devices),
         )
-        for ablation_id, ahead, between, pause_s, lanes, devices in rows
+        for row in own
     }
+
+
+def _counts(rows: Sequence[Any], wanted: Collection[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the blocks before the first and before the last queued block of the `wanted` ablations.
+
+    `rows` is the queue of one node class by id. An ablation's queued blocks have its turn and those that follow.
+    """
+    priority, turn, queued = np.array([row[2:] for row in rows], dtype=np.int64).T
+    for place, row in enumerate(rows):
+        if row.id not in wanted:
+            continue
+        higher = int(queued[priority > row.priority].sum())
+        beside = priority == row.priority
+        beside[place] = False
+        turns = row.turn - turn[beside] + (np.arange(len(rows)) < place)[beside]
+        first = int(np.clip(turns, 0, queued[beside]).sum())
+        last = int(np.clip(turns + row.blocks_queued - 1, 0, queued[beside]).sum())
+        yield row.id, (higher + first, higher + last)
 
 
 _RUNNING = (
