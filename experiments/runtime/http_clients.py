@@ -16,7 +16,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 
 import httpx
 
