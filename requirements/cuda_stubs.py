@@ -57,7 +57,8 @@ def main(site: Path) -> None:
             f"{', '.join(sorted(TOOLS))}; install: apt-get install {' '.join(sorted(missing))}"
         )
     folder = site / "torch" / "lib"
-    wanted = read_wanted(sorted(path for path in folder.glob("lib*.so*") if not path.is_symlink()))
+    own = [path for path in folder.glob("lib*.so*") if not path.is_symlink()]
+    wanted = read_wanted(sorted(path for path in own if not _is_cuda(path.name)))  # not stand-ins of an earlier run
     for library in sorted(wanted.libraries):
         write_stub(folder / library, wanted.symbols.get(library, {}))
     print(f"{len(wanted.libraries)} stand-ins for CUDA libraries in {folder}")  # noqa: T201

@@ -1,12 +1,15 @@
 """What .ci/run does with the targets of the Makefile: run as it is, with a `make` that writes down what is asked."""
 
 import os
+import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from kernels import xla_device
 from tests.architecture.pages import ROOT
 
 MAKE = """#!/bin/sh
@@ -61,3 +64,28 @@ def test_with_it_one_target_runs_it_and_any_failure_is_the_end(tmp_path: Path, f
 def test_what_does_not_pass_the_checks_is_not_tested(tmp_path: Path) -> None:
     status, targets, _ = integrated(tmp_path, lane=True, failing="check")
     assert (status, targets) == (3, ["check"])
+
+
+def test_the_check_after_the_installation_of_lane_xla_calls_functions_that_exist() -> None:
+    check = runpy.run_path(str(ROOT / "requirements" / "install_tpu.py"))["CHECK"]
+    names = re.findall(r"xla_device\.(\w+)\(", check)
+    assert names
+    assert [name for name in names if not callable(getattr(xla_device, name, None))] == []
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_stand_ins_for_cuda_keep_their_symbols_when_they_are_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "torch" / "lib"
+    folder.mkdir(parents=True)
+    (tmp_path / "empty.c").write_text("")
+    (tmp_path / "user.c").write_text("void ncclGetUniqueId(void); void use(void) { ncclGetUniqueId(); }")
+    library, user = folder / "libnccl.so.2", folder / "libtorch_cuda.so"
+    for target, source, *linked in ((library, "empty.c"), (user, "user.c", "-Wl,--no-as-needed", str(library))):
+        soname = f"-Wl,-soname,{target.name}"
+        command = ["gcc", "-shared", "-fPIC", soname, "-o", str(target), str(tmp_path / source), *linked]
+        subprocess.run(command, check=True)
+    write = runpy.run_path(str(ROOT / "requirements" / "cuda_stubs.py"))["main"]
+    for _ in range(2):
+        write(tmp_path)
+        symbols = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
+        assert "T ncclGetUniqueId" in symbols
