@@ -88,6 +88,22 @@ def test_what_is_not_allowed_is_refused_and_said_without_the_password(
 
 
 @needs_postgres
+def test_postgres_trusts_the_authorities_of_every_client(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = postgres.url("postgres", options="sslmode=verify-full&sslrootcert=system")
+    certificates.write(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with pytest.raises(OperationalError, match="certificate verify failed"):
+        Store(url).writer.connect()
+    monkeypatch.setenv("SSL_CERT_FILE", str(postgres.ca))
+    store = Store(url)
+    with store.read() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
+    store.close()
+
+
+@needs_postgres
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_database_that_was_killed_comes_back_and_nothing_is_lost(
     postgres: Postgres, tmp_path: Path, number: signal.Signals
