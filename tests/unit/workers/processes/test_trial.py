@@ -11,6 +11,7 @@ from model.data.corpus import TORCH_HEADERS
 from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
 from tests.integration.worker_service import config_json, corpus
+from workers.environment_variables import keep_kernels
 from workers.errors import DeviceMissing
 from workers.paths import WorkPaths
 from workers.processes import trial
@@ -44,6 +45,19 @@ def test_a_trial_of_a_cpu_node_trains_on_the_cpu_even_where_a_gpu_is(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert trial._train(order).facts[ModelFact.DEVICE] == "cpu"
+
+
+def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"):
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TILELANG_CACHE_DIR", "/own")
+    keep_kernels(tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "torchinductor_cache_dir")
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton_cache_dir")
+    assert os.environ["TILELANG_CACHE_DIR"] == "/own"
 
 
 def test_a_device_that_torch_cannot_use_breaks_the_node_and_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
