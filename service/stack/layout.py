@@ -72,9 +72,9 @@ class StackFiles:
         return self.home / "tokens" / "broker"
 
     @property
-    def broker_snapshot(self) -> Path:
-        """The file that the broker loads when it starts."""
-        return self.lock.parent / "dump.rdb"
+    def broker_leftovers(self) -> tuple[Path, ...]:
+        """Files that Valkey loads when it starts, and cannot start if they are damaged. Ours writes none."""
+        return self.lock.parent / "dump.rdb", self.lock.parent / "appendonlydir"
 
     @property
     def mlflow(self) -> Path:
@@ -114,8 +114,9 @@ class StackFiles:
         for file in (self.lock, self.broker_socket, self.broker_config, *(self.home / "logs").glob("*.log")):
             if file.is_dir() or (file.exists() and not os.access(file, os.R_OK | os.W_OK)):
                 rename_damaged(file, "is no file that this user can write to", report)
-        if self.broker_snapshot.exists():  # the broker would load it, but writes none
-            rename_damaged(self.broker_snapshot, "is no file of this stack", report)
+        for path in self.broker_leftovers:
+            if path.exists():
+                rename_damaged(path, "is not from this stack, and the broker would load it", report)
         for folder in (self.lock.parent, self.mlflow / "artifacts", self.home / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         private = self.broker_socket.parent

@@ -29,8 +29,13 @@ def damage(home: Path) -> None:
         (home / name).mkdir()
     shutil.rmtree(home / "data")
     (home / "data").write_bytes(GARBAGE)
-    (home / "valkey" / "appendonlydir").mkdir(parents=True)
-    (home / "valkey" / "appendonlydir" / "appendonly.aof.manifest").write_bytes(GARBAGE)
+    for folder in (home / "valkey" / "appendonlydir", home / "run" / "appendonlydir"):
+        folder.mkdir(parents=True)
+        (folder / "appendonly.aof.manifest").write_bytes(GARBAGE)
+
+
+RUNS = 1 + 1 + 4
+"""Of the ablation, its variant and its trials."""
 
 
 def runs_in(mlflow: str) -> int:
@@ -48,8 +53,7 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
     try:
         first = home.up()
         assert home.run("run", str(spec)).returncode == 0
-        assert wait_until(lambda: runs_in(first["mlflow_url"]) > 0, patience_s=60)
-        runs = runs_in(first["mlflow_url"])
+        assert wait_until(lambda: runs_in(first["mlflow_url"]) == RUNS, patience_s=60), runs_in(first["mlflow_url"])
         os.kill(first["supervisor_pid"], signal.SIGKILL)
         assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=60)
         damage(home.files.home)
@@ -57,7 +61,7 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
         assert again.returncode == 0, again.stderr
         assert "stack.json is damaged; it is now stack.json.damaged-" in again.stderr.replace("\n", " ")
         state = json.loads(home.files.state.read_bytes())
-        assert wait_until(lambda: runs_in(state["mlflow_url"]) == runs, patience_s=120)
+        assert wait_until(lambda: runs_in(state["mlflow_url"]) == RUNS, patience_s=120), runs_in(state["mlflow_url"])
         assert home.run("run", str(spec)).returncode == 0
         home.files.state.write_bytes(GARBAGE)
         assert wait_until(lambda: home.run("status").returncode == 0, patience_s=10), "the supervisor writes it again"

@@ -85,7 +85,6 @@ def catalogue(system: System) -> Iterator[tuple[str, str]]:
         ("flush", "broker"),
         ("remove", "data"),
         ("damage", "data"),
-        ("damage", "broker"),
         ("cancel", "ablation"),
         ("cancel", "ablation"),
     ]
@@ -161,23 +160,19 @@ def _damage(fault: Fault, system: System, _people: People) -> Begun:
     """Damage a disposable file as a power failure does, and kill the part that reads it when it starts again."""
     what, _, node = fault.target.partition(":")
     folder = system.home if not node else system.disks[node].folder
-    patterns = {"lanes": "lanes.json", "attempts": "work/*/*/*", "data": "data/rows-*/*", "broker": "appendonlydir/*"}
+    patterns = {"lanes": "lanes.json", "attempts": "work/*/*/*", "data": "data/rows-*/*"}
     files = sorted(path for path in folder.glob(patterns[what]) if path.is_file())
-    if what == "broker":  # what an earlier version left there
-        (folder / "appendonlydir").mkdir(exist_ok=True)
-        files = [folder / "appendonlydir" / name for name in ("appendonly.aof.manifest", "appendonly.aof.1.incr.aof")]
     if not files:
         return None
     chance = random.Random(fault.seconds)  # noqa: S311 - the plan's own number, no secret
     with suppress(OSError):  # the part may remove the file first
         _garble(chance.choice(files), chance)
-    part = "broker" if what == "broker" else node
-    return nullcontext() if not part or signal_all(system.pids(part)[:1], signal.SIGKILL) else None
+    return nullcontext() if not node or signal_all(system.pids(node)[:1], signal.SIGKILL) else None
 
 
 def _garble(path: Path, chance: random.Random) -> None:
     """Empty a file, cut it, or append bytes that it cannot contain; a process that has it mapped keeps the old one."""
-    content = path.read_bytes() if path.exists() else b""
+    content = path.read_bytes()
     damaged = chance.choice((b"", content[: len(content) // 2], content + chance.randbytes(37)))
     fresh = path.with_name(path.name + ".damage")
     fresh.write_bytes(damaged)

@@ -73,7 +73,10 @@ def test_repeats_of_the_baseline_make_an_envelope() -> None:
     [
         ({"values": {"model_tflops_per_s": {"baseline": [183.016], "variant": ["1"]}}}, "must be a string"),
         ({"values": {"model_tflops_per_s": {"baseline": ["1"], "variant": ["fast"]}}}, "allowed: a number as printed"),
-        ({"values": {**values()["values"], "model_tflops_per_s": {"baseline": ["0.0"], "variant": ["1"]}}}, "is 0; allowed: above 0"),
+        (
+            {"values": {**values()["values"], "model_tflops_per_s": {"baseline": ["0.0"], "variant": ["1"]}}},
+            "is 0; allowed: above 0",
+        ),
         *(
             ({"values": {"model_tflops_per_s": {"baseline": [bad], "variant": ["1"]}}}, "allowed: a number as printed")
             for bad in ("-1", "nan", "inf", "", " 1", "1" * 400, "0." + "0" * 400 + "1", "\u0661")
