@@ -151,7 +151,7 @@ def _sqlite(url: str) -> tuple[Engine, Engine]:
     writer = create_engine(url, pool_size=1, max_overflow=0, pool_timeout=POOL_TIMEOUT_S)
     more = CONNECTIONS - _KEPT_READERS
     reader = create_engine(url, pool_size=_KEPT_READERS, max_overflow=more, pool_timeout=POOL_TIMEOUT_S)
-    event.listen(writer, "connect", partial(_prepare, ("synchronous=NORMAL", "foreign_keys=ON")))
+    event.listen(writer, "connect", partial(_prepare, ("synchronous=FULL", "foreign_keys=ON")))
     event.listen(writer, "begin", _begin_immediate)
     event.listen(writer, "handle_error", _replace_useless)
     event.listen(reader, "connect", partial(_prepare, ("query_only=ON",)))

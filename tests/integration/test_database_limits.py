@@ -47,6 +47,14 @@ def test_reading_sees_the_data_of_one_moment(kind: str, tmp_path: Path) -> None:
     store.close()
 
 
+def test_sqlite_writes_a_commit_to_the_disk(tmp_path: Path) -> None:
+    """An accepted submission or report survives a power failure."""
+    store = Store(migrated_url("sqlite", tmp_path))
+    with store.write() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+    store.close()
+
+
 def test_silent_server_is_given_up_and_its_connection_replaced(store: Store) -> None:
     now = text("SELECT pg_backend_pid()")
     connection = store.writer.connect()
