@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from experiments.documents import Frozen, Number, Whole
 from experiments.outcomes import FailureClass
 from experiments.records.signing import PublicKey, Signature, block_statement
 from experiments.retries import FINAL_WITH_RECEIPT
+
+PROBLEM_TYPES = "urn:ablate:problem:"
+"""Begin of the types of the service's own problem documents; an error without one comes from a proxy."""
 
 FencingToken = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{22}$", examples=["hZ3V5T8QW2R4Y6M9N0P1Sw"])]
 """128 random bits, URL-safe; proves that the sender holds the block."""
@@ -191,3 +194,9 @@ class Release(Frozen):
     token: FencingToken
     failure_class: FailureClass
     message: str
+
+
+class AttemptEnded(BaseModel):
+    """The part of the service's answer to a report or a release that a worker reads."""
+
+    attempt_id: str

@@ -16,6 +16,7 @@ from starlette.routing import Match
 from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecError, SpecProblem
 from experiments.ids import RULES
+from experiments.records.messages import PROBLEM_TYPES
 from experiments.runtime.logs import requested_by
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
 from service.schemas.problems import Problem, ProblemDetail
@@ -24,7 +25,6 @@ from service.store.session import is_cut_off, is_read_only
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-TYPE_PREFIX = "urn:ablate:problem:"
 _SLUGS = {
     HTTPStatus.NOT_FOUND: "not-found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method-not-allowed",
@@ -61,7 +61,7 @@ def problem(
     """Build the answer."""
     request_id = request.scope.get("state", {}).get("request_id", "")
     body = Problem(
-        type=TYPE_PREFIX + slug,
+        type=PROBLEM_TYPES + slug,
         title=title_of(status),
         status=status,
         detail=detail,

@@ -8,8 +8,9 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel
 
+from experiments.records.messages import PROBLEM_TYPES
 from service.errors import title_of
-from service.http.problems import MEDIA_TYPE, TYPE_PREFIX
+from service.http.problems import MEDIA_TYPE
 from service.schemas.problems import Problem, ProblemDetail
 
 _EXAMPLES: dict[int, tuple[str, str]] = {
@@ -48,7 +49,7 @@ def secured(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def _declared(status: int) -> dict[str, Any]:
     slug, detail = _EXAMPLES[status]
     example = Problem(
-        type=TYPE_PREFIX + slug,
+        type=PROBLEM_TYPES + slug,
         title=title_of(status),
         status=status,
         detail=detail,

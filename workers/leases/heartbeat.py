@@ -82,4 +82,9 @@ class LeaseRenewal:
 
     def _run(self) -> None:
         while not self._over.wait(self._block.heartbeat_s) and self._lease.reason() is None:
-            self.send()
+            try:
+                self.send()
+            except Exception:  # the thread's boundary: without it a block would lose its lease without a word
+                _log.exception(
+                    "heartbeat of %s failed; lease left %.1f s", self._block.attempt_id, self._lease.left_s()
+                )

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from experiments.records.messages import (
+    PROBLEM_TYPES,
+    AttemptEnded,
     BlockReport,
     ClaimedBlock,
     ClaimRequest,
@@ -32,12 +34,14 @@ _CONNECT_TIMEOUT_S = 3.0
 _TRY_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 _T = TypeVar("_T")
+_Message = TypeVar("_Message", bound=BaseModel)
 
 
 class ServiceApi:
     """Typed calls.
 
-    Each raises ApiUnreachable (retry), ApiRefused (do not retry) or StaleLease (the attempt is over).
+    Each raises ApiUnreachable (retry), ApiRefused (do not retry) or StaleLease (the attempt is over). Only answers of
+    the service itself count: a page, a redirect or an error of a proxy in between is ApiUnreachable.
     """
 
     def __init__(self, url: str, token: str, *, allow_http: bool = False, stack: HomeStack | None = None) -> None:
@@ -51,12 +55,12 @@ class ServiceApi:
 
     def version(self) -> dict[str, Any]:
         """Return the service's version document; needs no key."""
-        document: dict[str, Any] = self._send("GET", "/version").json()
+        document: dict[str, Any] = _json(self._send("GET", "/version"))
         return document
 
     def key_node(self) -> str:
         """Return the name of the node to which the key belongs. Raises SettingsError for any other token."""
-        identity = self._send("GET", "/v1/identity").json()
+        identity = _json(self._send("GET", "/v1/identity"))
         if identity.get("node") is None:
             token = f"the token '{identity.get('name')}' with scope '{identity.get('scope')}'"
             raise SettingsError(f"ABLATE_WORKER_TOKEN is {token}, not the key of a node; get one: ablate nodes add")
@@ -64,27 +68,33 @@ class ServiceApi:
 
     def register(self, name: str, node: NodeRegistration) -> NodeRegistered:
         """Register this node, or update its registration."""
-        return NodeRegistered.model_validate_json(self._send("PUT", f"/v1/nodes/{name}", node).content)
+        return _typed(NodeRegistered, self._send("PUT", f"/v1/nodes/{name}", node))
 
     def claim(self, request: ClaimRequest) -> ClaimedBlock | None:
         """Claim the next block for this node's class, None if no block waits."""
         answer = self._send("POST", "/v1/blocks:claim", request)
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
-        return ClaimedBlock.model_validate_json(answer.content)
+        return _typed(ClaimedBlock, answer)
 
     def heartbeat(self, attempt_id: str, beat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S) -> HeartbeatReply:
         """Renew the lease. A hanging call ends after `timeout_s`, so that the next may still be in time."""
         answer = self._send("POST", f"/v1/attempts/{attempt_id}:heartbeat", beat, timeout_s=timeout_s)
-        return HeartbeatReply.model_validate_json(answer.content)
+        return _typed(HeartbeatReply, answer)
 
     def report(self, attempt_id: str, report: BlockReport) -> None:
         """Report the results of the block."""
-        self._send("POST", f"/v1/attempts/{attempt_id}:report", report)
+        self._end("report", attempt_id, report)
 
     def release(self, attempt_id: str, release: Release) -> None:
         """Give the block back to the service."""
-        self._send("POST", f"/v1/attempts/{attempt_id}:release", release)
+        self._end("release", attempt_id, release)
+
+    def _end(self, verb: str, attempt_id: str, message: BaseModel) -> None:
+        answer = self._send("POST", f"/v1/attempts/{attempt_id}:{verb}", message)
+        ended = _typed(AttemptEnded, answer)
+        if ended.attempt_id != attempt_id:
+            raise ApiUnreachable(f"{verb} of {attempt_id}: the answer is about {ended.attempt_id[:60]!a}")
 
     def _send(
         self, method: str, path: str, message: BaseModel | None = None, *, timeout_s: float = CALL_TIMEOUT_S
@@ -95,11 +105,13 @@ class ServiceApi:
         headers = {"Content-Type": "application/json", **({"X-Request-Id": request_id} if request_id else {})}
         try:
             answer = self._http.request(method, path, content=body, headers=headers, timeout=timeout)
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             raise ApiUnreachable(f"{method} {path} at {shown(self.url)}: {reason(error, self.url)}") from error
         if answer.is_success:
             return answer
         detail = _detail(answer) + redirect_hint(answer)
+        if not _is_own_problem(answer):
+            raise ApiUnreachable(f"{method} {path}: status {answer.status_code}, not from the service: {detail}")
         if answer.status_code == httpx.codes.CONFLICT:
             raise StaleLease(detail)
         if answer.status_code in _TRY_LATER:
@@ -145,6 +157,37 @@ def persistently(call: Callable[[], _T], *, patience_s: float, sleep: Callable[[
         reraise=True,
     )
     return retrying(call)
+
+
+def _is_own_problem(answer: httpx.Response) -> bool:
+    try:
+        problem = answer.json()
+    except ValueError:
+        return False
+    return isinstance(problem, dict) and str(problem.get("type")).startswith(PROBLEM_TYPES)
+
+
+def _json(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        content = answer.json()
+    except ValueError as error:
+        raise _foreign(answer) from error
+    if not isinstance(content, dict):
+        raise _foreign(answer)
+    return content
+
+
+def _typed(model: type[_Message], answer: httpx.Response) -> _Message:
+    try:
+        return model.model_validate_json(answer.content)
+    except ValidationError as error:
+        raise _foreign(answer) from error
+
+
+def _foreign(answer: httpx.Response) -> ApiUnreachable:
+    kind = answer.headers.get("Content-Type", "no content type")
+    request = f"{answer.request.method} {answer.request.url.path}"
+    return ApiUnreachable(f"{request}: status {answer.status_code} with {kind}, which is no answer of the service")
 
 
 def _detail(answer: httpx.Response) -> str:

@@ -159,11 +159,14 @@ class Supervisor:
         )
         with renewal:
             result = self._measure(block, lease, output)
+            if isinstance(result, BlockReport):
+                result = self._signed(block, result)
+                self._keep(block, result)  # before the log, which may take long
             if result is not None:
                 _drain(output, renewal)
         self._context.runner.guardian.until(math.inf)
         if isinstance(result, BlockReport):
-            self._hand_in(block, self._signed(block, result).model_copy(update={"logs": output.chunks()}))
+            self._hand_in(block, result.model_copy(update={"logs": output.chunks()}))
         elif result is not None:
             self._give_back(block, result)
 
@@ -190,13 +193,19 @@ class Supervisor:
     def _hand_in(self, block: ClaimedBlock, report: BlockReport) -> None:
         """Write a report to disk and send it; if that fails now, it is sent before the next claims."""
         api, spool = self._link.api, self._link.spool
+        if self._keep(block, report):
+            self._send(lambda: spool.send_all(api.report), _PATIENCE_S)
+        else:
+            self._send(lambda: api.report(block.attempt_id, report), _UNSPOOLED_PATIENCE_LEASES * block.lease_s)
+
+    def _keep(self, block: ClaimedBlock, report: BlockReport) -> bool:
+        """Write a report to disk; return whether that was possible."""
         try:
-            spool.keep(block.attempt_id, report)
+            self._link.spool.keep(block.attempt_id, report)
         except OSError as error:
             _log.error("cannot write attempt %s to disk (%s): it is sent or lost", block.attempt_id, error)
-            self._send(lambda: api.report(block.attempt_id, report), _UNSPOOLED_PATIENCE_LEASES * block.lease_s)
-        else:
-            self._send(lambda: spool.send_all(api.report), _PATIENCE_S)
+            return False
+        return True
 
     def _give_back(self, block: ClaimedBlock, release: Release) -> None:
         self._send(lambda: self._link.api.release(block.attempt_id, release), _PATIENCE_S)

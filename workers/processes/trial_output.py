@@ -16,6 +16,9 @@ from workers.paths import TrialPaths
 CHUNK_BYTES = 65_536
 """Most log text of one trial in one message."""
 
+MAX_LOG_JSON_BYTES = 512 * 2**10
+"""Most log text of all trials in one message, as JSON: control characters take six bytes there."""
+
 LOG_LIMIT_BYTES = 8 * 2**20
 """Most log text of one trial in all; the rest stays in the node's file."""
 
@@ -172,10 +175,16 @@ class BlockOutput:
                 self._trials[one.trial_id].sent = one
 
     def chunks(self) -> tuple[LogChunk, ...]:
-        """Return the next log chunk of every trial that has one."""
+        """Return the next log chunks of trials, together at most `MAX_LOG_JSON_BYTES`; the others come later."""
         with self._lock:
-            chunks = (trial.log.next_chunk() for trial in self._trials.values())
-            return tuple(chunk for chunk in chunks if chunk is not None)
+            chunks: list[LogChunk] = []
+            left = MAX_LOG_JSON_BYTES
+            for trial in self._trials.values():
+                chunk = trial.log.next_chunk()
+                left -= 0 if chunk is None else len(json.dumps(chunk.text))
+                if chunk is not None and left >= 0:
+                    chunks.append(chunk)
+            return tuple(chunks)
 
     def chunks_accepted(self, chunks: Iterable[LogChunk]) -> None:
         """Note the log chunks that the service has."""

@@ -161,3 +161,20 @@ def test_log_stop_appends_time_steps_and_reason(tmp_path: Path) -> None:
     log_stop(log, StopReason.TIMEOUT, 12.34, "5 of 14 steps")
     assert log.read_text() == "step 1\n[the worker stopped this trial after 12.3 s and 5 of 14 steps: timeout]\n"
     log_stop(tmp_path / "gone" / "log.txt", StopReason.TIMEOUT, 1.0, "no steps")  # writes nothing
+
+
+def test_logs_of_one_message_are_bounded_as_json(tmp_path: Path) -> None:
+    """Control characters take six bytes in JSON."""
+    output = BlockOutput()
+    for number in range(4):
+        paths = TrialPaths(folder=tmp_path / str(number))
+        paths.log.parent.mkdir(parents=True)
+        paths.log.write_text("\x01" * 150_000)
+        output.add(f"trl_{number}", paths, steps_total=1)
+    received: dict[str, str] = {}
+    while chunks := output.chunks():
+        assert sum(len(json.dumps(chunk.text)) for chunk in chunks) <= trial_output.MAX_LOG_JSON_BYTES
+        for chunk in chunks:
+            received[chunk.trial_id] = received.get(chunk.trial_id, "") + chunk.text
+        output.chunks_accepted(chunks)
+    assert received == {f"trl_{number}": "\x01" * 150_000 for number in range(4)}
