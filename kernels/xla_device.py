@@ -12,13 +12,17 @@ over the real devices and adds the collectives. With PJRT_DEVICE=CPU the devices
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernels.errors import KernelUnsupported
 from kernels.xla_compiler import libtpu_refusal
@@ -147,6 +151,43 @@ def compilations() -> int:
     return timed[0] if timed else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Graphs and operations that ran; of this process, or of a part of it as the difference of two counts."""
+
+    graphs: int
+    """Executions of graphs, on one device or divided over several."""
+    host_operations: Mapping[str, int]
+    """Operation -> its runs on the host, as `aten::nonzero`, in place of a graph: XLA has no lowering for it, or
+    Python read a value (`aten::_local_scalar_dense`). Each ends the graph before it."""
+
+    def since(self, earlier: "Work") -> "Work":
+        """Return the work after the count `earlier`."""
+        grown = {name: count - earlier.host_operations.get(name, 0) for name, count in self.host_operations.items()}
+        return Work(
+            graphs=self.graphs - earlier.graphs,
+            host_operations={name: count for name, count in grown.items() if count},
+        )
+
+
+def work() -> Work:
+    """Return the graphs and host operations that this process has run."""
+    from torch_xla.debug import metrics
+
+    counted = {name: metrics.counter_value(name) for name in metrics.counter_names()}
+    return Work(
+        graphs=sum(counted.get(name, 0) for name in _LOOKUPS),
+        host_operations={name: count for name, count in counted.items() if name.startswith(_ON_HOST)},
+    )
+
+
+_LOOKUPS = ("CachedCompile", "UncachedCompile")
+"""torch_xla's counters of graphs that were about to run and looked up in its cache. Its metrics of execution times grow
+in another thread, sometimes after the graph's results have arrived."""
+_ON_HOST = "aten::"
+"""Start of the name of torch_xla's counter of an operation that ran on the host."""
+
+
 def peak_bytes() -> int | None:
     """Return the peak of device memory in bytes, or None if the runtime does not report it, as on a CPU."""
     from torch_xla.core import xla_model
@@ -173,6 +214,38 @@ def hlo_text(tensors: Sequence[Tensor]) -> str:
 def forget_pending() -> None:
     """Drop all recorded operations that have not run."""
     _xlac()._clear_pending_irs(str(device()))
+
+
+class OneGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations that run on the host while a step is traced. On tensors without memory they end the process.
+
+    Raises KernelUnsupported inside the `with` block.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` unless it would run on the host."""
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        if any(type(tensor) in (Tensor, Parameter) and tensor.device.type == "xla" for tensor in tensors):
+            target = (kwargs or {}).get("device")
+            if not _has_lowering(func) or (target is not None and torch.device(target).type != "xla"):
+                raise KernelUnsupported(f"operation {func} runs on the host, so the step would not be one graph")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = ("aten::_local_scalar_dense", "aten::nonzero")
+"""Operations whose lowering reads a value on the host."""
+_LOWERED = ("XLA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+"""Dispatch keys of operations that torch_xla lowers, or that consist of such operations."""
+
+
+@cache
+def _has_lowering(func: Any) -> bool:
+    name = func._schema.name
+    if not name.startswith(_ON_HOST):  # torch_xla's own
+        return True
+    overload = f"{name}.{func._schema.overload_name}".rstrip(".")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return name not in _READS and any(has_kernel(overload, key) for key in _LOWERED)
 
 
 def placeholder(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -207,6 +280,17 @@ def loop(body: Callable[..., Any], init: Any, xs: Any, partition: Callable[..., 
     from torch_xla.experimental.scan import scan
 
     return scan(body, init, xs, partition_fn=partition, is_fn_pure=True)
+
+
+def loop_without_gradients(body: Callable[..., Any], init: Any, xs: Any) -> Any:
+    """Run `body(carry, x) -> (carry, y)` over the first axis of `xs` as one loop of the graph, without a backward pass.
+
+    Returns (last carry, stacked ys). No tensor may be of truth values: torch_xla 2.9 turns them into integers.
+    """
+    from torch_xla.experimental import scan
+
+    with torch.no_grad():
+        return scan._scan_impl_pytree(body, init, xs)
 
 
 def _xlac() -> Any:

@@ -81,6 +81,12 @@ class Step(BaseModel):
     """End of the step by the same clock."""
     compilations: int = 0
     """Graphs and kernels compiled or loaded during the step; in a timed step they spoil the window."""
+    graphs: OmitNone[int] = None
+    """Graphs that XLA executed during the step; another number than 1 in a timed step spoils the window. None on other
+    devices and in receipts of earlier code."""
+    host_operations: OmitNone[tuple[str, ...]] = None
+    """Operations of the step that ran on the host in place of XLA's device. Reported like `graphs`; one in a timed step
+    spoils the window."""
     clock_mhz: float | None = None
     """Device clock just after the step; None where it cannot be read."""
 

@@ -36,8 +36,8 @@ def trial_problems(receipt: Receipt) -> list[str]:
     """Return the guards that a trial breaks in every comparison; only measured trials can break guards."""
     if receipt.outcome is not Outcome.MEASURED:
         return []
-    grown = _compilations(receipt) if _on_xla(receipt) else ()
-    return [*_sample_problems(receipt), *_unreported(receipt), *_event_problems(receipt), *grown]
+    split = [*_compilations(receipt), *_split_steps(receipt)] if _on_xla(receipt) else ()
+    return [*_sample_problems(receipt), *_unreported(receipt), *_event_problems(receipt), *split]
 
 
 def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
@@ -87,8 +87,19 @@ def _compilations(receipt: Receipt) -> Iterator[str]:
         yield f"something was compiled inside the window, first in step {compiled[0]}{how}"
 
 
+def _split_steps(receipt: Receipt) -> Iterator[str]:
+    """Find timed steps that were not one graph on the device. Receipts of earlier code do not report it."""
+    timed = [step for step in receipt.steps if step.phase == "timed"]
+    split = next((step for step in timed if step.graphs not in (None, 1)), None)
+    if split is not None:
+        yield f"step {split.index} ran as {split.graphs} graphs; allowed: 1"
+    on_host = next((step for step in timed if step.host_operations), None)
+    if on_host is not None:
+        yield f"operation {', '.join(on_host.host_operations or ())} ran on the host in step {on_host.index}"
+
+
 def _on_xla(receipt: Receipt) -> bool:
-    """Say whether a step is one graph, so that another compilation means another graph and not only lost time."""
+    """Return whether a step must be one graph, so that another compilation means another graph."""
     node_class = NODE_CLASSES.get(receipt.environment.node_class)
     return node_class is not None and node_class.device_type == "xla"
 

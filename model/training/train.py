@@ -251,14 +251,16 @@ class _Trainer:
 
     def step(self, index: int, phase: Phase) -> Step:
         """Run one optimiser step and wait for the device once, at its end."""
-        before = compilations()
+        before, on_xla = compilations(), self.device.type == "xla"
+        work_before = xla_device.work() if on_xla else None
         start = time.perf_counter()
         loss_and_norm = self._update(index)
-        if index == 0 and self.device.type == "xla":
+        if index == 0 and on_xla:
             self._first_module = xla_device.hlo_proto(self._outputs(loss_and_norm))
         self._wait()  # on XLA the step is one graph, which runs here
         loss_value, norm_value = loss_and_norm.tolist()
         end = time.perf_counter()
+        work = None if work_before is None else xla_device.work().since(work_before)
         self._last_compilations = compilations() - before
         record = Step(
             index=index,
@@ -267,6 +269,8 @@ class _Trainer:
             began_s=start - self._started,
             ended_s=end - self._started,
             compilations=self._last_compilations,
+            graphs=None if work is None else work.graphs,
+            host_operations=None if work is None else tuple(sorted(work.host_operations)),
             tokens=self.config.tokens_per_step,
             loss=loss_value,
             grad_norm=norm_value,

@@ -60,6 +60,7 @@ def trained(config: TrainConfig, home: Path) -> dict[str, Any]:
         "losses": [step.loss for step in result.steps],
         "loss_val": result.loss_val,
         "compilations": [step.compilations for step in result.steps],
+        "work": [(step.graphs, step.host_operations) for step in result.steps],
         "facts": dict(result.facts),
         "not_live": [name for name, reading in readings.items() if not reading.live],
     }

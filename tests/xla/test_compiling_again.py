@@ -1,8 +1,9 @@
-"""A trial whose step compiles again inside the window, run and sealed as a worker does it: invalid, with the reason."""
+"""Trials whose step compiles again, or is not one graph on the device: invalid, run and sealed as by a worker."""
 
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
+from experiments.design.config_fields import read_config
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import Receipt
 from experiments.retries import Break
+from model.data.dataset import prepare
 from model.data.packing import Batch
 from model.facts import ModelFact
+from model.training import train
 from model.training.optim_step import DeviceBatch
 from model.training.train import _Trainer
 from tests.bundles import make_file
@@ -29,7 +33,15 @@ from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending
 
 pytestmark = pytest.mark.timeout(900)
-SIZES = {"d_model": 32, "d_state": 8, "headdim": 16, "mimo_rank": 2, "num_heads": 2, "pattern": "M", "vocab_size": 512}
+SIZES: dict[str, Any] = {
+    "d_model": 32,
+    "d_state": 8,
+    "headdim": 16,
+    "mimo_rank": 2,
+    "num_heads": 2,
+    "pattern": "M",
+    "vocab_size": 512,
+}
 ON_DEVICE = _Trainer._on_device
 
 
@@ -61,7 +73,7 @@ def sealed_trial(folder: Path) -> Receipt:
         workload={
             "recipe": "hybrid-tiny",
             "overrides": {**SIZES, "seq_len": 64, "corpus": str(corpus)},
-            "steps": {"warmup": 1, "warmup_s": 0, "timed": 2, "val_rows": 0},
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 0},
         },
         baseline={"gates": {"lane": "xla"}},
         variants={"remat": {"gates": {"remat": True}}},
@@ -73,8 +85,15 @@ def sealed_trial(folder: Path) -> Receipt:
     block = file.claimed(0, attempt_id="att_1", attempt_no=3, broken=broken)
     trial = next(trial for trial in block.trials if trial.arm == "baseline")
     paths = WorkPaths(home=folder).trial(block.attempt_id, trial.trial_id)
+    data = folder / "data"
+    dataset = prepare(read_config(trial.config).data, SIZES["vocab_size"], cache_dir=data, report=lambda _: None)
     order = TrialOrder(
-        trial_id=trial.trial_id, config=trial.config, paths=paths, data_dir=folder / "data", device_type=DEVICE.type
+        trial_id=trial.trial_id,
+        config=trial.config,
+        paths=paths,
+        data_dir=data,
+        device_type=DEVICE.type,
+        dataset=dataset.folder,
     )
     started_at, start = datetime.now(UTC), time.monotonic()
     write_whole(paths.result, trial_program._train(order).model_dump_json())
@@ -105,7 +124,8 @@ def sealed_trial(folder: Path) -> Receipt:
 def test_documents_as_tensors_are_measured(tmp_path: Path) -> None:
     receipt = sealed_trial(tmp_path)
     assert (receipt.outcome, receipt.message) == (Outcome.MEASURED, None)
-    assert [step.compilations for step in receipt.steps] == [1, 0, 0, 0]
+    assert [step.compilations for step in receipt.steps] == [1, 0, 0, 0, 0, 0]
+    assert [(step.graphs, step.host_operations) for step in receipt.steps] == [(1, ())] * 6
     assert ModelFact.GRAPH_CHANGE not in receipt.facts
     assert verify(receipt.model_dump(mode="json")) == []
 
@@ -122,4 +142,54 @@ def test_documents_as_numbers_are_invalid_with_the_difference_of_the_graphs(
     assert "instructions are new" in change
     assert "new: " in change
     assert "gone: " in change
+    assert verify(receipt.model_dump(mode="json")) == []
+
+
+UPDATE = train.update
+
+
+def with_read_loss(loss_now: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Read the loss before the backward pass, as logging code might."""
+    loss_now.item()
+    return UPDATE(loss_now, *rest)
+
+
+def with_operation_without_lowering(loss_now: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """Add 0 times a function that XLA does not know."""
+    return UPDATE(loss_now + 0 * torch.special.bessel_j0(loss_now.detach()), *rest)
+
+
+def with_read_gradient(trainer: _Trainer, index: int) -> torch.Tensor:
+    """Read a parameter after the update, as a metric might."""
+    outcome = TRAINER_UPDATE(trainer, index)
+    trainer.parameters[0].sum().item()
+    return outcome
+
+
+def with_read_batch(trainer: _Trainer, index: int) -> torch.Tensor:
+    """Count tokens of the batch, which is on the device already, so that no graph ends."""
+    trainer._on_device(trainer._batch(index)).tokens.nonzero()
+    return TRAINER_UPDATE(trainer, index)
+
+
+TRAINER_UPDATE = _Trainer._update
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "plant", "problem"),
+    [
+        (train, "update", with_read_loss, "step 2 ran as 2 graphs; allowed: 1"),
+        (train, "update", with_operation_without_lowering, "step 2 ran as 2 graphs; allowed: 1"),
+        (_Trainer, "_update", with_read_gradient, "step 2 ran as 2 graphs; allowed: 1"),
+        (_Trainer, "_update", with_read_batch, "operation aten::nonzero ran on the host in step 2"),
+    ],
+    ids=["loss", "operation", "parameter", "batch"],
+)
+def test_a_step_that_is_not_one_graph_is_invalid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, plant: Any, problem: str
+) -> None:
+    monkeypatch.setattr(owner, name, plant)
+    receipt = sealed_trial(tmp_path)
+    assert (receipt.outcome, receipt.failure_class) == (Outcome.INVALID, FailureClass.INVALID_MEASUREMENT)
+    assert receipt.message == problem
     assert verify(receipt.model_dump(mode="json")) == []

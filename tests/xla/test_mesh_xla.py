@@ -66,6 +66,7 @@ def test_four_devices_train_as_one_and_say_how_their_matrices_lie(
     assert found["losses"] == pytest.approx(alone["losses"], abs=ENVELOPE)
     assert found["loss_val"] == pytest.approx(alone["loss_val"], abs=ENVELOPE)
     assert found["compilations"] == alone["compilations"] == [1] + [0] * (len(alone["losses"]) - 1)
+    assert found["work"] == alone["work"] == [[1, []]] * len(alone["losses"])
     assert (found["facts"]["mesh.sharding"], found["facts"]["mesh.devices"]) == (sharding, 4)
     assert found["not_live"] == []
     assert "mesh.sharding" not in alone["facts"]

@@ -1,15 +1,21 @@
 """Training on XLA with this machine's processors: as the reference lane, and compiled once whatever the rows hold."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
+from experiments.design.config_fields import read_config
+from experiments.design.gates import GATES
+from experiments.errors import SpecError
+from experiments.records.receipts import read_gates
 from kernels import facts, xla_device
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
@@ -22,6 +28,7 @@ from model.training import optim_step
 from model.training.optim_step import DeviceBatch, batch_loss, update
 from model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
+from tests.factories import make_plan, make_spec
 
 pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
 ENVELOPE = 2e-3
@@ -100,6 +107,45 @@ def test_gates_run_and_keep_the_first_loss(
     assert result.facts[ModelFact.HIDDEN_DTYPE] == short.dtype
     assert result.facts[ScanFact.SCHEDULE] == switches.get("schedule", "chunk_parallel")
     assert result.facts[ScanFact.REMAT] is switches.get("remat", False)
+
+
+def drawn_config(chance: random.Random, home: Path) -> TrainConfig:
+    """Return a configuration that a submission to class xla-cpu accepts, drawn over patterns and gates."""
+    while True:
+        gates: dict[str, Any] = {"lane": "xla"}
+        for gate in GATES.values():
+            values = [value for value in gate.values if "xla-cpu" in gate.node_classes(value)]
+            values = values[:4] if gate.name == "micro_batch" else values  # more rows take long
+            if gate.name != "lane" and gate.unused_because(gates) is None and len(values) > 1 and chance.random() < 0.5:
+                gates[gate.name] = chance.choice(values)
+        pattern = "".join(chance.choice("MAF") for _ in range(chance.randint(1, 4)))
+        sizes = {"d_model": 32, "d_state": 8, "headdim": 16, "mimo_rank": 2, "num_heads": 2, "vocab_size": 512}
+        overrides = {**sizes, "pattern": pattern, "seq_len": 64, "loss_chunk_tokens": chance.choice([16, 48])}
+        try:
+            plan = make_plan(
+                make_spec(
+                    workload__overrides=overrides,
+                    workload__steps={"warmup": 0, "warmup_s": 0, "timed": 2, "val_rows": 0},
+                    baseline={"gates": gates},
+                    variants={"other": {"gates": {"micro_batch": 2 if gates.get("micro_batch") == 1 else 1}}},
+                    placement={"node_class": "xla-cpu"},
+                )
+            )
+        except (SpecError, ValidationError):
+            continue
+        config = read_config({**plan.arms[0].config, "seed": 1})
+        return replace(config, data=small_config(home / "corpus"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_honest_step_is_one_graph_without_work_on_the_host(home: Path, dataset: Dataset, seed: int) -> None:
+    config = drawn_config(random.Random(seed), home)  # noqa: S311
+    result = run(config, dataset, DEVICE)
+    assert {(step.graphs, step.host_operations) for step in result.steps} == {(1, ())}, config
+    readings = read_gates(
+        {gate.name: gate.read(config) for gate in GATES.values()}, result.facts, pattern=config.model.pattern
+    )
+    assert {name: reading.observed for name, reading in readings.items() if not reading.live} == {}, config
 
 
 def outputs_and_gradients(config: TrainConfig, device: torch.device) -> tuple[dict[str, Tensor], facts.Facts]:

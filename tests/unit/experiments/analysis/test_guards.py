@@ -16,7 +16,7 @@ from experiments.design.rule import MAX_PAUSE_S, MAX_SLOWED_SHARE
 from experiments.outcomes import VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipts import DeviceEvents, Receipt
-from experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, window_s
+from experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, trial_problems, window_s
 from kernels.backends import NODE_CLASSES
 from tests.factories import NOTHING_HAPPENED, make_plan, make_receipt, make_spec
 
@@ -107,6 +107,29 @@ def test_a_compilation_counts_inside_the_window_only() -> None:
         found = receipt_problems(compiled_in(receipt, step.index), CPU)
         wanted = [f"something was compiled inside the window, first in step {step.index}"]
         assert found == (wanted if step.phase == "timed" else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"graphs": 1, "host_operations": ()}, None),
+        ({"graphs": 2, "host_operations": ()}, "step {} ran as 2 graphs; allowed: 1"),
+        ({"graphs": 0, "host_operations": ()}, "step {} ran as 0 graphs; allowed: 1"),
+        ({"graphs": 1, "host_operations": ("aten::nonzero",)}, "operation aten::nonzero ran on the host in step {}"),
+    ],
+)
+def test_a_timed_step_on_xla_is_one_graph_without_operations_of_the_host(
+    change: dict[str, Any], problem: str | None
+) -> None:
+    receipt = make_receipt(CPU, 0, "baseline")
+    on_xla = receipt.model_copy(
+        update={"environment": receipt.environment.model_copy(update={"node_class": "xla-cpu"})}
+    )
+    for step in receipt.steps:
+        changed = tuple(one.model_copy(update=change) if one is step else one for one in receipt.steps)
+        expected = [problem.format(step.index)] if problem and step.phase == "timed" else []
+        assert trial_problems(on_xla.model_copy(update={"steps": changed})) == expected
+        assert trial_problems(receipt.model_copy(update={"steps": changed})) == []
 
 
 def test_what_disturbs_nothing_but_times_is_no_problem_where_an_exact_metric_decides() -> None:
