@@ -51,7 +51,7 @@ class HomeStack:
         """Raise ForeignListener unless the API of this very stack listens on its port, or nothing does."""
         port = urlsplit(self.api_url).port or _PORT_OF["http"]
         if not owns_port(Mark("ABLATE_STACK_PART", f"{self.stack_id}.api"), port):
-            raise ForeignListener(f"port {port} belongs to another program, which got no token; run: ablate up")
+            raise ForeignListener(f"port {port} belongs to another program, which got no token")
 
 
 def home_stack(home: Path) -> HomeStack | None:

@@ -217,7 +217,7 @@ def test_a_folder_without_a_token_says_where_it_looked_and_what_to_do(
     url = str(api.client.base_url).rstrip("/")
     said = " ".join(words.err.split())
     assert words.code == 5
-    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}/, but this folder has no token" in said
+    assert f"nothing runs in {tmp_path / '.ablate'}; a service answers at {url}, but this folder has no token" in said
     assert "where `ablate up` was run, or set ABLATE_HOME or ABLATE_TOKEN" in said
     monkeypatch.setenv("ABLATE_TOKEN", "a-token-that-nobody-gave")
     get_client_settings.cache_clear()
@@ -226,7 +226,7 @@ def test_a_folder_without_a_token_says_where_it_looked_and_what_to_do(
     monkeypatch.setenv("ABLATE_URL", nobody_url())
     get_client_settings.cache_clear()
     gone = " ".join(ablate("list").err.split())
-    assert f"nothing listens there; nothing runs in {tmp_path / '.ablate'}; start it: ablate up, or set" in gone
+    assert "nothing listens there; check ABLATE_URL, or unset it and start a stack here with `ablate up`" in gone
 
 
 def test_show_prints_the_trials_from_a_block_up_to_a_limit_and_says_where_the_rest_begins(made: dict[str, str]) -> None:

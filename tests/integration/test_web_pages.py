@@ -11,7 +11,9 @@ from sqlalchemy import update
 
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting.verdict_layout import short_answer
+from service.lifecycle import PROJECTIONS, OutboxKind
 from service.principals import SERVICE
+from service.store import outbox
 from service.store.ablations.results import store_projection
 from service.store.tables import ablations
 from service.web.answers import read_answer
@@ -186,3 +188,17 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
         assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.err.split())
         told = json.loads(ablate("open", "--json").out)
         assert (told["scope"], told["lasts_s"], told["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)
+
+
+def test_a_failed_projection_is_told_on_the_ablations_page(api: Api) -> None:
+    ablation, error = api.submit()["id"], "ProjectionError: MLflow at http://mlflow:8322: nothing listens there"
+    shown = Person.signed_in(api)
+    assert "Not written to MLflow yet" not in shown.get(f"/a/{ablation}").text
+    with api.store.write() as connection:
+        outbox.add(connection, OutboxKind.ANNOUNCE, ablation)
+        rows = outbox.take(connection, PROJECTIONS, ablation, hold_s=10)
+        outbox.retry(connection, [row.id for row in rows], delay_s=60, error=error)
+    assert f"Not written to MLflow yet: {error}" in shown.get(f"/a/{ablation}").text
+    with api.store.write() as connection:
+        outbox.done(connection, [row.id for row in rows])
+    assert "Not written to MLflow yet" not in shown.get(f"/a/{ablation}").text
