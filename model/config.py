@@ -20,7 +20,8 @@ MESH_SIZES = (1, 2, 4, 8, 16)
 """Numbers of devices that one step can be spread over, if a node class has them."""
 
 DIVISIBLE_ATTENTION = ("sdpa",)
-"""Attention that lane xla's partitioner can divide over devices. Kernels are opaque to it."""
+"""Attention that lane xla's partitioner can divide over devices, and that loops over layers can trace. Kernels are
+opaque to both."""
 
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
@@ -118,7 +119,7 @@ class HybridConfig:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)
     scan_layers: bool = False
-    """Run adjacent blocks of one letter as one loop of the graph, traced and compiled once (lane xla)."""
+    """Run groups of blocks that repeat, such as MF in MFMF, as one loop of the graph, traced once (lane xla)."""
 
     def __post_init__(self) -> None:
         _check_scan(self.scan)
@@ -304,6 +305,42 @@ class TrainConfig:
     def tokens_per_step(self) -> int:
         """B * S."""
         return self.micro_batch * self.data.seq_len
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Adjacent blocks of a pattern: `trips` times the same group of letters, as one loop if there are several trips."""
+
+    start: int
+    """Index of the first block."""
+    group: str
+    trips: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all trips."""
+        return len(self.group) * self.trips
+
+
+def layer_runs(model: HybridConfig) -> tuple[LayerRun, ...]:
+    """Divide the pattern of `model` into runs, so that as few blocks as possible are traced.
+
+    Attention by a TPU kernel runs outside loops, because a kernel cannot be in a traced loop.
+    """
+    pattern, kernels = model.pattern, model.attention.backend not in DIVISIBLE_ATTENTION
+    best: list[tuple[int, tuple[LayerRun, ...]]] = [(0, ())]  # for each suffix of the pattern, the empty one first
+    for start in reversed(range(len(pattern))):
+        tails = {at: best[len(pattern) - at] for at in range(start + 1, len(pattern) + 1)}
+        choices = [LayerRun(start, pattern[start], 1)]
+        for length in range(1, (len(pattern) - start) // 2 + 1):
+            group, trips = pattern[start : start + length], 2
+            while pattern.startswith(group * trips, start) and not (kernels and "A" in group):
+                choices.append(LayerRun(start, group, trips))
+                trips += 1
+        rests = [tails[start + run.num_blocks] for run in choices]
+        options = [(len(run.group) + rest[0], (run, *rest[1])) for run, rest in zip(choices, rests, strict=True)]
+        best.append(min(options, key=lambda option: (option[0], len(option[1]))))
+    return best[-1][1]
 
 
 def check_mesh(config: TrainConfig) -> None:

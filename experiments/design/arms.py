@@ -16,7 +16,7 @@ from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from kernels.scan_switches import CHUNK_SIZES
-from model.config import BLOCK_KINDS, StepsConfig, TrainConfig, check_mesh
+from model.config import BLOCK_KINDS, DIVISIBLE_ATTENTION, StepsConfig, TrainConfig, check_mesh, layer_runs
 from model.errors import ConfigError
 
 MAX_TRIALS = 8
@@ -152,6 +152,7 @@ def _arm(
         check_mesh(config)
         _check_loss_chunks(config)
         _check_scan_chunks(config)
+        _check_layer_loops(config)
     except ConfigError as error:
         guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
         detail = f"the gates do not fit together: {guilty} {error.message}"
@@ -187,6 +188,17 @@ def _check_scan_chunks(config: TrainConfig) -> None:
     fitting = [size for size in CHUNK_SIZES if size <= tokens]
     detail = f"{scan.chunk_size} is longer than a row of {tokens:,} tokens, so the row would be padded"
     raise ConfigError("model.scan.chunk_size", f"{detail}; allowed: {listed(fitting)}")
+
+
+def _check_layer_loops(config: TrainConfig) -> None:
+    """Raise ConfigError for loops over layers of a pattern in which no group of blocks repeats."""
+    model = config.model
+    if not model.scan_layers or any(run.trips > 1 for run in layer_runs(model)):
+        return
+    backend = model.attention.backend
+    without = "" if backend in DIVISIBLE_ATTENTION else f" without attention by kernel '{backend}'"
+    detail = f"is true; no group of adjacent blocks{without} repeats in pattern {model.pattern}, so there is no loop"
+    raise ConfigError("model.scan_layers", f"{detail}; allowed: false, or a pattern such as MFMF")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,10 @@ def _psiv_cached(facts: Facts) -> bool | str | None:
     return saved if saved or recomputed else None
 
 
-def _in_loops(facts: Facts) -> bool | None:
+def _in_loops(facts: Facts) -> bool | str | None:
+    """Return whether blocks ran in loops. A text says how the graph contradicts the code."""
     count = facts.get(ModelFact.LAYERS_IN_LOOPS)
-    return None if count is None else count > 0
+    return count if count is None or isinstance(count, str) else count > 0
 
 
 def _schedule_shown(requested: Mapping[str, Any], facts: Facts) -> GateValue:
@@ -156,12 +157,13 @@ _ENTRIES = (
         "schedule chunk_parallel: the inputs of that graph have as many bytes as pass the lowered step's barriers. "
         "Lane cuda: the kernel of the outputs was launched in the backward pass, and no chunk's state was kept",
         blind_to="lane xla: values that XLA itself decides to recompute; schedule sequential: whether the lowered loop "
-        "is that graph. Lane cuda: nothing relevant to the gate",
+        "is that graph; with scan_layers, whether the values belong to the scan, because the gate then applies to all "
+        "blocks of a group with a mixer. Lane cuda: nothing relevant to the gate",
         **_attested_by(ScanFact.REMAT),
     ),
     Gate(
         name="scan_layers",
-        question="Does running equal neighbouring layers as one loop shorten compilation, and at what cost in time?",
+        question="Does running a repeated group of layers as one loop shorten compilation, and at what cost in time?",
         values=(False, True),
         path="model.scan_layers",
         claim=Claim.RE_ASSOCIATES,
@@ -170,8 +172,8 @@ _ENTRIES = (
         unused_with=NOT_XLA,
         attest=_in_loops,
         attested_by=f"fact {ModelFact.LAYERS_IN_LOOPS}",
-        proof="the trip counts of the loops in the lowered step, in both passes; a pattern without equal neighbours "
-        "has none",
+        proof="the trip counts of the loops in the lowered step, in both passes. Submission refuses a pattern in which "
+        "no group of adjacent blocks repeats",
         blind_to="whether XLA unrolls the loop",
     ),
     Gate(
@@ -180,7 +182,8 @@ _ENTRIES = (
         values=get_args(LossKind),
         path="loss",
         claim=Claim.RE_ASSOCIATES,
-        proof="the function that computes the loss records it",
+        proof="the function that computes the loss records it; lane xla: chunked is a loop of the lowered step with "
+        "one trip for each chunk",
         blind_to="whether a step's peak memory is in the loss: with few tokens or a small vocabulary it is elsewhere, "
         "and both values take the same memory",
         **_attested_by(ModelFact.LOSS),

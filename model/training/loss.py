@@ -4,14 +4,14 @@ Legend: T tokens, D d_model, V vocabulary. The matmuls run in the dtype of the h
 float32.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from kernels import facts
+from kernels import facts, xla_device
 from model.errors import ConfigError
 from model.facts import ModelFact
 
@@ -23,8 +23,8 @@ def cross_entropy(
 
     `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (any value if invalid), `valid_mask` [...] bool.
     `kind` "dense" saves all logits for the backward pass. "chunked" has the logits of `chunk_tokens` tokens at a time
-    and saves the finished gradients [T,D] and [V,D] instead. Records the facts `ModelFact.LOSS`, `ModelFact.ROWS` and
-    `ModelFact.HIDDEN_DTYPE`.
+    and saves the finished gradients [T,D] and [V,D] instead. On XLA it is one loop of the graph. Records the facts
+    `ModelFact.LOSS`, `ModelFact.LOSS_TRIPS` (XLA), `ModelFact.ROWS` and `ModelFact.HIDDEN_DTYPE`.
     """
     facts.record(ModelFact.ROWS, targets.shape[0])
     facts.record(ModelFact.HIDDEN_DTYPE, str(hidden.dtype).removeprefix("torch."))
@@ -36,7 +36,7 @@ def cross_entropy(
         if torch.is_grad_enabled():
             loss: Tensor = _Chunked.apply(hidden_TD, weight, targets_T, valid_T, chunk_tokens)  # type: ignore[no-untyped-call]
             return loss
-        return _chunked(hidden_TD, weight, targets_T, valid_T, chunk_tokens)
+        return _chunked(hidden_TD, weight, targets_T, valid_T, chunk_tokens, with_gradient=False).loss
     raise ConfigError("loss", f"is {kind!r}; allowed: dense, chunked")
 
 
@@ -47,44 +47,83 @@ def _dense(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Ten
     return losses_T.where(valid_T, 0).sum() / valid_T.sum().clamp_min(1)
 
 
-class _Gradients:
-    """Gradients of the chunked loss, filled by its forward pass."""
+def _chunk(
+    hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, valid_C: Tensor, count: Tensor, *, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the summed loss of one chunk and the gradient of its logits, None without `with_gradient`.
 
-    def __init__(self, hidden_TD: Tensor, weight_VD: Tensor) -> None:
-        self.hidden_TD = torch.zeros_like(hidden_TD)
-        self.weight_VD = torch.zeros_like(weight_VD)
+    `count` is the number of valid tokens of all chunks.
+    """
+    target_C1 = targets_C.unsqueeze(1)
+    logits_CV = functional.linear(hidden_CD, weight_VD).float()
+    norm_C1 = logits_CV.logsumexp(1, keepdim=True)
+    losses_C = (norm_C1 - logits_CV.gather(1, target_C1)).squeeze(1)
+    total = losses_C.where(valid_C, 0).sum()
+    if not with_gradient:
+        return total, None
+    grad_CV = logits_CV.sub_(norm_C1).exp_().scatter_add_(1, target_C1, -torch.ones_like(norm_C1))
+    return total, grad_CV.mul_(valid_C.unsqueeze(1)).div_(count).to(hidden_CD.dtype)
 
-    def add(self, rows: slice, hidden_CD: Tensor, weight_VD: Tensor, grad_CV: Tensor) -> None:
-        """Add the gradients of one chunk from the gradient of its logits."""
-        grad_CV = grad_CV.to(hidden_CD.dtype)
-        self.hidden_TD[rows] = grad_CV @ weight_VD
-        self.weight_VD += grad_CV.mT @ hidden_CD
+
+class _Sums(NamedTuple):
+    """Mean loss, and its gradients unless none are needed."""
+
+    loss: Tensor
+    hidden_TD: Tensor | None
+    weight_VD: Tensor | None
 
 
 def _chunked(
-    hidden_TD: Tensor,
-    weight_VD: Tensor,
-    targets_T: Tensor,
-    valid_T: Tensor,
-    chunk_tokens: int,
-    gradients: _Gradients | None = None,
-) -> Tensor:
-    """Return the mean loss. `gradients`, if present, receives its gradients."""
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int, *, with_gradient: bool
+) -> _Sums:
+    """Return the mean loss and its gradients, chunk by chunk."""
     facts.record(ModelFact.LOSS, "chunked")
+    if hidden_TD.device.type == "xla":
+        return _in_loop(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, with_gradient=with_gradient)
     count = valid_T.sum().clamp_min(1)
-    weight_VD = weight_VD.to(hidden_TD.dtype)
+    cast_VD = weight_VD.to(hidden_TD.dtype)
     total = torch.zeros((), dtype=torch.float32, device=hidden_TD.device)
+    grad_TD, grad_VD = (torch.zeros_like(t) if with_gradient else None for t in (hidden_TD, weight_VD))
     for start in range(0, hidden_TD.shape[0], chunk_tokens):
         rows = slice(start, start + chunk_tokens)
-        hidden_CD, target_C1, valid_C = hidden_TD[rows], targets_T[rows].unsqueeze(1), valid_T[rows]
-        logits_CV = functional.linear(hidden_CD, weight_VD).float()
-        norm_C1 = logits_CV.logsumexp(1, keepdim=True)
-        losses_C = (norm_C1 - logits_CV.gather(1, target_C1)).squeeze(1)
-        total += losses_C.where(valid_C, 0).sum()
-        if gradients is not None:
-            grad_CV = logits_CV.sub_(norm_C1).exp_().scatter_add_(1, target_C1, -torch.ones_like(norm_C1))
-            gradients.add(rows, hidden_CD, weight_VD, grad_CV.mul_(valid_C.unsqueeze(1)).div_(count))
-    return total / count
+        hidden_CD = hidden_TD[rows]
+        part, grad_CV = _chunk(hidden_CD, cast_VD, targets_T[rows], valid_T[rows], count, with_gradient=with_gradient)
+        total += part
+        if grad_CV is not None and grad_TD is not None and grad_VD is not None:
+            grad_TD[rows] = grad_CV @ cast_VD
+            grad_VD += grad_CV.mT @ hidden_CD
+    return _Sums(total / count, grad_TD, grad_VD)
+
+
+def _in_loop(
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int, *, with_gradient: bool
+) -> _Sums:
+    """Return the sums of `_chunked` by one loop of the graph. Invalid tokens fill the last chunk."""
+    num_tokens = hidden_TD.shape[0]
+    chunks = -(-num_tokens // chunk_tokens)
+    missing = chunks * chunk_tokens - num_tokens
+    hidden_KCD = functional.pad(hidden_TD, (0, 0, 0, missing)).unflatten(0, (chunks, chunk_tokens))
+    targets_KC, valid_KC = (
+        functional.pad(t, (0, missing)).unflatten(0, (chunks, chunk_tokens)) for t in (targets_T, valid_T.float())
+    )
+    count, cast_VD = valid_T.sum().clamp_min(1), weight_VD.to(hidden_TD.dtype)
+
+    def trip(carry: tuple[Tensor, ...], x: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        (total, count, cast_VD, *grads_VD), (hidden_CD, targets_C, valid_C) = carry, x
+        part, grad_CV = _chunk(hidden_CD, cast_VD, targets_C, valid_C > 0, count, with_gradient=with_gradient)
+        if grad_CV is None:
+            return (total + part, count, cast_VD), None
+        return (total + part, count, cast_VD, grads_VD[0] + grad_CV.mT @ hidden_CD), grad_CV @ cast_VD
+
+    facts.record(ModelFact.LOSS_TRIPS, chunks)
+    init = (torch.zeros((), dtype=torch.float32, device=hidden_TD.device), count, cast_VD)
+    init = (*init, torch.zeros_like(weight_VD)) if with_gradient else init
+    (total, _, _, *grads_VD), grad_KCD = xla_device.loop_without_gradients(
+        trip, init, (hidden_KCD, targets_KC, valid_KC)
+    )
+    if not with_gradient:
+        return _Sums(total / count, None, None)
+    return _Sums(total / count, grad_KCD.flatten(0, 1)[:num_tokens], grads_VD[0])
 
 
 class _Chunked(torch.autograd.Function):
@@ -92,10 +131,9 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int
     ) -> Tensor:
-        gradients = _Gradients(hidden_TD, weight_VD)
-        loss = _chunked(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, gradients)
-        ctx.save_for_backward(gradients.hidden_TD, gradients.weight_VD)
-        return loss
+        sums = _chunked(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, with_gradient=True)
+        ctx.save_for_backward(sums.hidden_TD, sums.weight_VD)
+        return sums.loss
 
     @staticmethod
     @once_differentiable

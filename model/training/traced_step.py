@@ -9,6 +9,7 @@ by the module's contents, so that its gate is not live.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -36,8 +37,14 @@ def attest(graph: Graph, observed: facts.Facts, config: TrainConfig) -> None:
 
 def _corrections(graph: Graph, observed: Mapping[str, Fact], config: TrainConfig) -> Iterator[tuple[str, Fact]]:
     yield from _wrong_bytes(graph, observed)
+    loops = Counter(graph.loops)
+    if observed.get(ModelFact.LOSS) == "chunked":
+        trips = int(observed.get(ModelFact.LOSS_TRIPS, 0))
+        if not loops[trips]:
+            yield ModelFact.LOSS, f"not in the graph: no loop over {trips} chunks of the loss"
+        loops[trips] -= 1
     if observed.get(ScanFact.SCHEDULE) != "sequential":  # its loops run over chunks
-        yield from _wrong_loops(graph, observed)
+        yield from _wrong_loops(+loops, observed)
     problem = xla_attention.calls_problem(
         str(observed.get(ModelFact.ATTENTION)), graph.custom_calls, layers=config.model.pattern.count("A")
     )
@@ -55,11 +62,13 @@ def _wrong_bytes(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[s
         yield fact, text
 
 
-def _wrong_loops(graph: Graph, observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
-    """Compare the blocks in loops. Each loop over layers occurs twice, for both passes."""
-    trips = sum(length * number for length, number in graph.loops.items())
-    if trips != 2 * int(observed.get(ModelFact.LAYERS_IN_LOOPS, 0)):
-        yield ModelFact.LAYERS_IN_LOOPS, trips // 2
+def _wrong_loops(loops: Mapping[int, int], observed: Mapping[str, Fact]) -> Iterator[tuple[str, Fact]]:
+    """Compare the trips of loops over layers. Each loop occurs twice, for both passes."""
+    trips = sum(length * number for length, number in loops.items())
+    recorded = 2 * int(observed.get(ModelFact.LAYER_TRIPS, 0))
+    if trips != recorded:
+        text = f"loops of {trips} trips in the graph, {recorded} in the code"
+        yield ModelFact.LAYERS_IN_LOOPS, text if trips and recorded else int(trips > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,8 @@ class TracedStep:
 def trace_step(config: TrainConfig) -> TracedStep:
     """Trace one training step of `config`.
 
-    Raises KernelUnsupported if the lane or a gate cannot run, and the errors of model and loss.
+    Raises KernelUnsupported if the lane or a gate cannot run or an operation would run on the host, and the errors of
+    model and loss.
     """
     started = time.perf_counter()
     if config.mesh.devices > 1:
@@ -101,9 +111,10 @@ def trace_step(config: TrainConfig) -> TracedStep:
             batch = mesh.lay_out(batch)
         inputs = [*model.parameters(), *_state(optimizer), *batch]
         input_bytes = sum(tensor.nbytes for tensor in inputs)
-        loss_now = batch_loss(model, model.lm_head.weight, batch, config)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        outcome = update(loss_now, parameters, optimizer, config)
+        with xla_device.OneGraph():  # type: ignore[no-untyped-call]
+            loss_now = batch_loss(model, model.lm_head.weight, batch, config)
+            outcome = update(loss_now, parameters, optimizer, config)
     module = xla_device.hlo_proto([outcome, *model.parameters(), *_state(optimizer)])
     graph = xla_graph.read_graph(module)
     attest(graph, observed, config)

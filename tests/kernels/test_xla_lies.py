@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
-from kernels import xla_attention, xla_device, xla_partition
+from kernels import facts, xla_attention, xla_device, xla_partition
 from kernels.backends import Lane
 from kernels.mamba3_mimo.xla import scan
 from kernels.scan_switches import ScanSwitches
@@ -23,6 +24,7 @@ from kernels.xla_partition import Partition
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.facts import ModelFact
 from model.layers import layer_loops
+from model.training import loss
 from model.training.traced_step import trace_step
 
 pytestmark = pytest.mark.timeout(900)
@@ -39,6 +41,7 @@ BASE = TrainConfig(
     ),
     data=DataConfig(seq_len=128),
     micro_batch=2,
+    loss_chunk_tokens=64,
 )
 
 
@@ -91,7 +94,8 @@ def loop_is_unrolled(patch: pytest.MonkeyPatch) -> None:
     def unrolled(body: Callable[..., Any], carry: Any, xs: Any, _partition: object) -> tuple[Any, None]:
         stacked, ids = xs
         for index in range(len(ids)):
-            carry, _ = body(carry, ({name: tensor[index] for name, tensor in stacked.items()}, ids[index]))
+            of_blocks = [{name: tensor[index] for name, tensor in block.items()} for block in stacked]
+            carry, _ = body(carry, (of_blocks, ids[index]))
         return carry, None
 
     patch.setattr(xla_device, "loop", unrolled)
@@ -104,6 +108,38 @@ def blocks_run_one_by_one(patch: pytest.MonkeyPatch) -> None:
         return x_BSD
 
     patch.setattr(layer_loops._Run, "__call__", one_by_one)
+
+
+def loop_of_half_the_trips(patch: pytest.MonkeyPatch) -> None:
+    plain = xla_device.loop
+
+    def half(body: Callable[..., Any], carry: Any, xs: Any, partition: Partition) -> tuple[Any, Any]:
+        return plain(body, carry, tree_map(lambda tensor: tensor[: len(tensor) // 2], xs), partition)
+
+    patch.setattr(xla_device, "loop", half)
+
+
+def chunks_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    def unrolled(body: Callable[..., Any], carry: Any, xs: Any) -> tuple[Any, Any]:
+        outputs = []
+        for index in range(len(xs[0])):
+            carry, output = body(carry, [tensor[index] for tensor in xs])
+            outputs.append(output)
+        return carry, torch.stack(outputs)
+
+    patch.setattr(xla_device, "loop_without_gradients", unrolled)
+
+
+def dense_loss_with_the_name_of_chunks(patch: pytest.MonkeyPatch) -> None:
+    def dense(hidden_TD: torch.Tensor, weight_VD: torch.Tensor, *rest: Any) -> torch.Tensor:
+        outcome = DENSE_LOSS(hidden_TD, weight_VD, *rest)
+        facts._collectors[-1][ModelFact.LOSS] = "chunked"
+        return outcome
+
+    patch.setattr(loss._Chunked, "apply", lambda *tensors: dense(*tensors[:-1]))
+
+
+DENSE_LOSS = loss._dense
 
 
 def dense_in_place_of(kernel: str) -> Plant:
@@ -134,6 +170,10 @@ LIES: dict[str, tuple[str, Any, Plant, str]] = {
     "remat, no barrier": ("remat", True, backward_may_be_traced_back, "M"),
     "layers, unrolled": ("scan_layers", True, loop_is_unrolled, "MM"),
     "layers, one by one": ("scan_layers", True, blocks_run_one_by_one, "MM"),
+    "layers, group unrolled": ("scan_layers", True, loop_is_unrolled, "MFMF"),
+    "layers, half the trips": ("scan_layers", True, loop_of_half_the_trips, "MFMFMFMF"),
+    "loss, unrolled": ("loss", "chunked", chunks_one_by_one, "F"),
+    "loss, dense": ("loss", "chunked", dense_loss_with_the_name_of_chunks, "F"),
     "flash, dense": ("attention", "flash", dense_in_place_of("flash"), "A"),
     "splash, dense": ("attention", "splash", dense_in_place_of("splash"), "A"),
     "pallas_softcap, dense": ("attention", "pallas_softcap", dense_in_place_of("pallas_softcap"), "A"),
@@ -144,7 +184,13 @@ LIES: dict[str, tuple[str, Any, Plant, str]] = {
 
 HONEST: dict[str, tuple[dict[str, Any], str]] = {
     "default": ({}, BASE.model.pattern),
-    "all at once": ({"remat": True, "scan_layers": True, "attention": "flash"}, BASE.model.pattern),
+    "all at once": (
+        {"remat": True, "scan_layers": True, "attention": "flash", "loss": "chunked"},
+        BASE.model.pattern,
+    ),
+    "groups": ({"remat": True, "scan_layers": True, "loss": "chunked"}, "MAFMAFF"),
+    "groups, saved": ({"scan_layers": True}, "MAFMAFF"),
+    "loops over chunks": ({"schedule": "sequential", "loss": "chunked"}, "MF"),
     **{f"{gate}={value}": ({gate: value}, pattern) for gate, value, _, pattern in LIES.values()},
 }
 """Everything that is lied about, as it is without the lie."""
@@ -173,5 +219,5 @@ def test_a_loop_that_nobody_asked_for_is_found() -> None:
 
 def test_gates_of_this_lane_alone_are_lied_about_here_or_over_several_devices() -> None:
     alone = {name for name, gate in GATES.items() if name != "lane" and (Lane.XLA,) in gate.lanes.values()}
-    assert alone == {"remat", "scan_layers", "sharding"}
+    assert alone == {"scan_layers", "sharding"}
     assert alone - {"sharding"} <= {gate for gate, *_ in LIES.values()}

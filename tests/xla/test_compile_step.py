@@ -4,10 +4,13 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
@@ -17,8 +20,10 @@ from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from kernels import xla_compiler, xla_graph
 from kernels.backends import NODE_CLASSES, Lane
+from kernels.errors import KernelUnsupported
 from kernels.scan_switches import ScanSwitches
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
+from model.training import optim_step, traced_step
 from model.training.traced_step import trace_step
 from workers.devices.xla_compilation import ask_compiler
 from workers.paths import WorkPaths
@@ -180,6 +185,28 @@ def test_tracing_computes_nothing_and_gives_every_process_the_same_module(tmp_pa
     digest, compilations = ended.stdout.strip().splitlines()[-1].split()
     assert digest == xla_graph.read_graph(trace_step(config_of()).module).digest  # after whatever ran here
     assert compilations == "0"
+
+
+@pytest.mark.parametrize(
+    ("work", "operation"),
+    [
+        (Tensor.item, "aten._local_scalar_dense.default"),
+        (Tensor.tolist, "aten._to_copy.default"),
+        (Tensor.nonzero, "aten.nonzero.default"),
+        (torch.special.bessel_j0, "aten.special_bessel_j0.default"),
+    ],
+    ids=["item", "tolist", "nonzero", "bessel_j0"],
+)
+def test_a_step_with_work_on_the_host_is_refused(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[Tensor], object], operation: str
+) -> None:
+    def split(loss_now: Tensor, *rest: Any) -> Tensor:
+        work(loss_now.detach())
+        return optim_step.update(loss_now, *rest)
+
+    monkeypatch.setattr(traced_step, "update", split)
+    with pytest.raises(KernelUnsupported, match=f"operation {operation} runs on the host, so the step would not be"):
+        trace_step(config_of("F"))
 
 
 def test_the_rows_of_a_step_change_the_module() -> None:

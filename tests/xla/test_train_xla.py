@@ -164,12 +164,15 @@ def outputs_and_gradients(config: TrainConfig, device: torch.device) -> tuple[di
 
 
 @pytest.mark.parametrize("remat", [False, True])
-def test_layers_in_loops_compute_what_the_reference_does(home: Path, remat: bool) -> None:
-    config = config_for(home, model=replace(TINY, pattern="MMMFFA"))
+@pytest.mark.parametrize(
+    ("pattern", "blocks"), [("MMMFFA", 5), ("MFMF", 4), ("MFMFA", 4), ("AMFAMF", 6)], ids=lambda value: str(value)
+)
+def test_layers_in_loops_compute_what_the_reference_does(home: Path, pattern: str, blocks: int, remat: bool) -> None:
+    config = config_for(home, model=replace(TINY, pattern=pattern))
     expected, _ = outputs_and_gradients(config, torch.device("cpu"))
     looped = on_xla(replace(config, model=replace(config.model, scan_layers=True)), remat=remat)
     actual, seen = outputs_and_gradients(looped, DEVICE)
-    assert (seen[ModelFact.LAYERS_IN_LOOPS], seen[ScanFact.REMAT]) == (5, remat)
+    assert (seen[ModelFact.LAYERS_IN_LOOPS], seen[ScanFact.REMAT]) == (blocks, remat)
     assert set(actual) == set(expected)
     for name, value in actual.items():
         assert float((value - expected[name]).abs().max() / expected[name].abs().max()) < 1e-3, name
@@ -188,8 +191,8 @@ def test_torch_xla_computes_not_of_a_truth_value_in_a_loop_on_its_byte(negate: A
     assert found.cpu().tolist() == sums
 
 
-@pytest.mark.parametrize(("pattern", "blocks"), [("MFA", 0), ("MFMF", 0), ("MMA", 2)])
-def test_patterns_without_equal_neighbours_say_that_no_layer_ran_in_a_loop(
+@pytest.mark.parametrize(("pattern", "blocks"), [("MFA", 0), ("MAMF", 0), ("MMA", 2)])
+def test_patterns_without_a_repeated_group_say_that_no_layer_ran_in_a_loop(
     home: Path, pattern: str, blocks: int
 ) -> None:
     model = replace(TINY, pattern=pattern, scan_layers=True)

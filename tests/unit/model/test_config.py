@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.scan_switches import ScanSwitches
-from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig
+from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig, layer_runs
 from model.errors import ConfigError
 
 
@@ -81,3 +81,26 @@ def test_a_mesh_of_another_size_or_of_one_device_to_divide_over_is_refused() -> 
         MeshConfig(devices=3)
     with pytest.raises(ConfigError, match=r"mesh.sharding: is replicated; with one device there is nothing to divide"):
         MeshConfig(sharding="replicated")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "runs"),
+    [
+        ("M", ["M*1"]),
+        ("MFA", ["M*1", "F*1", "A*1"]),
+        ("MFMF", ["MF*2"]),
+        ("MFMFA", ["MF*2", "A*1"]),
+        ("MAMF", ["M*1", "A*1", "M*1", "F*1"]),
+        ("MAMFMAMF", ["MAMF*2"]),
+        ("MMMFFA", ["M*3", "F*2", "A*1"]),
+        ("MMFMF", ["M*1", "MF*2"]),
+        ("MMAMMA", ["MMA*2"]),
+    ],
+)
+def test_layer_runs_trace_as_few_blocks_as_possible(pattern: str, runs: list[str]) -> None:
+    divided = layer_runs(HybridConfig(pattern=pattern))
+    assert [f"{run.group}*{run.trips}" for run in divided] == runs
+    assert "".join(run.group * run.trips for run in divided) == pattern
+    kernel = layer_runs(HybridConfig(pattern=pattern, attention=AttentionConfig(backend="flash")))
+    assert "".join(run.group * run.trips for run in kernel) == pattern
+    assert not any("A" in run.group and run.trips > 1 for run in kernel)

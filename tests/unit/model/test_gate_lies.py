@@ -13,14 +13,17 @@ import torch
 
 from experiments.design.gates import GATES
 from experiments.records.receipts import read_gates
+from kernels import facts
 from kernels import mamba3_mimo as operation
 from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs
+from kernels.xla_graph import Graph
 from model import hybrid
 from model.config import StepsConfig, TrainConfig
 from model.data.dataset import Dataset
+from model.facts import ModelFact
 from model.layers import attention
-from model.training import loss
+from model.training import loss, traced_step
 from tests.corpora import small_dataset
 from tests.unit.model.test_train import config_for, run
 
@@ -146,3 +149,46 @@ def test_a_gate_that_was_asked_for_and_is_not_live_is_found(
     value, plant = LIES[gate]
     plant(monkeypatch)
     assert gate in not_live(home, dataset, {gate: value})
+
+
+GRAPH = Graph(digest="", instructions=1, custom_calls={}, matmul_flops=0, loops={3: 2, 2: 2, 8: 1}, barrier_bytes=0)
+RECORDED: dict[str, Any] = {
+    ModelFact.LAYERS_IN_LOOPS: 8,
+    ModelFact.LAYER_TRIPS: 5,
+    ModelFact.LOSS: "chunked",
+    ModelFact.LOSS_TRIPS: 8,
+    ModelFact.ATTENTION: "sdpa",
+}
+"""Facts of a step on XLA with two loops over layers and a loss in 8 chunks."""
+
+
+@pytest.mark.parametrize(
+    ("loops", "recorded", "not_live"),
+    [
+        ({3: 2, 2: 2, 8: 1}, {}, {}),
+        ({8: 3}, {ModelFact.LAYER_TRIPS: 8}, {}),
+        ({3: 2, 2: 2}, {}, {"loss": "not in the graph: no loop over 8 chunks of the loss"}),
+        (
+            {3: 2, 2: 2, 8: 1},
+            {ModelFact.LOSS_TRIPS: 7},
+            {
+                "loss": "not in the graph: no loop over 7 chunks of the loss",
+                "scan_layers": "loops of 18 trips in the graph, 10 in the code",
+            },
+        ),
+        ({8: 1}, {}, {"scan_layers": False}),
+        ({3: 2, 8: 1}, {}, {"scan_layers": "loops of 6 trips in the graph, 10 in the code"}),
+    ],
+    ids=["honest", "equal trips", "no loss", "other chunks", "no layers", "one run"],
+)
+def test_loops_that_the_lowered_step_lacks_are_not_live(
+    loops: dict[int, int], recorded: dict[str, Any], not_live: dict[str, Any]
+) -> None:
+    observed = facts.Facts()
+    observed.update({**RECORDED, **recorded})
+    traced_step.attest(replace(GRAPH, loops=loops), observed, TrainConfig())
+    requested = {name: gate.default for name, gate in GATES.items()}
+    requested |= {"lane": "xla", "scan_layers": True, "loss": "chunked"}
+    readings = read_gates(requested, observed)
+    shown = {name: readings[name].observed for name in ("loss", "scan_layers") if not readings[name].live}
+    assert shown == not_live

@@ -4,6 +4,7 @@ import torch
 from kernels import facts
 from model.errors import ConfigError
 from model.facts import ModelFact
+from model.training import loss
 from model.training.loss import cross_entropy
 
 VOCAB, WIDTH = 96, 16
@@ -104,3 +105,31 @@ def test_cross_entropy_records_what_ran(kind):
 def test_cross_entropy_unknown_kind():
     with pytest.raises(ConfigError, match="is 'sparse'; allowed: dense, chunked"):
         cross_entropy(*case(), "sparse")
+
+
+def looped(body, carry, xs):
+    """Run the loop of a graph in Python."""
+    outputs = []
+    for index in range(len(xs[0])):
+        carry, output = body(carry, [tensor[index] for tensor in xs])
+        outputs.append(output)
+    return carry, None if outputs[0] is None else torch.stack(outputs)
+
+
+@pytest.mark.parametrize("tokens", [15, 16, 17, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loop_over_chunks_computes_the_sums_of_the_chunks(monkeypatch, tokens, dtype):
+    monkeypatch.setattr(loss.xla_device, "loop_without_gradients", looped)
+    generator = torch.Generator().manual_seed(tokens)
+    hidden_TD = torch.randn(tokens, 8, generator=generator).to(dtype)
+    weight_VD = torch.randn(300, 8, generator=generator)
+    targets_T = torch.randint(0, 300, (tokens,), generator=generator)
+    valid_T = torch.rand(tokens, generator=generator) < 0.7
+    for with_gradient in (False, True):
+        arguments = (hidden_TD, weight_VD, targets_T, valid_T, 16)
+        expected = loss._chunked(*arguments, with_gradient=with_gradient)
+        actual = loss._in_loop(*arguments, with_gradient=with_gradient)
+        for ours, theirs in zip(actual, expected, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs)

@@ -137,6 +137,38 @@ def test_gates_that_several_devices_cannot_share_are_refused_at_the_gate(
     assert found.detail.startswith(f"the gates do not fit together: {problem}")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "attention", "reason"),
+    [
+        ("MFA", "sdpa", "no group of adjacent blocks repeats in pattern MFA"),
+        ("MAMF", "sdpa", "no group of adjacent blocks repeats in pattern MAMF"),
+        ("MAMA", "flash", "no group of adjacent blocks without attention by kernel 'flash' repeats in pattern MAMA"),
+        ("MAMA", "sdpa", None),
+        ("MFMFA", "flash", None),
+    ],
+)
+def test_loops_over_layers_of_a_pattern_without_a_repeated_group_are_refused(
+    pattern: str, attention: str, reason: str | None
+) -> None:
+    spec = make_spec(
+        workload__overrides={"pattern": pattern, "seq_len": 128},
+        baseline={"gates": {"lane": "xla", "attention": attention}},
+        variants={"looped": {"gates": {"scan_layers": True}}},
+        placement={"node_class": "tpu-v6e-compile"},
+        verdict={"primary": {"metric": "hbm_peak_gib", "margin": "1%"}},
+    )
+    if reason is None:
+        assert len(make_plan(spec).variants) == 1
+        return
+    with pytest.raises(SpecError) as refused:
+        make_plan(spec)
+    (problem,) = refused.value.problems
+    assert problem.pointer == "#/variants/looped/gates/scan_layers"
+    assert (
+        f"scan_layers is true; {reason}, so there is no loop; allowed: false, or a pattern such as MF" in problem.detail
+    )
+
+
 def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
     asked = {"baseline": {"gates": {"lane": "xla"}}, "placement": {"node_class": "xla-cpu"}}
     with pytest.raises(SpecError) as caught:
