@@ -206,11 +206,11 @@ def test_a_stored_report_whose_lease_is_lost_is_dropped_and_work_goes_on(rig: Ri
     spool = rig.home / "spool" / "tester"
     until(lambda: list(spool.glob("*.json")))
     rig.service.stale, rig.service.reports_refused = True, 0
+    until(lambda: "no longer counts" in (rig.home / "worker.log").read_text())
     until(lambda: not list(spool.glob("*")))
     rig.service.stale = False
     rig.service.blocks.append(block([rig.config()], attempt="after"))
     until(lambda: any(path.endswith("att_after:report") for path, _body, _at in list(rig.service.calls)))
-    assert "no longer counts" in (rig.home / "worker.log").read_text()
 
 
 def test_a_node_that_the_service_forgot_registers_again(rig: Rig) -> None:

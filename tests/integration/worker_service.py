@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from experiments.design import gates
 from experiments.design.arms import arm_digest
-from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.messages import PROBLEM_TYPES, ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
 from tests.waiting import until
 from workers.lease import boot_time_s
@@ -78,16 +78,16 @@ class Service:
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         self.calls.append((path, body, boot_time_s()))
         if self.away or (path.endswith(":report") and self._refuses_report()):
-            return 503, {"title": "away"}
+            return 503, problem("unavailable", "away")
         if path == "/v1/identity" or path.startswith("/v1/nodes/"):
             return (200, IDENTITY) if path == "/v1/identity" else self._register()
         if path == "/v1/blocks:claim":
             return self._claim(body)
         if self.stale:
-            return 409, {"title": "Conflict", "detail": "token 1 is stale"}
+            return 409, problem("stale-token", "token 1 is stale")
         if path.endswith(":heartbeat"):
             return 200, {"lease_s": self.lease_s, "cancel": self.cancel}
-        return 200, {}
+        return 200, {"attempt_id": path.rpartition("/")[2].partition(":")[0]}
 
     def _register(self) -> tuple[int, Any]:
         self._registrations += 1
@@ -96,7 +96,7 @@ class Service:
 
     def _claim(self, body: dict[str, Any]) -> tuple[int, Any]:
         if self.forgotten:
-            return 404, {"title": "Not Found", "detail": f"node {body['node_id']!r} is not registered"}
+            return 404, problem("not-found", f"node {body['node_id']!r} is not registered")
         if not self.blocks or body["device_state"] != "ok":
             return 204, None
         return 200, self.blocks.pop(0).model_dump(mode="json")
@@ -114,7 +114,7 @@ class Service:
             def _serve(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if self.headers["Authorization"] != f"Bearer {TOKEN}":
-                    status, answer = 401, {"detail": "unknown key"}
+                    status, answer = 401, problem("unauthorized", "unknown key")
                 else:
                     status, answer = service.answer(self.path, json.loads(raw or b"{}"))
                 data = b"" if answer is None else json.dumps(answer).encode()
@@ -129,6 +129,11 @@ class Service:
                 return
 
         return Handler
+
+
+def problem(kind: str, detail: str) -> dict[str, str]:
+    """Return a problem document as the service writes it."""
+    return {"type": PROBLEM_TYPES + kind, "title": "no", "detail": detail}
 
 
 def corpus(folder: Path) -> Path:
