@@ -102,9 +102,9 @@ def _in_loop(
     num_tokens = hidden_TD.shape[0]
     chunks = -(-num_tokens // chunk_tokens)
     missing = chunks * chunk_tokens - num_tokens
-    hidden_KCD = functional.pad(hidden_TD, (0, 0, 0, missing)).unflatten(0, (chunks, chunk_tokens))
+    hidden_KCD = functional.pad(hidden_TD, (0, 0, 0, missing)).view(chunks, chunk_tokens, -1)
     targets_KC, valid_KC = (
-        functional.pad(t, (0, missing)).unflatten(0, (chunks, chunk_tokens)) for t in (targets_T, valid_T.float())
+        functional.pad(t, (0, missing)).view(chunks, chunk_tokens) for t in (targets_T, valid_T.float())
     )
     count, cast_VD = valid_T.sum().clamp_min(1), weight_VD.to(hidden_TD.dtype)
 
@@ -116,7 +116,7 @@ def _in_loop(
         return (total + part, count, cast_VD, grads_VD[0] + grad_CV.mT @ hidden_CD), grad_CV @ cast_VD
 
     facts.record(ModelFact.LOSS_TRIPS, chunks)
-    init = (torch.zeros((), dtype=torch.float32, device=hidden_TD.device), count, cast_VD)
+    init: tuple[Tensor, ...] = (torch.zeros((), dtype=torch.float32, device=hidden_TD.device), count, cast_VD)
     init = (*init, torch.zeros_like(weight_VD)) if with_gradient else init
     (total, _, _, *grads_VD), grad_KCD = xla_device.loop_without_gradients(
         trip, init, (hidden_KCD, targets_KC, valid_KC)

@@ -14,6 +14,7 @@ from service.cli.output import JsonOption, err, guarded, out, print_json
 from service.settings import get_settings
 from service.stack import control
 from service.stack.layout import StackFiles, home_files
+from service.stack.parts import NO_WORKER
 from service.stack.state import PartPhase, StackState
 
 app = typer.Typer()
@@ -34,14 +35,18 @@ def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops everything.")
     ] = False,
+    no_worker: Annotated[
+        bool,
+        typer.Option(NO_WORKER, help="Start no worker, so that a worker of another node class can use this machine."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start broker, MLflow, API, background process and one worker on this machine."""
     files = home_files()
     if foreground:
-        _up_in_foreground(files)
+        _up_in_foreground(files, with_worker=not no_worker)
         return
-    state = control.start(files, print_progress)
+    state = control.start(files, print_progress, with_worker=not no_worker)
     if as_json:
         print_json(state)
     else:
@@ -149,14 +154,14 @@ def _print_addresses(console: Console, api: str, mlflow: str) -> None:
     console.print(f"  API     {api}\n  MLflow  {mlflow}", soft_wrap=True)
 
 
-def _up_in_foreground(files: StackFiles) -> None:
+def _up_in_foreground(files: StackFiles, *, with_worker: bool) -> None:
     from service.stack.parts import check_installed
     from service.stack.supervisor import supervise
 
     check_installed()
     control.clean_stale(files, print_progress)
     err().print("starting; Ctrl-C stops everything")
-    supervise(files, lambda kind, text: _print_in_foreground(files, kind, text))
+    supervise(files, lambda kind, text: _print_in_foreground(files, kind, text), with_worker=with_worker)
     err().print("stopped, no process is left")
 
 

@@ -12,7 +12,7 @@ from service.errors import StackBusy, StackError
 from service.settings import WEBHOOK_KEY, child_environment
 from service.stack import part_processes
 from service.stack.layout import Report, StackFiles, rename_damaged
-from service.stack.parts import check_installed
+from service.stack.parts import NO_WORKER, WORKER, check_installed
 from service.stack.state import StackState, exclusive, is_locked, read_state
 
 _STOP_PATIENCE_S = 45.0
@@ -30,18 +30,23 @@ def running(files: StackFiles) -> StackState | None:
     return state if state is not None and is_alive(state.supervisor_pid) else None
 
 
-def start(files: StackFiles, report: Report) -> StackState:
+def start(files: StackFiles, report: Report, *, with_worker: bool = True) -> StackState:
     """Start the stack in the background, or join a running or starting one, and return when it is ready.
 
-    Raises StackError if it does not start. Then no process is left.
+    Raises StackError if it does not start, and then no process is left; or if the running stack has a worker and the
+    caller wants none, or the reverse.
     """
     check_installed()
     clean_stale(files, report)
     if is_locked(files):
         report("note", "a stack already runs or starts here")
     else:
-        _spawn(files, report)
-    return _wait_ready(files)
+        _spawn(files, report, with_worker=with_worker)
+    state = _wait_ready(files)
+    if (WORKER in state.parts) != with_worker:
+        has, option = ("a", f" {NO_WORKER}") if WORKER in state.parts else ("no", "")
+        raise StackError(f"the stack of {files.home} already runs and has {has} worker; ablate down, then up{option}")
+    return state
 
 
 def clean_stale(files: StackFiles, report: Report) -> int:
@@ -99,11 +104,11 @@ def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float)
     return wait_until(lambda: not is_locked(files) and not is_alive(state.supervisor_pid), patience_s=patience_s)
 
 
-def _spawn(files: StackFiles, report: Report) -> None:
+def _spawn(files: StackFiles, report: Report, *, with_worker: bool) -> None:
     files.make_folders(report)
     with files.log("supervisor").open("ab") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "service.stack.supervisor"],
+            [sys.executable, "-m", "service.stack.supervisor", *(() if with_worker else (NO_WORKER,))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

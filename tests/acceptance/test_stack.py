@@ -60,6 +60,20 @@ def test_up_joins_a_running_stack_and_works_again_after_down_and_after_a_kill(tm
         home.run("down")
 
 
+def test_up_without_a_worker_leaves_the_machine_to_another(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    try:
+        started = home.run("up", "--no-worker", "--json")
+        assert started.returncode == 0, started.stderr
+        assert set(json.loads(started.stdout)["parts"]) == {"valkey", "mlflow", "api", "background"}
+        assert home.run("up", "--no-worker").returncode == 0
+        refused = home.run("up")
+        assert refused.returncode == 5
+        assert "already runs and has no worker; ablate down, then up" in refused.stderr
+    finally:
+        assert home.run("down").returncode == 0
+
+
 def _ups_and_downs(home: Home) -> None:
     first = home.up()
     assert home.up()["stack_id"] == first["stack_id"]
