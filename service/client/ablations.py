@@ -14,7 +14,7 @@ import httpx
 
 from experiments.ids import id_pattern
 from experiments.outcomes import AblationState
-from service.client.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked
+from service.client.connection import PAUSE_S, ClientError, Connection, Refused, Unreachable, checked, parsed
 from service.lifecycle import OVER, EventKind
 from service.schemas.ablations import AblationPublic, BlockPublic, Event, TrialPublic
 from service.schemas.problems import Problem
@@ -53,7 +53,7 @@ class Ablations:
         answer = self._connection.call(
             "POST", "/v1/ablations:plan", content=body.content, headers={"Content-Type": body.content_type}
         )
-        return PlanPublic.model_validate(answer.json())
+        return parsed(PlanPublic, answer)
 
     def submit(
         self, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]", *, idempotency_key: str | None = None
@@ -64,7 +64,7 @@ class Ablations:
         body = SpecBody.of(spec)
         headers = {"Content-Type": body.content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
-        return AblationAccepted.model_validate(answer.json())
+        return parsed(AblationAccepted, answer)
 
     def import_bundles(
         self, bundles: Sequence[Mapping[str, bytes]], *, trust: Sequence[str] = (), unsigned: bool = False
@@ -82,7 +82,7 @@ class Ablations:
             headers={"Content-Type": "application/x-tar"},
             params={"trust": list(trust), "unsigned": unsigned},
         )
-        return ImportPublic.model_validate(answer.json())
+        return parsed(ImportPublic, answer)
 
     def find(self, name: str) -> AblationPublic:
         """Return the ablation of a name, an id or an unambiguous prefix, or the newest for `latest`."""
@@ -145,14 +145,12 @@ class Ablations:
 
     def cancel(self, ablation_id: str) -> AblationPublic:
         """Cancel an ablation; it is `cancelling` until its worker has stopped."""
-        return AblationPublic.model_validate(
-            self._connection.call("POST", f"/v1/ablations/{ablation_id}:cancel").json()
-        )
+        return self._connection.post(f"/v1/ablations/{ablation_id}:cancel", AblationPublic)
 
     def set_priority(self, ablation_id: str, priority: int) -> AblationPublic:
         """Change the priority of an ablation's waiting blocks; higher runs first."""
         answer = self._connection.call("PATCH", f"/v1/ablations/{ablation_id}", json={"priority": priority})
-        return AblationPublic.model_validate(answer.json())
+        return parsed(AblationPublic, answer)
 
     def verdict(self, ablation_id: str) -> "Verdict":
         """Return the verdict. Raises Refused (409) before there is one."""

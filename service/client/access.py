@@ -1,6 +1,6 @@
 """The parts of the Python client about nodes, keys and tokens."""
 
-from service.client.connection import Connection, named
+from service.client.connection import Connection, named, parsed
 from service.schemas.nodes import KeyList, NodeList, NodePublic
 from service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
 
@@ -25,7 +25,7 @@ class NodeStates:
 
     def _change(self, route: str, name: str, **body: str) -> list[NodePublic]:
         options = {"json": body} if body else {}
-        return NodeList.model_validate(self._connection.call("POST", named(route, name), **options).json()).items
+        return parsed(NodeList, self._connection.call("POST", named(route, name), **options)).items
 
 
 class NodeKeys:
@@ -64,12 +64,12 @@ class Keys:
     def trust(self, key: str, *, node: str) -> KeyList:
         """Trust a key for a node, in place of its previous key."""
         answer = self._connection.call("POST", f"/v1/keys/{key}:trust", json={"node": node})
-        return KeyList.model_validate(answer.json())
+        return parsed(KeyList, answer)
 
     def revoke(self, key: str, *, reason: str) -> KeyList:
         """Reject a key's signatures from now on."""
         answer = self._connection.call("POST", f"/v1/keys/{key}:revoke", json={"reason": reason})
-        return KeyList.model_validate(answer.json())
+        return parsed(KeyList, answer)
 
 
 class Tokens:

@@ -104,18 +104,19 @@ class Client:
     def gates(self) -> "list[GatePublic]":
         """Return every gate."""
         from experiments.design.listings import GatePublic
+        from service.client.connection import parsed_list
 
-        return [GatePublic.model_validate(gate) for gate in self._connection.call("GET", "/v1/gates").json()]
+        return parsed_list(GatePublic, self._connection.call("GET", "/v1/gates"))
 
     def history(
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
     ) -> "list[HistorySeries]":
         """Return the baselines of a recipe over time, one series for every configuration and device."""
         from experiments.analysis.noise.history_series import HistorySeries
+        from service.client.connection import parsed_list
 
         params = {"metric": metric, **({"node_class": node_class} if node_class else {})}
-        rows = self._connection.call("GET", f"/v1/history/{recipe}", params=params).json()
-        return [HistorySeries.model_validate(row) for row in rows]
+        return parsed_list(HistorySeries, self._connection.call("GET", f"/v1/history/{recipe}", params=params))
 
     def calibrations(self) -> "CalibrationList":
         """Return the calibrations of the nodes and the service's own rate of false words."""

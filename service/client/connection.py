@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from experiments.errors import BadSetting
 from experiments.runtime.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
@@ -56,6 +56,13 @@ class Unreachable(ClientError):
     """The service's address did not answer."""
 
 
+class _Page(BaseModel):
+    """A page of a list."""
+
+    items: list[Any]
+    next_cursor: str | None = None
+
+
 class Connection:
     """An HTTP connection pool with a token, which turns every failure into a ClientError."""
 
@@ -80,16 +87,16 @@ class Connection:
 
     def get(self, path: str, answer: type[_Answer], **options: Any) -> _Answer:
         """Return the JSON answer of a GET."""
-        return answer.model_validate(self.call("GET", path, **options).json())
+        return parsed(answer, self.call("GET", path, **options))
 
     def post(self, path: str, answer: type[_Answer], body: Mapping[str, Any] | None = None) -> _Answer:
         """Return the JSON answer of a POST that may be repeated."""
-        return answer.model_validate(self.call("POST", path, json=body).json())
+        return parsed(answer, self.call("POST", path, json=body))
 
     def post_once(self, path: str, answer: type[_Answer], body: Mapping[str, Any]) -> _Answer:
         """Return the JSON answer of a POST that is never repeated, because each one creates something."""
         try:
-            return answer.model_validate(checked(self.http.request("POST", path, json=body)).json())
+            return parsed(answer, checked(self.http.request("POST", path, json=body)))
         except httpx.TransportError as error:
             raise self.unreachable(error) from error
 
@@ -98,9 +105,9 @@ class Connection:
         cursor: str | None = params.get("cursor")
         while True:
             query = {"limit": _PAGE, **params, "cursor": cursor}
-            page = self.call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
-            yield from (answer.model_validate(item) for item in page["items"])
-            cursor = page.get("next_cursor")
+            page = parsed(_Page, self.call("GET", path, params={k: v for k, v in query.items() if v is not None}))
+            yield from (answer.model_validate(item) for item in page.items)
+            cursor = page.next_cursor
             if cursor is None:
                 return
 
@@ -158,7 +165,7 @@ def checked(response: httpx.Response) -> httpx.Response:
     if response.is_success:
         return response
     if response.headers.get("Content-Type", "").startswith("application/problem+json"):
-        problem = Problem.model_validate(response.json())
+        problem = parsed(Problem, response)
     else:
         url = shown(str(response.request.url))
         detail = f"{url} answered {response.status_code} without a problem document{redirect_hint(response)}"
@@ -168,6 +175,29 @@ def checked(response: httpx.Response) -> httpx.Response:
     if response.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in response.request.headers:
         problem = problem.model_copy(update={"detail": _no_token(response.request.url)})
     raise (Refused if response.is_client_error else ServiceFailed)(problem)
+
+
+def parsed(answer: type[_Answer], response: httpx.Response) -> _Answer:
+    """Return the answer in a successful response. Raises ServiceFailed if another program answered."""
+    try:
+        return answer.model_validate(response.json())
+    except ValueError as error:
+        raise _foreign(response) from error
+
+
+def parsed_list(item: type[_Answer], response: httpx.Response) -> list[_Answer]:
+    """Return the list of answers in a successful response. Raises ServiceFailed if another program answered."""
+    try:
+        return TypeAdapter(list[item]).validate_python(response.json())  # type: ignore[valid-type]
+    except ValueError as error:
+        raise _foreign(response) from error
+
+
+def _foreign(response: httpx.Response) -> ServiceFailed:
+    kind = response.headers.get("Content-Type", "no content type")
+    detail = f"{shown(str(response.request.url))} answered {response.status_code} with {kind}, which is no answer of "
+    detail += "this version of Ablate; check ABLATE_URL and its version"
+    return ServiceFailed(Problem(title="Unexpected answer", status=response.status_code, detail=detail))
 
 
 def _no_token(url: httpx.URL) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 
 from service.client.api import Client, Refused, ServiceFailed, Unreachable
@@ -149,3 +150,18 @@ def test_log_returns_text_and_the_offset_where_it_ends(client: Client) -> None:
 def test_nothing_listening_becomes_unreachable_with_what_to_do() -> None:
     with Client(nobody_url(), "token") as client, pytest.raises(Unreachable, match="ablate up"):
         client.nodes()
+
+
+@pytest.mark.parametrize("content", [b"<html>welcome</html>", b"[]", b'{"ok": true}', b"", b"\xff"])
+def test_another_program_that_answers_200_becomes_service_failed(content: bytes) -> None:
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=content))
+    with Client(nobody_url(), "token") as client:
+        client._connection.http = httpx.Client(transport=transport, base_url=nobody_url())
+        for call in (client.nodes, client.tokens.identity, lambda: client.ablations.get("abl_1"), client.tokens.list):
+            with pytest.raises(ServiceFailed, match="no answer of this version of Ablate"):
+                call()
+        if content != b"[]":
+            with pytest.raises(ServiceFailed):
+                client.gates()
+        with pytest.raises(ServiceFailed):
+            list(client.ablations.list())
