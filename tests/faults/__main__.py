@@ -63,7 +63,11 @@ def _installed(copy: Path) -> Path:
 def _answered(number: int, fault: Fault, copy: Path, python: Path, out: Path | None) -> bool:
     """Plant a fault, run the tests until one fails, take the fault back. Return whether one failed."""
     began = time.monotonic()
-    finder = next(filter(None, (_finder(fault, tests, copy, python) for tests in _runs(fault, copy))), None)
+    try:
+        finder = next(filter(None, (_finder(fault, tests, copy, python) for tests in _runs(fault, copy))), None)
+    except RuntimeError as error:
+        sys.stdout.write(f"{number:3} {fault}\n    NO RESULT: {error}\n")
+        return False
     seconds = time.monotonic() - began
     sys.stdout.write(f"{number:3} {fault}\n    {finder or 'NOT FOUND'} ({seconds:.0f} s)\n")
     sys.stdout.flush()
@@ -85,7 +89,7 @@ def _finder(fault: Fault, tests: list[str], copy: Path, python: Path) -> str | N
             failed = _failed([*tests, *left_out], copy, python)
         finally:
             path.write_bytes(text)
-        if failed is None or not failed.startswith("tests/") or _failed([failed], copy, python) is None:
+        if failed is None or _failed([failed], copy, python) is None:
             return failed
         red.append(failed)
 
@@ -108,19 +112,24 @@ def _near(file: str, copy: Path) -> list[str]:
 
 
 def _failed(arguments: list[str], copy: Path, python: Path) -> str | None:
-    """Run tests until the first fails; return its name, or how the run ended otherwise; None if all passed."""
+    """Run tests until the first fails; return its name, None if all passed.
+
+    Raises RuntimeError when the run ends without the name of a failed test, which proves nothing.
+    """
     command = [python, "-m", "pytest", "-x", "-q", "-n2", "--dist", "loadscope", "-p", "no:cacheprovider", *arguments]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "ABLATE_HOME": str(copy / ".ablate")}
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=_STAGE_S
         )
-    except subprocess.TimeoutExpired:
-        return f"the tests had not ended after {_STAGE_S} s"
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the tests had not ended after {_STAGE_S} s") from error
     if done.returncode in (0, 5):
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed.group(1) if failed else f"pytest ended with {done.returncode}"
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", done.stdout, re.MULTILINE)
+    if failed is None:
+        raise RuntimeError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
+    return failed.group(1)
 
 
 if __name__ == "__main__":
