@@ -4,14 +4,12 @@ The oracle is the two serial orders: an interleaving must end in the answers and
 an unexpected error and an answer with status 5xx are faults in any case.
 """
 
-import json
-import re
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import event, text
