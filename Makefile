@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu test-containers browser simulate bench-scale screens chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,12 @@ tpu: $(TPU_STAMP)  ## create .venv-tpu, the environment of lane xla (torch 2.9, 
 test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on this machine's processors
 	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10 \
 	    $(TPU_TESTS)
+
+nightly: $(TPU_STAMP)  ## run test-tpu and store the result in tests/xla/last_run.json; commit it
+	@$(BIN)/python -m tests.xla.nightly
+
+nightly-result: $(STAMP)  ## show that result; fails if a test failed or the run is older than 14 days
+	@$(BIN)/python -m tests.xla.nightly --show
 
 fuzz-tpu: $(TPU_STAMP)  ## random specs through the compiler of a TPU that is not here, minutes; FUZZ="--count 10 --seed 1"
 	$(TPU_VENV)/bin/python -m tests.xla.random_specs $(FUZZ)

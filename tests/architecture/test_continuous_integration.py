@@ -1,16 +1,23 @@
 """What .ci/run does with the targets of the Makefile: run as it is, with a `make` that writes down what is asked."""
 
+import ast
+import importlib
+import json
 import os
 import re
 import runpy
 import shutil
 import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from kernels import xla_device
 from tests.architecture.pages import ROOT
+from tests.xla import nightly
 
 MAKE = """#!/bin/sh
 echo "$1" >> targets
@@ -43,10 +50,36 @@ def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, lis
     return ended.returncode, sorted(targets), ended.stdout
 
 
-def test_without_its_environment_lane_xla_is_said_not_to_have_run(tmp_path: Path) -> None:
-    status, targets, said = integrated(tmp_path, lane=False)
-    assert (status, targets) == (0, ["chaos", "check", "test", "test-containers"])
+@pytest.mark.parametrize("failing", ["", "nightly-result"])
+def test_without_its_environment_the_last_run_of_lane_xla_decides(tmp_path: Path, failing: str) -> None:
+    status, targets, said = integrated(tmp_path, lane=False, failing=failing)
+    assert (status, targets) == (3 * bool(failing), ["chaos", "check", "nightly-result", "test", "test-containers"])
     assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in said
+    assert f"--- make nightly-result {'FAILED' if failing else 'passed'}" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "days", "problem"),
+    [
+        ({}, 0, None),
+        ({}, 14, None),
+        ({}, 15, "the last run of lane xla is 15 days old; allowed: 14"),
+        ({"failed": 1}, 0, "1 tests of lane xla failed and 90 passed"),
+        ({"passed": 0}, 0, "0 tests of lane xla failed and 0 passed"),
+    ],
+)
+def test_a_run_of_lane_xla_that_failed_or_is_old_is_a_problem(
+    changes: dict[str, int], days: int, problem: str | None
+) -> None:
+    date = datetime(2026, 11, 26, 4, tzinfo=UTC)
+    counts = {"passed": 90, "skipped": 2, "failed": 0, **changes}
+    run = nightly.Run(date=date.isoformat(), commit="abc", seconds=1, processor_seconds=2, **counts)
+    found = run.problem(date + timedelta(days=days))
+    assert found == problem if problem is None else str(found).startswith(problem)
+
+
+def test_the_stored_run_of_lane_xla_can_be_read() -> None:
+    assert nightly.Run(**json.loads(nightly.STORED.read_text())).passed > 0
 
 
 @pytest.mark.parametrize("failing", ["", *SAID])
@@ -89,3 +122,30 @@ def test_stand_ins_for_cuda_keep_their_symbols_when_they_are_written_again(tmp_p
         write(tmp_path)
         symbols = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
         assert "T ncclGetUniqueId" in symbols
+
+
+LANE_TESTS = [*(ROOT / "tests" / "xla").glob("*.py"), *(ROOT / "tests" / "kernels").glob("*xla*.py")]
+
+
+@pytest.mark.parametrize("path", LANE_TESTS, ids=lambda path: path.stem)
+def test_the_tests_of_lane_xla_import_and_use_names_that_exist(path: Path) -> None:
+    """Their environment is rarely there, so a renamed function would be noticed late."""
+    modules: dict[str, ModuleType] = {}
+    missing = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OWN:
+            owner = importlib.import_module(str(node.module))
+            for alias in node.names:
+                with suppress(ImportError):
+                    importlib.import_module(f"{node.module}.{alias.name}")
+                value = getattr(owner, alias.name, None)
+                missing += [] if hasattr(owner, alias.name) else [f"{node.module}.{alias.name}"]
+                if isinstance(value, ModuleType):
+                    modules[alias.asname or alias.name] = value
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            missing += [] if hasattr(modules[node.value.id], node.attr) else [f"{node.value.id}.{node.attr}"]
+    assert missing == []
+
+
+OWN = ("kernels", "model", "experiments", "workers", "service")
