@@ -32,7 +32,7 @@ class Run:
     date: str
     """End of the run, RFC 3339 UTC."""
     commit: str
-    """Commit of the tree, with `+changes` if a tracked file differed from it."""
+    """Commit of the tree at the start, with `+changes` if a tracked file differed from it."""
     passed: int
     skipped: int
     failed: int
@@ -59,6 +59,8 @@ class Run:
 def run_tests() -> tuple[int, Run]:
     """Run `make test-tpu`; return its exit code and the result."""
     began = time.monotonic()
+    changes = "+changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
+    commit = _git("rev-parse", "--short=12", "HEAD") + changes
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={report}"
@@ -67,10 +69,9 @@ def run_tests() -> tuple[int, Run]:
         )
         counts = _counts(report) if report.is_file() else {"passed": 0, "skipped": 0, "failed": 0}
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    changes = "+changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
     result = Run(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=_git("rev-parse", "--short=12", "HEAD") + changes,
+        commit=commit,
         seconds=round(time.monotonic() - began, 1),
         processor_seconds=round(used.ru_utime + used.ru_stime, 1),
         **counts,
