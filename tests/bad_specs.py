@@ -10,6 +10,12 @@ JSON, YAML, TOML = "application/json", "application/yaml", "application/toml"
 LONG = "x" * 501
 GATES = "variants__psiv-on__gates"
 ON_H200 = {"workload__recipe": "hybrid-ref-h200", "placement__node_class": "h200"}
+
+
+def _many(entry: bytes, frame: bytes) -> bytes:
+    return frame % b", ".join(entry % number for number in range(16_000))
+
+
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown key at the top", {"bloks": 1}, "#/bloks", "unknown key 'bloks'"),
     ("unknown key inside", {"design__seedz": [1]}, "#/design/seedz", "known: seeds, blocks, order_seed"),
@@ -146,7 +152,15 @@ BAD_TEXTS: list[tuple[str, bytes, str, str, str]] = [
     ("two YAML documents", b"a: 1\n---\na: 2\n", YAML, "#", "more than one"),
     ("NUL in YAML", b"a: x\0y\n", YAML, "#", "U+0000"),
     ("huge JSON integer", b'{"a": ' + b"9" * 5000 + b"}", JSON, "#", "too many digits"),
-    ("huge YAML integer", b"a: " + b"9" * 5000, YAML, "#/a", "5000 characters"),
+    ("huge YAML integer", b"a: " + b"9" * 5000, YAML, "#/a", "too many digits"),
+    ("huge hexadecimal TOML integer", b"ablation = 0x" + b"f" * 5000, TOML, "#/ablation", "too many digits"),
+    ("very many JSON keys", _many(b'"k%d": 1', b"{%b}"), JSON, "#", "allowed: 4096"),
+    ("very many YAML keys", _many(b'"k%d": 1', b"{%b}"), YAML, "#", "allowed: 4096"),
+    ("very many TOML keys", _many(b"k%d = 1", b"a = {%b}"), TOML, "#", "allowed: 4096"),
+    ("a key twice among many", _many(b'"k%d": 1', b'{%b, "k9": 1}'), JSON, "#", "key 'k9'"),
+    ("a TOML key of many parts", b"a." * 100_000 + b"a = 1", TOML, "#", "too deeply"),
+    ("a TOML table of many parts", b"[" + b'"x" . ' * 40_000 + b"a]", TOML, "#", "too deeply"),
+    ("a TOML string without an end", b'a = """' + b'\\"""' * 50_000, TOML, "#", "not TOML"),
     ("byte order mark", b"\xef\xbb\xbf{}", JSON, "#", "byte order mark"),
     ("UTF-16", '{"a": 1}'.encode("utf-16"), JSON, "#", "UTF-16"),
     ("not UTF-8", b'{"a": "\xff"}', JSON, "#", "byte 7"),

@@ -10,6 +10,7 @@ import math
 import re
 import tomllib
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,23 @@ from experiments.errors import SpecError, SpecProblem
 
 MAX_SPEC_BYTES = 262_144
 MAX_DEPTH = 16
+MAX_VALUES = 4_096
+"""Keys and entries of all mappings and lists together; the largest valid spec has about half as many."""
 _MAX_DIGITS = 400
+_MAX_BITS = int(_MAX_DIGITS * math.log2(10))
 
 _Path = tuple[str | int, ...]
 
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_TOML_TEXT = re.compile(
+    "|".join(
+        (r'"{3}(?:\\.?|[^\\])*?(?:"{3}|\Z)', r"'{3}.*?(?:'{3}|\Z)", r'"(?:\\.?|[^"\\\n])*"?', r"'[^'\n]*'?", "#.*?$")
+    ),
+    re.DOTALL | re.MULTILINE,
+)
+"""A string or comment of TOML. One without an end matches too, so that each character is read once."""
+_TOML_DEEP_KEY = re.compile(rf"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++){{{MAX_DEPTH}}}")
 _WORDS = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
@@ -62,7 +74,7 @@ def load_values(body: bytes, content_type: str) -> dict[str, Any]:
         raise _too_deep() from None
     if not isinstance(values, dict):
         raise _refusal(f"a spec is a mapping of keys, got {shown(values)}")
-    _check_depth(values)
+    _check_size(values)
     _check_numbers(values, ())
     return values
 
@@ -71,8 +83,8 @@ def _refusal(detail: str, hint: str | None = None, *, at: _Path = ()) -> SpecErr
     return SpecError([SpecProblem(pointer=pointer(*at), detail=detail, hint=hint)])
 
 
-def _too_deep() -> SpecError:
-    return _refusal(f"the spec is nested too deeply; allowed: {MAX_DEPTH} levels")
+def _too_deep(at: _Path = ()) -> SpecError:
+    return _refusal(f"the spec is nested too deeply; allowed: {MAX_DEPTH} levels", at=at)
 
 
 def _decode(body: bytes) -> str:
@@ -88,8 +100,12 @@ def _decode(body: bytes) -> str:
         raise _refusal(f"the spec is not UTF-8: byte {error.start} cannot be decoded") from error
 
 
-def _check_depth(values: Any) -> None:
-    level = [values]
+def _too_many_digits(*, at: _Path = ()) -> SpecError:
+    return _refusal(f"the spec holds a number with too many digits; allowed: {_MAX_DIGITS}", at=at)
+
+
+def _check_size(values: Any) -> None:
+    level, count = [values], 0
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for value in level:
@@ -97,6 +113,9 @@ def _check_depth(values: Any) -> None:
                 inner.extend(value.values())
             elif isinstance(value, list):
                 inner.extend(value)
+        count += len(inner)
+        if count > MAX_VALUES:
+            raise _refusal(f"the spec has too many keys and list entries; allowed: {MAX_VALUES}")
         if not inner:
             return
         level = inner
@@ -104,7 +123,9 @@ def _check_depth(values: Any) -> None:
 
 
 def _check_numbers(value: Any, path: _Path) -> None:
-    """Reject infinity and NaN, which TOML has, and numbers too large for a float."""
+    """Reject infinity and NaN, which TOML has, and numbers too large for a float or for a message."""
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:  # hexadecimal TOML has no limit of its own
+        raise _too_many_digits(at=path)
     if isinstance(value, float) and not math.isfinite(value):
         raise _refusal(f"the number is {value}, or too large; allowed: finite numbers", at=path)
     if isinstance(value, dict | list):
@@ -115,8 +136,7 @@ def _check_numbers(value: Any, path: _Path) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _duplicate(next(key for key in keys if keys.count(key) > 1))
+        raise _duplicate(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return values
 
 
@@ -136,16 +156,18 @@ def _load_json(text: str) -> Any:
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
-        raise _refusal("the spec holds an integer with too many digits") from error
+        raise _too_many_digits() from error
 
 
 def _load_toml(text: str) -> Any:
+    if _TOML_DEEP_KEY.search(_TOML_TEXT.sub("s", text)):  # the parser's time grows with the square of a key's parts
+        raise _too_deep()
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _refusal(f"the spec is not TOML: {error}") from error
     except ValueError as error:
-        raise _refusal("the spec holds an integer with too many digits") from error
+        raise _too_many_digits() from error
 
 
 def _load_yaml(text: str) -> Any:
@@ -182,7 +204,7 @@ def _value(events: Iterator[Any], event: Any, path: _Path, depth: int) -> Any:
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event, path)
     if depth == 0:
-        raise _refusal("the spec is nested too deeply", at=path[:1])
+        raise _too_deep(path[:1])
     if isinstance(event, yaml.SequenceStartEvent):
         return _sequence(events, path, depth - 1)
     return _mapping(events, path, depth - 1)
@@ -224,7 +246,7 @@ def _scalar(event: Any, path: _Path) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > _MAX_DIGITS and _FLOAT.fullmatch(text):
-        raise _refusal(f"a number of {len(text)} characters is not allowed", at=path)
+        raise _too_many_digits(at=path)
     if _INT.fullmatch(text):
         return int(text)
     return float(text) if _FLOAT.fullmatch(text) else text

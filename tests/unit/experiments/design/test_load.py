@@ -1,10 +1,13 @@
+import contextlib
 import json
+import random
+import time
 from typing import Any
 
 import pytest
 import yaml
 
-from experiments.design.load import load_values, parse_spec
+from experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.problems import listed
 from experiments.errors import SpecError, SpecProblem
@@ -180,3 +183,24 @@ def test_no_format_can_carry_a_number_that_is_not_finite(body: bytes, kind: str)
     with pytest.raises(SpecError) as caught:
         load_values(body, kind)
     assert "allowed: finite numbers" in caught.value.problems[0].detail
+
+
+PIECES = {
+    JSON: ('{"a":', "{", "[", '"a', "1,", "]", "}", '"k%d":1,', "9", "0.1e9", "\\u00e9", " ", "-", '"variants":{'),
+    YAML: ("a: ", "- ", "? ", "{", "[", "k%d: 1\n", "&a ", "*a ", "!!x ", "|\n ", "'", '"', "#", "9", "\n", "<<: "),
+    TOML: ("a.", "a=", "[a]\n", "[[a.b]]\n", "k%d=1\n", "{a=", "[", '"""', "'''", '"', '\\"', "#", "0x", "f", "\n"),
+}
+"""Pieces of documents whose repetition may cost a parser much time."""
+
+
+@pytest.mark.parametrize("kind", PIECES)
+def test_parse_spec_answers_every_drawn_document_at_once(kind: str) -> None:
+    draw = random.Random(kind)  # noqa: S311
+    for _ in range(60):
+        pieces = [(draw.choice(PIECES[kind]), draw.choice((1, 1, 3, 200_000))) for _ in range(draw.randint(1, 5))]
+        texts = ("".join(piece.replace("%d", str(i)) for i in range(min(many, 60_000))) for piece, many in pieces)
+        body = "".join(texts).encode()[:MAX_SPEC_BYTES]
+        began = time.process_time()
+        with contextlib.suppress(SpecError):
+            parse_spec(body, kind)
+        assert time.process_time() - began < 0.5, pieces
