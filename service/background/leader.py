@@ -1,7 +1,8 @@
 """The leader: of several background processes one does all duties, and the others stand by.
 
-A thread renews the leader's row in the database. A stand-by takes over when the row was not renewed for a lease. A
-process that lost the lead ends, so it never leads again with work from before.
+A thread renews the leader's row in the database, unless a duty hangs. A stand-by takes over when the row was not
+renewed for a lease. A process that lost the lead, or has a duty that hangs, ends. So it never leads again with work
+from before.
 """
 
 import logging
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """Pause of a duty that has nothing to do."""
+ROUND_S = 1800.0
+"""Longest round of a duty. The longest honest ones take minutes: judging 128,000 trials, a projection of a minute."""
 _RENEWALS = 5
 """In one lease; a stand-by looks for a free lease as often."""
 
@@ -39,6 +42,10 @@ class Leader:
     def __init__(self, store: Store, *, lease_s: float) -> None:
         self.is_lost = False
         """Whether this process led and another one took over."""
+        self.hung: str | None = None
+        """The duty whose round lasts too long, which ends the lead."""
+        self._rounds: dict[str, float] = {}
+        """When the running round of each duty began."""
         self._holder = f"{socket.gethostname()[:30]}:{os.getpid()}:{new_id('x')[-10:]}"
         self._store = store
         self._lease_s = lease_s
@@ -75,8 +82,24 @@ class Leader:
             log.info("this process leads as %s", self._holder)
         self._until = began + self._lease_s if leads else 0.0
 
+    @contextmanager
+    def round_of(self, duty: str) -> Iterator[None]:
+        """Record that a round of `duty` runs."""
+        self._rounds[duty] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._rounds[duty]
+
+    def _find_hung(self) -> str | None:
+        latest = time.monotonic() - ROUND_S
+        return next((duty for duty, began in self._rounds.copy().items() if began < latest), None)
+
     def _run(self) -> None:
         while not self.is_lost and not self._ended.is_set():
+            self.hung = self._find_hung()
+            if self.hung is not None:  # the lease ends by itself, as that of a process that has died
+                return
             try:
                 self.renew()
             except Exception:  # a lease that is not renewed ends by itself
@@ -116,7 +139,8 @@ def duty(leader: Leader, name: str, work: Callable[[], bool], *, stop: threading
     def run() -> None:
         while not stop.is_set():
             try:
-                busy = leader.leads and work()
+                with leader.round_of(name):
+                    busy = leader.leads and work()
             except LeaseLost:
                 log.warning("a round of %s was given up: this process does not lead any more", name)
                 busy = False

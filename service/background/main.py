@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.reporting.mlflow.sink import Sink
 from experiments.runtime.logs import configure_logging
-from service.background.leader import TICK_S, Leader, LeaderStore, duty
+from service.background.leader import ROUND_S, TICK_S, Leader, LeaderStore, duty
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.projector import Projector
 from service.background.reconciler import Reconciler
@@ -113,7 +113,7 @@ def wait_for_schema(store: Store, signals: StopSignals) -> bool:
 
 
 def main() -> int:
-    """Run until a signal, or until another process takes over; return 1 then, and when it cannot start."""
+    """Run until a signal, or until the lead is lost; return 1 then, and when it cannot start."""
     signals = StopSignals()
     try:
         settings = get_settings()
@@ -129,12 +129,16 @@ def main() -> int:
     for thread in (leader.thread, *running):
         thread.start()
     log.info("running: %s", ", ".join(thread.name for thread in running))
-    while not leader.is_lost and not signals.wait(TICK_S):
+    while not leader.is_lost and leader.hung is None and not signals.wait(TICK_S):
         pass
     stop.set()
+    if leader.hung is not None:
+        log.error("a round of duty %s lasts longer than %.0f s: this process ends", leader.hung, ROUND_S)
     deadline = time.monotonic() + (LAST_CALL_S if leader.is_lost else JOIN_S)
     for thread in running:
         thread.join(max(0.0, deadline - time.monotonic()))
+    if leader.hung is not None:
+        return 1  # without resigning: the duty may still write until the lease ends
     leader.resign()
     store.close()
     if leader.is_lost:

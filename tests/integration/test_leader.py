@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from sqlalchemy import select, update
 
 from experiments.reporting.mlflow.sink import Projection
 from experiments.reporting.view import AblationView
-from service.background.leader import Leader, LeaderStore
+from service.background.leader import Leader, LeaderStore, duty
 from service.background.projector import Projector
 from service.errors import LeaseLost
 from service.lifecycle import OutboxKind
@@ -63,6 +64,21 @@ def test_one_process_leads_until_it_resigns_or_another_takes_over(api: Api) -> N
     assert (two.leads, two.is_lost, three.leads) == (False, True, True)
     with api.store.read() as connection:
         assert connection.execute(select(outbox_table)).all() == []
+
+
+def test_a_duty_that_hangs_ends_the_lead(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.background.leader.ROUND_S", 0.5)
+    leader, stop, over = Leader(api.store, lease_s=LEASE_S), threading.Event(), threading.Event()
+    works = {"quick": lambda: False, "stuck": lambda: over.wait(60)}
+    threads = [duty(leader, name, work, stop=stop) for name, work in works.items()]
+    for thread in (leader.thread, *threads):
+        thread.start()
+    until(lambda: leader.hung)
+    successor = Leader(api.store, lease_s=LEASE_S)
+    until(lambda: successor.renew() or successor.leads)
+    assert (leader.hung, leader.leads) == ("stuck", False)
+    stop.set()
+    over.set()
 
 
 class Meanwhile(RecordingSink):
