@@ -52,7 +52,9 @@ class StackPart:
     patience_s: float = 120.0
     """Time that the part has for its first answer, in seconds."""
     depends: bool = False
-    """Whether the answer depends on other parts. Then silence does not restart this part."""
+    """Whether the answer depends on other parts. Then silence while it starts does not restart this part."""
+    is_silent: Callable[[], bool] | None = None
+    """Returns whether a part that answered before has stopped working. None: it has when `answers` returns False."""
     stop_signal: signal.Signals = signal.SIGTERM
     """The signal that ends the part at once."""
     secrets: tuple[str, ...] = ()
@@ -158,7 +160,7 @@ def all_parts(
         return StackPart(name=name, command=_module(module), environment=addresses.environment, answers=answers, **more)
 
     protected = addresses.broker_port is not None
-    worker = own_part(WORKER, "workers.app", node_is_ready, depends=True, stop_signal=signal.SIGINT)
+    worker = own_part(WORKER, "workers.app", node_is_ready, depends=True, is_silent=_never, stop_signal=signal.SIGINT)
     return (
         StackPart(
             name=VALKEY,
@@ -180,6 +182,7 @@ def all_parts(
             "service.background.main",
             lambda: _is_on_duty(addresses.api_url),
             depends=True,
+            is_silent=lambda: _is_off_duty(addresses.api_url),
             secrets=(WEBHOOK_KEY,),
         ),
         *((worker,) if with_worker else ()),
@@ -222,10 +225,28 @@ def _get(base: str, path: str) -> httpx.Response:
         return client.get(path)
 
 
-def _is_on_duty(api_url: str) -> bool:
-    """Return whether the API reports a background process that does all its tasks."""
+def _checks(api_url: str) -> dict[str, bool]:
+    """Return which checks of the API succeed; none if the API or its database does not answer."""
     try:
         answer = _get(api_url, "/readyz")
     except httpx.TransportError:
-        return False
-    return answer.status_code == httpx.codes.OK and bool(answer.json()["checks"]["background"]["ok"])
+        return {}
+    if answer.status_code != httpx.codes.OK:
+        return {}
+    return {name: bool(check["ok"]) for name, check in answer.json()["checks"].items()}
+
+
+def _is_on_duty(api_url: str) -> bool:
+    """Return whether the API reports a background process that does all its tasks."""
+    return _checks(api_url).get("background", False)
+
+
+def _is_off_duty(api_url: str) -> bool:
+    """Return whether the API reports that no background process leads, although the database accepts changes."""
+    checks = _checks(api_url)
+    return checks.get("writes", False) and not checks["background"]
+
+
+def _never() -> bool:
+    """Return that a worker never counts as silent: while it is busy, or its key is rejected, only it can tell."""
+    return False
