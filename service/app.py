@@ -70,7 +70,12 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     app.state.readiness = ReadinessMonitor(store, settings)
     app.state.store_metrics = StoreMetrics(store, settings)
     app.state.stopping = False
-    app.state.streams = Streams(store, most=settings.max_streams, stopping=lambda: bool(app.state.stopping))
+    app.state.streams = Streams(
+        store,
+        most=settings.max_streams,
+        most_of_token=settings.max_token_streams,
+        stopping=lambda: bool(app.state.stopping),
+    )
     app.add_middleware(RequestMiddleware, settings=settings, authenticator=authenticator)
     problems.install(app)
     html.install(app)

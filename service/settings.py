@@ -84,6 +84,8 @@ class ServiceSettings(BaseSettings):
     """Largest body of a block report or an import, which contain the raw steps of every trial."""
     max_streams: int = Field(default=1000, ge=1)
     """Most open event and log streams of one API process."""
+    max_token_streams: int = Field(default=250, ge=1)
+    """Most of these streams that one token may have open."""
     log_format: LogFormat = LogFormat.TEXT
     """Format of log lines: text, or json for programs."""
     log_requests: bool = False

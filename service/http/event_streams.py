@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,9 +19,10 @@ from sqlalchemy import Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.outcomes import AblationState
-from service.errors import ServiceError, Unavailable
+from service.errors import ServiceError, TooManyRequests, Unavailable
 from service.http.serializers import event_public
 from service.lifecycle import OVER, EventKind
+from service.principals import Principal
 from service.schemas.ablations import Event
 from service.store.ablations.ablations import check_exists, ending, events_after, last_event
 from service.store.ablations.logs import read_log
@@ -75,45 +77,52 @@ class LogPosition(NamedTuple):
 
 
 class Streams:
-    """The open streams of this process, at most `most`."""
+    """The open streams of this process, at most `most`, and at most `most_of_token` of one token."""
 
-    def __init__(self, store: Store, *, most: int, stopping: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, *, most: int, most_of_token: int, stopping: Callable[[], bool]) -> None:
         self._store = store
         self._most = most
-        self._open = 0
+        self._most_of_token = most_of_token
+        self._open_of: Counter[str] = Counter()
+        """The open streams of each token, by its id."""
         self._stopping = stopping
         self._threads = CapacityLimiter(_THREADS)
 
-    async def of_ablation(self, ablation_id: str, position: int) -> EventSourceResponse:
+    async def of_ablation(self, reader: Principal, ablation_id: str, position: int) -> EventSourceResponse:
         """Follow an ablation's events after a sequence number.
 
-        Raises NotFound, and Unavailable when too many streams are open.
+        Raises NotFound, and TooManyRequests or Unavailable when too many streams of the reader, or of all, are open.
         """
         await to_thread.run_sync(self._check_exists, ablation_id, limiter=self._threads)
-        return self._answer(ablation_events(self._store, ablation_id), position)
+        return self._answer(reader, ablation_events(self._store, ablation_id), position)
 
-    def of_log(self, trial_id: str, position: LogPosition) -> EventSourceResponse:
-        """Follow a trial's log from a place in it. Raises Unavailable when too many streams are open."""
-        return self._answer(log_events(self._store, trial_id), position)
+    def of_log(self, reader: Principal, trial_id: str, position: LogPosition) -> EventSourceResponse:
+        """Follow a trial's log from a place in it. Raises TooManyRequests or Unavailable like `of_ablation`."""
+        return self._answer(reader, log_events(self._store, trial_id), position)
 
-    def of_all(self, position: int) -> EventSourceResponse:
-        """Report changes anywhere after a sequence number. Raises Unavailable when too many streams are open."""
-        return self._answer(changes(self._store), position)
+    def of_all(self, reader: Principal, position: int) -> EventSourceResponse:
+        """Report changes anywhere after a sequence number. Raises TooManyRequests or Unavailable like `of_ablation`."""
+        return self._answer(reader, changes(self._store), position)
 
     def _check_exists(self, ablation_id: str) -> None:
         with self._store.read() as connection:
             check_exists(connection, ablation_id)
 
-    def _answer(self, poll: Poll, position: Hashable) -> EventSourceResponse:
-        if self._open >= self._most:
+    def _answer(self, reader: Principal, poll: Poll, position: Hashable) -> EventSourceResponse:
+        later = {"Retry-After": str(_RETRY_S)}
+        if self._open_of[reader.token_id] >= self._most_of_token:
+            raise TooManyRequests(
+                f"this token has {self._most_of_token} open streams and no more are allowed; close one", headers=later
+            )
+        if self._open_of.total() >= self._most:
             raise Unavailable(
                 f"{self._most} streams are open and no more are allowed; ask again later, or ask for the list",
-                headers={"Retry-After": str(_RETRY_S)},
+                headers=later,
             )
-        return EventSourceResponse(self._frames(poll, position), headers=_UNBUFFERED)
+        return EventSourceResponse(self._frames(reader.token_id, poll, position), headers=_UNBUFFERED)
 
-    async def _frames(self, poll: Poll, position: Hashable) -> AsyncIterator[bytes]:
-        self._open += 1
+    async def _frames(self, token_id: str, poll: Poll, position: Hashable) -> AsyncIterator[bytes]:
+        self._open_of[token_id] += 1
         try:
             yield format_sse_event(comment="the stream begins")
             async for frames in self._news(poll, position):
@@ -121,7 +130,8 @@ class Streams:
         except (SQLAlchemyError, ServiceError) as error:  # the reader reconnects with its last position
             log.warning("a stream ends early: %s", error)
         finally:
-            self._open -= 1
+            self._open_of.subtract([token_id])
+            self._open_of += Counter()  # forgets tokens without a stream
 
     async def _news(self, poll: Poll, position: Hashable) -> AsyncIterator[bytes]:
         sent_at = time.monotonic()
@@ -137,7 +147,7 @@ class Streams:
             if time.monotonic() - sent_at >= KEEP_ALIVE_S:
                 yield format_sse_event(comment="keep-alive")
                 sent_at = time.monotonic()
-            await asyncio.sleep(max(POLL_S, STREAM_S * self._open))
+            await asyncio.sleep(max(POLL_S, STREAM_S * self._open_of.total()))
 
 
 def streams_of(request: Request) -> Streams:

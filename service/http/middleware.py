@@ -43,11 +43,15 @@ _LARGE_BODIES = {":report": Scope.WORKER, ":import": Scope.OPERATE}
 _LOOKUP_THREADS = 2
 """For tokens that are not in the cache: unknown tokens delay each other, never other requests."""
 _BUDGET_IN_REPORTS = 4
+"""Of workers, and again of other tokens."""
+_FORM_BYTES = 65_536
+"""Largest body without a token: a form of the pages."""
+_FORMS_AT_ONCE = 256
 _RETRY_S = 2
 
 
 class BodyBudget:
-    """Limits the total bytes of request bodies that the process holds in memory."""
+    """Limits the total bytes of one class of callers' bodies that the process holds in memory."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -84,7 +88,8 @@ class RequestMiddleware:
         self._settings = settings
         self._authenticator = authenticator
         self._lookups = CapacityLimiter(_LOOKUP_THREADS)
-        self._budget = BodyBudget(_BUDGET_IN_REPORTS * settings.max_report_bytes)
+        self._workers, self._tokens = (BodyBudget(_BUDGET_IN_REPORTS * settings.max_report_bytes) for _ in range(2))
+        self._strangers = BodyBudget(_FORMS_AT_ONCE * _FORM_BYTES)
 
     async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -126,7 +131,7 @@ class RequestMiddleware:
             await answer(scope, receive, send)
             return
         scope["state"]["principal"] = principal
-        with self._budget.share() as take:
+        with self._budget(principal).share() as take:
             limit = self._limit(path, principal)
             await self._app(scope, _limited(receive, headers, limit, take), send)
 
@@ -142,9 +147,17 @@ class RequestMiddleware:
             principal = await to_thread.run_sync(self._authenticator.lookup, secret, limiter=self._lookups)
         return principal
 
+    def _budget(self, principal: Principal | None) -> BodyBudget:
+        """Return the budget of the caller's class, so that no worker's call waits for a stranger's body."""
+        if principal is None:
+            return self._strangers
+        return self._workers if principal.scope == Scope.WORKER else self._tokens
+
     def _limit(self, path: str, principal: Principal | None) -> int:
+        if principal is None:
+            return min(_FORM_BYTES, self._settings.max_body_bytes)
         for verb, needed in _LARGE_BODIES.items():
-            if path.endswith(verb) and principal is not None and principal.scope.includes(needed):
+            if path.endswith(verb) and principal.scope.includes(needed):
                 return self._settings.max_report_bytes
         return self._settings.max_body_bytes
 

@@ -304,4 +304,4 @@ async def stream_events(
     The last event is `verdict`, which the background process writes a moment after the last block has ended, or the
     cancellation, which has no verdict. Without a background process, the stream of a finished ablation stays open.
     """
-    return await streams_of(request).of_ablation(ablation_id, int(last_event_id))
+    return await streams_of(request).of_ablation(principal, ablation_id, int(last_event_id))

@@ -76,4 +76,4 @@ def read_trial_log(
         headers = {END_HEADER: str(page.end_offset)}
         return Response(page.data, media_type="text/plain; charset=utf-8", headers=headers)
     place = LogPosition(None, offset) if last_event_id is None else LogPosition.of(last_event_id)
-    return streams_of(request).of_log(trial_id, place)
+    return streams_of(request).of_log(principal, trial_id, place)

@@ -53,7 +53,7 @@ async def stream_changes(
     request: Request, visitor: ReadingVisitor, after: After = 0, last_event_id: LastEvent = None
 ) -> Response:
     """Stream an event for every change of any ablation."""
-    return streams_of(request).of_all(after if last_event_id is None else last_event_id)
+    return streams_of(request).of_all(visitor.principal, after if last_event_id is None else last_event_id)
 
 
 @router.get("/a/{called}")
@@ -86,7 +86,8 @@ async def stream_ablation(
     last_event_id: LastEvent = None,
 ) -> Response:
     """Stream the ablation's events, like the REST interface."""
-    return await streams_of(request).of_ablation(ablation_id, after if last_event_id is None else last_event_id)
+    position = after if last_event_id is None else last_event_id
+    return await streams_of(request).of_ablation(visitor.principal, ablation_id, position)
 
 
 @router.get("/history/{recipe}/{gate}")

@@ -302,6 +302,27 @@ def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:
         connection.close()
 
 
+def test_bodies_of_strangers_delay_nobody_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers who stop before the end of their forms shut out only each other."""
+    monkeypatch.setattr("service.http.middleware._FORMS_AT_ONCE", 1)
+    form = _head("/sign-in", Content_Type="application/x-www-form-urlencoded", Content_Length="16001") + b" " * 16_000
+    with served_api("sqlite", tmp_path) as running:
+        held = [_connect(running) for _ in range(4)]
+        for connection in held:
+            connection.sendall(form)
+
+        def sign_in(size: int = 8000) -> int:
+            return running.client.post("/sign-in", data={"link": "x" * size}).status_code
+
+        until(lambda: sign_in() == 503)
+        assert running.claim(running.register()) is None
+        assert running.submit()["state"] == "queued"
+        for connection in held:
+            connection.close()
+        until(lambda: sign_in() == 401)
+        assert sign_in(70_000) == 413
+
+
 def test_a_client_that_goes_away_is_no_error(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     draw = random.Random(7)  # noqa: S311 - draws that repeat

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,25 @@ def _timed(api: Api) -> float:
     started = time.monotonic()
     assert api.get("/v1/ablations?limit=5").status_code == 200
     return time.monotonic() - started
+
+
+def test_one_token_cannot_take_the_streams_of_the_others(tmp_path: Path) -> None:
+    with served_api("sqlite", tmp_path, max_streams=8, max_token_streams=3) as api, ExitStack() as streams:
+        path, reader = api.submit()["links"]["events"], api.token("reader", "read")
+        pieces: list[Iterator[bytes]] = []
+
+        def status_of(token: dict[str, str]) -> int:
+            stream = streams.enter_context(api.client.stream("GET", path, headers=token))
+            pieces.append(stream.iter_raw())  # kept: a generator that goes closes its stream
+            next(pieces[-1])
+            return int(stream.status_code)
+
+        assert [status_of(reader) for _ in range(5)] == [200, 200, 200, 429, 429]
+        refused = api.get(path, headers=reader)
+        assert (refused.headers["retry-after"], "3 open streams" in refused.text) == ("5", True)
+        assert status_of(api.admin) == 200
+        streams.close()
+        until(lambda: status_of(reader) == 200, what="a stream after the others ended")
 
 
 def test_more_streams_than_allowed_are_refused_until_one_ends(tmp_path: Path) -> None:
