@@ -17,38 +17,53 @@ from service.stack import control
 from service.stack.layout import StackFiles
 from service.store.migrate import check_revision
 
+_PROBLEMS_SHOWN = 3
+
 
 def back_up(url: str, target: Path) -> int:
     """Write a consistent copy of the database to the new file `target`, and return its size in bytes.
 
-    Raises StackError if the database is not SQLite, is missing, or if `target` exists.
+    Checks the database before and the copy after. Raises StackError if either is damaged, if the database is not SQLite
+    or is missing, or if `target` exists. An incomplete copy is removed.
     """
     source = _sqlite_file(url)
     if not source.is_file():
         raise StackError(f"there is no database at {source}; no stack ever ran in this home")
     if target.exists():
         raise StackError(f"{target} exists; a backup never overwrites a file")
+    _check_whole(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.touch(mode=0o600)
-    with closing(sqlite3.connect(source)) as connection:
-        connection.execute("VACUUM INTO ?", (str(target),))
+    try:
+        with closing(sqlite3.connect(source)) as connection:
+            connection.execute("VACUUM INTO ?", (str(target),))
+        _check_whole(target)
+    except (sqlite3.Error, StackError) as error:
+        target.unlink()
+        raise StackError(f"{target} was not written: {error}") from error
     return target.stat().st_size
 
 
 def restore(url: str, backup: Path, files: StackFiles) -> Path | None:
     """Replace the database with `backup`. Return the new path of the previous database, or None if there was none.
 
-    Raises StackError while a stack runs in the home, or if this code cannot read the backup.
+    Checks the backup and its copy first. Raises StackError while a stack runs in the home, if this code cannot read the
+    backup, or if the backup or its copy is damaged. Then the database stays as it was.
     """
     if control.running(files) is not None:
         raise StackError("a stack runs in this home; stop it first: ablate down")
     _check(backup)
     database = _sqlite_file(url)
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    previous = _move_aside(database)
     copy = database.with_name(database.name + ".new")
-    shutil.copyfile(backup, copy)
-    copy.chmod(0o600)
+    try:
+        shutil.copyfile(backup, copy)
+        copy.chmod(0o600)
+        _check(copy)
+    except (OSError, StackError):
+        copy.unlink(missing_ok=True)
+        raise
+    previous = _move_aside(database)
     copy.replace(database)
     return previous
 
@@ -64,7 +79,7 @@ def _check(backup: Path) -> None:
     if not backup.is_file():
         raise StackError(f"there is no file {backup}")
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(backup.absolute()))}?mode=ro", uri=True)) as connection:
+        with _opened(backup) as connection:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
         raise StackError(f"{backup} is not an Ablate backup: {error}") from error
@@ -72,6 +87,22 @@ def _check(backup: Path) -> None:
         check_revision(revision)
     except ConfigurationError as error:
         raise StackError(f"{backup} cannot be restored: {error}") from error
+    _check_whole(backup)
+
+
+def _check_whole(database: Path) -> None:
+    """Raise StackError if SQLite's own check finds the file damaged."""
+    try:
+        with _opened(database) as connection:
+            problems = [row[0] for row in connection.execute(f"PRAGMA integrity_check({_PROBLEMS_SHOWN})")]
+    except sqlite3.Error as error:
+        problems = [str(error)]
+    if problems != ["ok"]:
+        raise StackError(f"{database} is damaged: {' '.join('; '.join(problems).split())}")
+
+
+def _opened(database: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(f"file:{quote(str(database.absolute()))}?mode=ro", uri=True))
 
 
 def _move_aside(database: Path) -> Path | None:

@@ -2,11 +2,18 @@
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.errors import StackError
+from service.stack.backup import back_up, restore
+from service.stack.layout import StackFiles
+from service.store import migrate
+from service.store.session import Store
 from tests.acceptance.test_stack import EXACT, Home
 from tests.mlflow_contents import contents
 
@@ -81,3 +88,57 @@ def test_what_is_no_backup_changes_nothing(tmp_path: Path, content: bytes | None
     assert done.returncode == 5
     assert said in done.stderr
     assert database.read_bytes() == b"as it was"
+
+
+def damaged(file: Path) -> None:
+    """Write a database of this version whose index lacks a row of its table."""
+    store = Store(f"sqlite:///{file}")
+    migrate.upgrade(store)
+    store.close()
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("INSERT INTO leaders VALUES ('duty', 'holder', 1)")
+        connection.execute("CREATE INDEX by_holder ON leaders (holder)")
+        page = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'by_holder'").fetchone()[0]
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with file.open("r+b") as raw:  # an index page without entries
+        raw.seek((page - 1) * size + 3)
+        raw.write(bytes(2))
+
+
+def test_a_damaged_database_is_neither_backed_up_nor_restored(tmp_path: Path) -> None:
+    file, copy = tmp_path / "damaged.db", tmp_path / "backup.db"
+    damaged(file)
+    with pytest.raises(StackError, match=r"damaged\.db is damaged: .*by_holder"):
+        back_up(f"sqlite:///{file}", copy)
+    assert not copy.exists()
+    home = StackFiles(home=tmp_path / "home")
+    database = home.home / "ablate.db"
+    database.parent.mkdir()
+    database.write_bytes(b"as it was")
+    with pytest.raises(StackError, match=r"damaged\.db is damaged: .*by_holder"):
+        restore(f"sqlite:///{database}", file, home)
+    assert [(path.name, path.read_bytes()) for path in database.parent.iterdir()] == [("ablate.db", b"as it was")]
+
+
+def test_a_copy_that_fails_leaves_the_database_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, database = tmp_path / "backup.db", tmp_path / "home" / "ablate.db"
+    store = Store(f"sqlite:///{file}")
+    migrate.upgrade(store)
+    store.close()
+    database.parent.mkdir()
+    database.write_bytes(b"as it was")
+
+    def fills_the_disk(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:5000])
+        raise OSError(28, "No space left on device")
+
+    for copies, problem in (
+        (fills_the_disk, "No space"),
+        (lambda _from, to: to.write_bytes(b"x"), "not an Ablate backup"),
+    ):
+        monkeypatch.setattr("service.stack.backup.shutil.copyfile", copies)
+        with pytest.raises((OSError, StackError), match=problem):
+            restore(f"sqlite:///{database}", file, StackFiles(home=database.parent))
+        assert [path.name for path in database.parent.iterdir()] == ["ablate.db"]
+        assert database.read_bytes() == b"as it was"
