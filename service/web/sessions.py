@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Request, Response
@@ -116,6 +116,21 @@ def check_form(visitor: Visitor, form: dict[str, str]) -> None:
     """Raise Forbidden unless a form comes from a page of the visitor's own session."""
     if not hmac.compare_digest(form.get("form_token", "").encode(), visitor.form_token.encode()):
         raise Forbidden("this form does not come from a page of your session; reload the page and repeat the action")
+
+
+def check_origin(request: Request) -> None:
+    """Raise Forbidden if a browser says that a page of another origin sent this form.
+
+    Programs and old browsers send neither header; a page cannot set them.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    hosts = {request.headers.get(name, "").lower() for name in ("host", "x-forwarded-host")}
+    if site is not None:
+        is_own = site in ("same-origin", "none")
+    else:  # browsers send Sec-Fetch-Site only over HTTPS and to this machine
+        is_own = origin is None or urlsplit(origin).netloc.lower() in hosts - {""}
+    if not is_own:
+        raise Forbidden("a page of another site sent this form; open the link itself and press its button")
 
 
 async def _operating(visitor: _Operator, form: FormDep) -> Visitor:

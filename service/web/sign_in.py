@@ -15,7 +15,16 @@ from service.store.access import web_sessions
 from service.store.access.web_sessions import SecretKind
 from service.store.session import Store
 from service.web.html import PageRoute, page
-from service.web.sessions import COOKIE, FormDep, ReadingVisitor, check_form, principal_of, set_cookie, token_of
+from service.web.sessions import (
+    COOKIE,
+    FormDep,
+    ReadingVisitor,
+    check_form,
+    check_origin,
+    principal_of,
+    set_cookie,
+    token_of,
+)
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -30,12 +39,15 @@ async def show_sign_in(request: Request, services: ServicesDep, link: str = "", 
     row = await token_of(services.store, SecretKind.LINK, link)
     if row is None:
         raise Unauthorized(USED_UP)
-    return page(request, "sign_in.html", who=principal_of(row), link=link, to=to, visitor=None)
+    answer = page(request, "sign_in.html", who=principal_of(row), link=link, to=to, visitor=None)
+    answer.headers["Referrer-Policy"] = "same-origin"  # with no-referrer a browser would hide the form's own origin
+    return answer
 
 
 @router.post(SIGN_IN)
 async def sign_in(request: Request, services: ServicesDep, form: FormDep, to: Target = "/") -> Response:
-    """Turn the link into a session; it works once."""
+    """Turn the link into a session; it works once. A form of another site does not use it up."""
+    check_origin(request)
     link = form.get("link", "")
     row = await token_of(services.store, SecretKind.LINK, link)
     secret = None if row is None else await to_thread.run_sync(_use, services.store, link)

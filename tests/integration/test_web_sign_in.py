@@ -76,6 +76,34 @@ def test_of_many_who_use_a_link_at_once_one_gets_in(api: Api) -> None:
     api.client.cookies.clear()
 
 
+FOREIGN = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site", "Origin": "http://testserver"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://testserver:81"},
+    {"Origin": "null"},
+]
+OWN = [
+    {"Sec-Fetch-Site": "same-origin", "Origin": "null"},
+    {"Origin": "http://testserver"},
+    {"Origin": "http://ablate.example", "X-Forwarded-Host": "ablate.example"},
+]
+
+
+@pytest.mark.parametrize("headers", OWN)
+def test_no_other_site_signs_a_browser_in(api: Api, headers: dict[str, str]) -> None:
+    data = {"link": link_of(sign_in_path(api, api.admin))}
+    shown = api.client.get("/sign-in", params=data)
+    assert shown.headers["referrer-policy"] == "same-origin"
+    for foreign in FOREIGN:
+        rejected = api.client.post("/sign-in", data=data, headers=foreign, follow_redirects=False)
+        assert (rejected.status_code, "set-cookie" in rejected.headers) == (403, False), foreign
+        assert "another site" in rejected.text
+    answer = api.client.post("/sign-in", data=data, headers=headers, follow_redirects=False)
+    assert answer.status_code == 303, "the link still works"
+    api.client.cookies.clear()
+
+
 def test_links_and_sessions_end(api: Api) -> None:
     late = Person(api)
     in_time = Person.signed_in(api)
