@@ -121,6 +121,20 @@ def is_alive(pid: int) -> bool:
     return _group_of(pid) is not None
 
 
+def number_space() -> str:
+    """Return the boot and the namespace in which process numbers of this process mean the same process."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a living process started, in clock ticks since boot: with its number it identifies the process."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to the processes that still exist."""
     for pid in pids:
@@ -185,12 +199,18 @@ def _group_of(pid: int) -> int | None:
 
 def _parent_and_group(pid: int) -> tuple[int, int] | None:
     """Return (parent, process group) of a living process; None for a zombie or a missing process."""
+    fields = _stat(pid)
+    return None if fields is None else (int(fields[1]), int(fields[2]))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on; None for a zombie or a missing process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    state, parent, group = stat.rpartition(")")[2].split()[:3]
-    return None if state in "ZX" else (int(parent), int(group))
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields
 
 
 def _environment(pid: int) -> list[bytes]:

@@ -2,12 +2,13 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 
-from experiments.runtime.processes import is_alive, send, wait_until
+from experiments.runtime.processes import number_space, send, start_of, wait_until
 from service.errors import StackBusy, StackError
 from service.settings import WEBHOOK_KEY, child_environment
 from service.stack import part_processes
@@ -25,9 +26,24 @@ _PROBE_PATIENCE_S = 1.0
 
 
 def running(files: StackFiles) -> StackState | None:
-    """Return the state of the stack that runs in this home, or None."""
+    """Return the state of the stack that runs in this home, or None.
+
+    Raises StackError if it runs on another machine or in another container, where this process can stop nothing.
+    """
     state = read_state(files) if is_locked(files) else None  # a clean-up also locks, and the state is a dead stack's
-    return state if state is not None and is_alive(state.supervisor_pid) else None
+    if state is None:
+        return None
+    if state.number_space and state.number_space != number_space():
+        raise StackError(
+            f"the stack of {files.home} runs on '{state.host}', in another container or on another machine than this "
+            f"command on '{socket.gethostname()}'; nothing was changed. Repeat the command there"
+        )
+    return state if _supervisor_lives(state) else None
+
+
+def _supervisor_lives(state: StackState) -> bool:
+    start = start_of(state.supervisor_pid)
+    return start is not None and state.supervisor_start in (None, start)
 
 
 def start(files: StackFiles, report: Report, *, with_worker: bool = True) -> StackState:
@@ -101,7 +117,7 @@ def stop(files: StackFiles, report: Report) -> StopResult:
 
 def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float) -> bool:
     """Wait until the lock is free and the process gone: the kernel frees the lock a moment earlier."""
-    return wait_until(lambda: not is_locked(files) and not is_alive(state.supervisor_pid), patience_s=patience_s)
+    return wait_until(lambda: not is_locked(files) and not _supervisor_lives(state), patience_s=patience_s)
 
 
 def _spawn(files: StackFiles, report: Report, *, with_worker: bool) -> None:

@@ -69,6 +69,12 @@ class StackState(BaseModel):
     broker_port: int | None = None
     """Port of the broker for other machines, with the password in tokens/broker. None: not reachable from there."""
     supervisor_pid: int
+    supervisor_start: int | None = None
+    """When that process started, in clock ticks since boot; another process may get its number."""
+    host: str = ""
+    """Name of the machine or the container of the supervisor."""
+    number_space: str = ""
+    """Its boot and process namespace: elsewhere its process numbers belong to other processes."""
     pids: dict[str, int] = {}
     """The current process of every part, or the last one of a part that is down."""
     parts: dict[str, PartState] = {}

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sqlite3
 import sys
 import time
@@ -25,6 +26,7 @@ import httpx
 from experiments.reporting.mlflow.views import experiment_tags, tags_to_set
 from experiments.runtime.http_clients import HomeStack, http_client
 from experiments.runtime.logs import accept_every_text
+from experiments.runtime.processes import number_space, start_of
 from experiments.runtime.setting_values import read_secret
 from service.client.api import Client, ClientError
 from service.client.settings import get_client_settings
@@ -106,6 +108,9 @@ class _Supervisor:
             broker_url=files.broker_url,
             broker_port=self._addresses.broker_port,
             supervisor_pid=os.getpid(),
+            supervisor_start=start_of(os.getpid()),
+            host=socket.gethostname(),
+            number_space=number_space(),
             started_at=self._started_at.isoformat(timespec="seconds"),
         )
         self._record()
