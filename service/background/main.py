@@ -71,6 +71,7 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
         sentinel_days=settings.sentinel_days,
         silent_s=silent_limit_s(settings),
         node_breaks=settings.node_breaks,
+        lease_s=settings.lease_s,
     )
     sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
     projector = Projector(led, sink, check=leader.check, anyone=store)

@@ -37,7 +37,7 @@ HOLD_S = 10.0
 LAST_FIRST_EVERY = 4
 """One take in so many reverses the ranks."""
 FIRST_RETRY_S = 1.0
-LAST_RETRY_S = 60.0
+LAST_RETRY_S = outbox.LONGEST_PAUSE_S
 
 Ending = Callable[[Connection], None]
 """Stores the result of a handler, in the transaction that deletes the rows that asked for it."""

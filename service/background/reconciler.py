@@ -4,15 +4,20 @@ It uses the database alone, so neither the broker nor MLflow can delay the end o
 """
 
 import logging
+import math
 import time
 
+from sqlalchemy import select
+
 from service.background import sentinels
+from service.background.leader import now_s
 from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.ablations import submissions
 from service.store.blocks import attempts, completion
 from service.store.nodes import node_states
 from service.store.session import Store
+from service.store.tables import db_now
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +28,38 @@ KEY_AGE_S = 48 * 3600.0
 HOOK_AGE_S = 86_400.0
 """A webhook that its receiver did not accept for so long is given up."""
 
+STEP_S = 2.0
+"""A database's clock that moved so much more or less than this process's was set."""
+
+
+class ClockWatch:
+    """Notices that somebody set the database's clock."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ahead: tuple[float, float] | None = None
+        """Bounds on how far the database's clock is ahead of this process's."""
+
+    def was_set(self) -> bool:
+        """Return whether the clock was set since the last call."""
+        began = now_s()
+        with self._store.read() as connection:
+            now = connection.execute(select(db_now())).scalar_one()
+        (least, most), self._ahead = self._ahead or (-math.inf, math.inf), (now - now_s(), now - began)
+        return self._ahead[0] > most + STEP_S or self._ahead[1] < least - STEP_S
+
 
 class Reconciler:
     """Does what is due at every tick."""
 
     def __init__(
-        self, store: Store, *, sentinel_days: float = 0.0, silent_s: float = 30.0, node_breaks: int = 0
+        self,
+        store: Store,
+        *,
+        sentinel_days: float = 0.0,
+        silent_s: float = 30.0,
+        node_breaks: int = 0,
+        lease_s: float = math.inf,
     ) -> None:
         self._store = store
         self._cleaned_at = float("-inf")
@@ -36,10 +67,18 @@ class Reconciler:
         self._sentinel_s = sentinel_days * 86_400
         self._silent_s = silent_s
         self._node_breaks = node_breaks
+        self._lease_s = lease_s
+        self._clock = ClockWatch(store)
+        self._expires_from = float("-inf")
+        """Own time before which no lease expires."""
 
     def tick(self) -> bool:
         """Do what is due; return False, for the pause until the next tick."""
-        self.expire_leases()
+        if self._clock.was_set():
+            log.warning("the database's clock was set: no lease expires for %g s, so that workers renew", self._lease_s)
+            self._expires_from = now_s() + self._lease_s
+        if now_s() >= self._expires_from:
+            self.expire_leases()
         with self._store.write() as connection:
             completion.complete_cancelling(connection)
             outbox.drop_older(connection, OutboxKind.WAKE, age_s=STALE_WAKE_S)
@@ -64,7 +103,7 @@ class Reconciler:
         count = 0
         while True:
             with self._store.write() as connection:
-                expired = attempts.expire_lease(connection)
+                expired = attempts.expire_lease(connection, lease_s=self._lease_s)
             if expired is None:
                 return count
             block_id, node_id = expired

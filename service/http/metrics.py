@@ -42,6 +42,7 @@ class StoreCollector(Collector):
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
         self._silent_s = silent_limit_s(settings)
+        self._lease_s = settings.projector_lease_s
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges."""
@@ -49,7 +50,7 @@ class StoreCollector(Collector):
             yield from _states(connection)
             yield from _backlog(connection)
             yield _nodes(connection, self._silent_s)
-            yield _duties(connection)
+            yield _duties(connection, self._lease_s)
             yield from _ledger(read_ledger(connection))
 
 
@@ -92,10 +93,10 @@ def _nodes(connection: Connection, silent_s: float) -> Metric:
     return gauge
 
 
-def _duties(connection: Connection) -> Metric:
+def _duties(connection: Connection, lease_s: float) -> Metric:
     """Return whether a background process leads, for each of its duties."""
     gauge = GaugeMetricFamily("ablate_duty_held", "Whether a background process does the duty.", labels=["duty"])
-    leads = leaders.has_leader(connection)
+    leads = leaders.has_leader(connection, lease_s=lease_s)
     for duty in leaders.DUTIES:
         gauge.add_metric([duty], float(leads))
     return gauge

@@ -103,7 +103,7 @@ class ReadinessMonitor:
         self._essential = DependencyProbe("database", lambda: _database(store))
         self._others = (
             DependencyProbe("writes", lambda: _writes(store)),
-            DependencyProbe("background", lambda: _background(store)),
+            DependencyProbe("background", lambda: _background(store, settings.projector_lease_s)),
             DependencyProbe("broker", lambda: _broker(settings.celery_url)),
             DependencyProbe("mlflow", lambda: _mlflow(settings.mlflow_url)),
             DependencyProbe("projection", lambda: _projection(store)),
@@ -134,9 +134,9 @@ def _writes(store: Store) -> str:
     return "the database accepts changes"
 
 
-def _background(store: Store) -> str:
+def _background(store: Store, lease_s: float) -> str:
     with store.read() as connection:
-        leads = leaders.has_leader(connection)
+        leads = leaders.has_leader(connection, lease_s=lease_s)
     if not leads:
         raise _Failed("no background process leads; start `python -m service.background.main`, or read its log")
     return "a background process leads"

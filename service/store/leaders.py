@@ -4,7 +4,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from service.store.session import Store
-from service.store.tables import db_now, leaders
+from service.store.tables import db_now, has_passed, leaders
 
 DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
 """What the leader does, each in a thread of its own."""
@@ -17,11 +17,11 @@ _IS_LEASE = leaders.c.duty == _LEASE
 def take_lease(store: Store, holder: str, *, lease_s: float) -> bool:
     """Make `holder` the leader for `lease_s` seconds; return False while another process leads."""
     with store.read() as connection:
-        if has_leader(connection):
+        if has_leader(connection, lease_s=lease_s):
             return False
     try:
         with store.write() as connection:
-            connection.execute(delete(leaders).where(_IS_LEASE, leaders.c.until <= db_now()))
+            connection.execute(delete(leaders).where(_IS_LEASE, has_passed(leaders.c.until, longest_s=lease_s)))
             row = insert(leaders).values(duty=_LEASE, holder=holder, until=db_now() + lease_s)
             connection.execute(row)
     except IntegrityError:  # another process was faster
@@ -45,9 +45,10 @@ def resign(connection: Connection, holder: str) -> None:
     connection.execute(delete(leaders).where(_IS_LEASE, leaders.c.holder == holder))
 
 
-def has_leader(connection: Connection) -> bool:
-    """Tell whether a background process leads now."""
-    return connection.execute(select(leaders.c.duty).where(_IS_LEASE, leaders.c.until > db_now())).first() is not None
+def has_leader(connection: Connection, *, lease_s: float) -> bool:
+    """Tell whether a background process leads now, by a lease of `lease_s` seconds."""
+    lasts = ~has_passed(leaders.c.until, longest_s=lease_s)
+    return connection.execute(select(leaders.c.duty).where(_IS_LEASE, lasts)).first() is not None
 
 
 def touch_nothing(connection: Connection) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from service.lifecycle import OutboxKind
-from service.store.tables import db_now, outbox, storable
+from service.store.tables import db_now, has_passed, outbox, storable
+
+LONGEST_PAUSE_S = 60.0
+"""Longest time until a row is due again."""
 
 
 class Rank(IntEnum):
@@ -67,7 +70,7 @@ def take(connection: Connection, kinds: Sequence[OutboxKind], key: str, *, hold_
 
 
 def _due(kind: OutboxKind) -> Select[Any]:
-    return select(outbox).where(outbox.c.kind == kind, outbox.c.due_at <= db_now())
+    return select(outbox).where(outbox.c.kind == kind, has_passed(outbox.c.due_at, longest_s=LONGEST_PAUSE_S))
 
 
 def _rows(connection: Connection, query: Select[Any]) -> list[OutboxRow]:

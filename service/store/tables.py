@@ -11,6 +11,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    or_,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -45,6 +47,15 @@ def _sqlite_now(element: Any, compiler: Any, **options: Any) -> str:
 @compiles(db_now, "postgresql")
 def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+def has_passed(moment: ColumnElement[float], *, longest_s: float) -> ColumnElement[bool]:
+    """Return the condition that a moment, stored at most `longest_s` ahead, has passed.
+
+    One that is further ahead was stored before the database's clock was set back. It also counts as passed, so that
+    nothing waits as long as the clock went back.
+    """
+    return or_(moment <= db_now(), moment > db_now() + (longest_s + 1.0))
 
 
 def rfc3339(epoch_s: float) -> str:

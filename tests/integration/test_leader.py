@@ -160,6 +160,6 @@ def test_another_process_takes_over_and_mlflow_equals_the_database(
         books = books_of(api.store, Ledger())
         books.runs = read_runs(tmp_path / "mlflow")
         with api.store.read() as connection:
-            assert leaders.has_leader(connection)
+            assert leaders.has_leader(connection, lease_s=LEASE_S)
     assert sorted(row["id"] for row in books.tables["ablations"] if row["mlflow_run_id"]) == sorted(made)
     assert list(mlflow_equals_the_database(books)) == []

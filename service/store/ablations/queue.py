@@ -24,7 +24,7 @@ from sqlalchemy import (
 from experiments.outcomes import AblationState, BlockState
 from service.store.access.tokens import has_revoked_key
 from service.store.blocks.turns import WAITS
-from service.store.nodes.placement import Needs
+from service.store.nodes.placement import Needs, may_run_again
 from service.store.tables import ablations, attempts, blocks, db_now, nodes
 
 _PACE_OF = 20
@@ -52,7 +52,7 @@ class QueuePlace:
 def _pause_s() -> ColumnElement[float]:
     queued = blocks.alias("queued")
     own = (queued.c.ablation_id == ablations.c.id, queued.c.state == BlockState.QUEUED)
-    may_run = select(queued.c.id).where(*own, queued.c.not_before <= db_now()).exists()
+    may_run = select(queued.c.id).where(*own, may_run_again(queued.c.not_before)).exists()
     first_end = select(func.min(queued.c.not_before)).where(*own).scalar_subquery()
     return case((may_run, 0.0), else_=first_end - db_now())
 

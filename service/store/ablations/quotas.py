@@ -12,9 +12,11 @@ from service.principals import Principal
 from service.store.nodes.placement import BUSY_DEVICES
 from service.store.tables import ablations, attempts, blocks, db_now, tokens
 
-_USED_S: ColumnElement[float] = func.sum(
-    (func.coalesce(attempts.c.ended_at, db_now()) - attempts.c.started_at) * BUSY_DEVICES
-)
+_NOW = case((blocks.c.lease_until < db_now(), blocks.c.lease_until), else_=db_now())
+"""A running attempt uses nothing after its lease."""
+_TOOK_S = func.coalesce(attempts.c.ended_at, _NOW) - attempts.c.started_at
+_USED_S: ColumnElement[float] = func.sum(case((_TOOK_S > 0, _TOOK_S), else_=0.0) * BUSY_DEVICES)
+"""The database's clock may have been set back since a start."""
 _S_PER_MINUTE = 60.0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.circumstances import AttemptRecord
@@ -23,9 +23,11 @@ from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import join_queue
 from service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
-from service.store.tables import ablations, attempts, blocks, db_now, nodes, storable, trials
+from service.store.tables import ablations, attempts, blocks, db_now, has_passed, nodes, storable, trials
 
 MAX_STEPS = 2**31 - 1
+AHEAD_S = 600.0
+"""A lease further ahead than twice its length and this time is of a clock that was set back."""
 WITHOUT_RESULT = (AttemptState.BROKEN, AttemptState.RELEASED, AttemptState.EXPIRED)
 """Ends of an attempt that leave no receipts."""
 _INDEX = blocks.c["index"].label("block_index")
@@ -109,18 +111,49 @@ def renew_lease(connection: Connection, locked: LockedAttempt, *, lease_s: float
     """Extend the lease up to the block's limit; return whether the worker should stop, and the seconds it now has.
 
     Reads the ablation without locking it, so its workers do not wait for each other. The next heartbeat reports a
-    cancellation that comes at this moment.
+    cancellation that comes at this moment. If the database's clock was set since the last renewal, the attempt's start
+    and the block's limit move with it.
     """
     until = db_now() + lease_s
     renewed = (
         update(blocks)
         .where(blocks.c.id == locked.block.id)
         .values(lease_until=case((blocks.c.limit_at < until, blocks.c.limit_at), else_=until))
-        .returning((blocks.c.limit_at - db_now()).label("limit_s"))
+        .returning((blocks.c.limit_at - db_now()).label("limit_s"), db_now().label("now"))
     )
-    limit_s = connection.execute(renewed).scalar_one()
+    limit_s, now = connection.execute(renewed).one()
+    step_s = _clock_step_s(locked.block, now, lease_s=lease_s)
+    if step_s:
+        _move_times(connection, locked, step_s)
+        limit_s, _ = connection.execute(renewed).one()
     state = connection.scalar(select(ablations.c.state).where(ablations.c.id == locked.block.ablation_id))
     return state == AblationState.CANCELLING, lease_s if limit_s is None else max(0.0, min(lease_s, limit_s))
+
+
+def _clock_step_s(block: Row[Any], now: float, *, lease_s: float) -> float:
+    """Return by how much more than a lease the clock moved since the last renewal, or how far it went back.
+
+    A lease that the block's limit cut says nothing about its renewal.
+    """
+    if block.limit_at is not None and block.limit_at <= block.lease_until:
+        return 0.0
+    since_s = now - (block.lease_until - lease_s)
+    return float(since_s - min(max(since_s, 0.0), lease_s))
+
+
+def _move_times(connection: Connection, locked: LockedAttempt, step_s: float) -> None:
+    own_block, own_attempt = blocks.c.id == locked.block.id, attempts.c.id == locked.attempt.id
+    connection.execute(update(blocks).where(own_block).values(limit_at=blocks.c.limit_at + step_s))
+    connection.execute(update(attempts).where(own_attempt).values(started_at=attempts.c.started_at + step_s))
+
+
+def end_moment(lease_until: float, started_at: float) -> ColumnElement[float]:
+    """Return when an attempt that ends now ended: not after its lease, and not before its start.
+
+    The database's clock may have been set meanwhile, and a silent worker used nothing after its lease.
+    """
+    latest = max(lease_until, started_at)
+    return case((db_now() > latest, latest), (db_now() < started_at, started_at), else_=db_now())
 
 
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
@@ -172,12 +205,15 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def expire_lease(connection: Connection) -> tuple[str, str] | None:
+def expire_lease(connection: Connection, *, lease_s: float = math.inf) -> tuple[str, str] | None:
     """End one attempt whose lease ran out: its worker was silent, or had the block for longer than its limit.
 
-    Returns the ids of block and node, None if no lease ran out.
+    A lease that ends far more than `lease_s` ahead was stored before the database's clock was set back, so it also ran
+    out. Returns the ids of block and node, None if no lease ran out.
     """
-    lapsed = select(blocks.c.attempt_id).where(blocks.c.state == BlockState.RUNNING, blocks.c.lease_until < db_now())
+    until = blocks.c.lease_until
+    over = until < db_now() if math.isinf(lease_s) else has_passed(until, longest_s=2 * lease_s + AHEAD_S)
+    lapsed = select(blocks.c.attempt_id).where(blocks.c.state == BlockState.RUNNING, over)
     attempt_id = connection.scalar(
         lapsed.order_by(blocks.c.lease_until).limit(1).with_for_update(skip_locked=True, key_share=True)
     )
@@ -213,7 +249,8 @@ def end_without_result(
     transitions = Transitions(connection, block.ablation_id, actor=actor)
     values = {"failure_class": failure.failure_class, "message": message, "arm": failure.arm}
     reason = f"{failure.failure_class}: {message}"
-    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=db_now(), **values)
+    ended_at = end_moment(block.lease_until, locked.attempt.started_at)
+    transitions.move([locked.attempt.id], AttemptState.RUNNING, state, reason=reason, ended_at=ended_at, **values)
     broken = breaks_of(connection, block.ablation_id)
     last = Break(block.block_index, failure.failure_class, failure.arm)
     if transitions.lock() == AblationState.CANCELLING:

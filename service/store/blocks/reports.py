@@ -19,6 +19,7 @@ from service.store.blocks.attempts import (
     LockedAttempt,
     check_holder,
     check_token,
+    end_moment,
     end_without_result,
     find_attempt,
     has_token,
@@ -99,7 +100,8 @@ def store_block(
     for state in (TrialState.QUEUED, TrialState.RUNNING):
         ids = [row.id for row in locked.trials if row.state == state]
         transitions.move(ids, state, TrialState.DONE, reason="reported")
-    ended = {"ended_at": func.coalesce(attempts.c.ended_at, db_now()), "report_digest": report_digest}
+    ended_at = func.coalesce(attempts.c.ended_at, end_moment(block.lease_until, locked.attempt.started_at))
+    ended = {"ended_at": ended_at, "report_digest": report_digest}
     before = AttemptState(locked.attempt.state)
     transitions.move([locked.attempt.id], before, AttemptState.DONE, reason="reported", **ended)
     values = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": None}

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, case, or_, select
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES
-from service.store.tables import blocks, db_now, nodes
+from service.store.tables import blocks, db_now, has_passed, nodes
 
 ELSEWHERE_S = 300.0
 """How long a block that the node may have broken waits for another node, if another one takes work."""
@@ -44,6 +44,11 @@ class Needs:
     """Devices that share one step."""
 
 
+def may_run_again(moment: ColumnElement[float]) -> ColumnElement[bool]:
+    """Return the condition that a block's pause after a broken attempt, or its wait for another node, is over."""
+    return has_passed(moment, longest_s=ELSEWHERE_S)
+
+
 def lanes_of(plan: Plan) -> str:
     """Return the lanes that a block of `plan` runs, as blocks store them."""
     return ",".join(sorted({str(arm.gates["lane"]) for arm in plan.arms}))
@@ -61,7 +66,7 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
     has.
     """
     avoid = blocks.c.avoid_node_id
-    free = or_(avoid.is_(None), avoid != node.id, blocks.c.avoid_until <= db_now())
+    free = or_(avoid.is_(None), avoid != node.id, may_run_again(blocks.c.avoid_until))
     free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
     if room is not None:
         free &= blocks.c.num_devices <= room
