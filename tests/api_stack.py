@@ -193,9 +193,10 @@ class Api:
             self._names[answer.json()["node_id"]] = name
         return answer
 
-    def claim(self, node_id: str) -> dict[str, Any] | None:
+    def claim(self, node_id: str, **more: Any) -> dict[str, Any] | None:
         name = self._names.get(node_id, NODE)
-        answer = self.client.post("/v1/blocks:claim", headers=self.worker_of(name), json={"node_id": node_id})
+        body = {"node_id": node_id, **more}
+        answer = self.client.post("/v1/blocks:claim", headers=self.worker_of(name), json=body)
         assert answer.status_code in (200, 204), answer.text
         if answer.status_code == 204:
             return None

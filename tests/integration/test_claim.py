@@ -3,8 +3,10 @@
 import random
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import func, select, update
 
@@ -22,6 +24,9 @@ from service.store.tables import attempts, blocks, db_now, events, outbox, recei
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import broken_attempt, make_file
 from tests.factories import spec_values
+from workers.errors import ApiUnreachable, StaleLease
+from workers.leases.service_api import ServiceApi
+from workers.leases.supervisor import ServiceNode
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -83,6 +88,69 @@ def test_claim_nothing_for_another_node_class_or_an_empty_queue(api: Api) -> Non
     assert api.claim(api.register("gpu", "h200")) is None
     answer = api.client.post("/v1/blocks:claim", headers=api.worker, json={"node_id": "nod_nobody"})
     assert answer.status_code == 404
+
+
+TOKEN = "A" * 22
+
+
+def test_a_claim_whose_answer_was_lost_returns_the_same_attempt_again(api: Api) -> None:
+    made = api.submit()
+    node = api.register("once", devices=1)
+    lost = api.claim(node, token=TOKEN)
+    assert lost is not None
+    assert lost["token"] == TOKEN
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.id == lost["block_id"]).values(lease_until=db_now() + 1))
+    assert api.claim(node, token=TOKEN) == lost
+    with api.store.read() as connection:
+        left = select(blocks.c.lease_until - db_now()).where(blocks.c.id == lost["block_id"])
+        assert connection.scalar(left) > 20, "the worker counts the lease from its last claim"
+        assert connection.scalar(select(func.count()).where(attempts.c.ablation_id == made["id"])) == 1
+    for token in ({}, {"token": "B" * 22}):
+        busy = api.client.post("/v1/blocks:claim", headers=api.worker_of("once"), json={"node_id": node, **token})
+        assert busy.status_code == 409
+    assert api.attempt(lost, "report", receipts=receipts_of(lost, node)).status_code == 200
+    after = api.claim(node, token=TOKEN)
+    assert after is not None
+    assert after["block_id"] != lost["block_id"], "an ended attempt is not returned"
+    wide = api.register("wide", devices=2)
+    one, two = (api.claim(wide, token=letter * 22) for letter in "CD")
+    assert one is not None
+    assert two is not None
+    assert one["block_id"] != two["block_id"]
+    stop = {"device_state": "quarantined", "device_reason": "its fan is loud"}
+    assert api.claim(wide, token="C" * 22, **stop) == one, "its worker gives it back"
+    assert api.claim(wide, token="E" * 22, **stop) is None
+    stolen = api.claim(api.register("thief"), token="C" * 22)
+    assert stolen is not None
+    assert stolen["block_id"] != one["block_id"], "another node's attempt is never returned"
+
+
+def test_a_worker_repeats_the_claim_whose_answer_it_did_not_get(api: Api) -> None:
+    api.submit()
+    node = api.register("cut-off", devices=1)
+    loses = [True]
+
+    def forward(request: httpx.Request) -> httpx.Response:
+        answer = api.client.request(request.method, request.url.path, content=request.content, headers=request.headers)
+        if loses and loses.pop():
+            raise httpx.ReadError("connection reset", request=request)
+        return httpx.Response(answer.status_code, content=answer.content, headers=answer.headers)
+
+    service = ServiceApi("http://127.0.0.1:1", "key")
+    headers = api.worker_of("cut-off")
+    service._http = httpx.Client(transport=httpx.MockTransport(forward), base_url="http://testserver", headers=headers)
+    health: Any = SimpleNamespace(problem=lambda: None)
+    machine: Any = SimpleNamespace(name="cut-off")
+    worker = ServiceNode(service, machine, health, public_key=None)
+    worker.id = node
+    with pytest.raises(ApiUnreachable):
+        worker.claim()
+    block = worker.claim()
+    assert block is not None
+    assert block.attempt_no == 1
+    with pytest.raises(StaleLease):
+        worker.claim()
 
 
 def test_many_claimers_never_get_the_same_block(api: Api) -> None:

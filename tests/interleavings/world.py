@@ -192,6 +192,13 @@ def _claim_more(world: World) -> Answer:
     return _said(world.api.client.post("/v1/blocks:claim", headers=headers, json={"node_id": world.nodes[0]}))
 
 
+def _claim_again(world: World) -> Answer:
+    headers = world.api.worker_of("machine-0")
+    body = {"node_id": world.nodes[0], "token": world.claimed[-1]["token"]}
+    answer = world.api.client.post("/v1/blocks:claim", headers=headers, json=body)
+    return _said(answer, "block_index", "attempt_no")
+
+
 def _heartbeat(world: World) -> Answer:
     block = world.claimed[-1]
     progress = [{"trial_id": block["trials"][0]["trial_id"], "steps_done": 1, "steps_total": 5}]
@@ -267,6 +274,7 @@ def _background(kind: OutboxKind) -> Callable[[World], Answer]:
 OPERATIONS: dict[str, Callable[[World], Answer]] = {
     "claim": _claim,
     "claim more": _claim_more,
+    "claim again": _claim_again,
     "heartbeat": _heartbeat,
     "report": _report,
     "report first": _report_first,

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class ServiceNode:
         self._public_key = public_key
         self.id = ""
         """From the service; empty before the first registration."""
+        self._token: str | None = None
+        """Of the claim that has no answer yet."""
         self.problem: str | None = None
         """Why this node takes no block, at the last check."""
 
@@ -72,10 +75,19 @@ class ServiceNode:
         return self._claim()
 
     def _claim(self) -> ClaimedBlock | None:
+        """Claim a block; if the answer to the last claim was lost, repeat that claim, so that its block is not lost."""
         self._check()
-        return self._api.claim(
-            ClaimRequest(node_id=self.id, device_state=device_state(self.problem), device_reason=self.problem)
+        self._token = self._token or secrets.token_urlsafe(16)
+        request = ClaimRequest(
+            node_id=self.id, device_state=device_state(self.problem), device_reason=self.problem, token=self._token
         )
+        try:
+            block = self._api.claim(request)
+        except (ApiRefused, StaleLease):
+            self._token = None
+            raise
+        self._token = None
+        return block
 
     def _check(self) -> None:
         before, self.problem = self.problem, self._health.problem()

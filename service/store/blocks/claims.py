@@ -4,6 +4,7 @@ One compare-and-set gives a node the next block that fits it; `turns` says which
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
@@ -17,21 +18,33 @@ from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import ORDER, WAITS, lock_place, take_turn
-from service.store.nodes.placement import fits
+from service.store.nodes.placement import fits, may_run_again
 from service.store.tables import ablations, attempts, blocks, db_now, nodes
 
 BESIDE_TRIAL_S = 300.0
 """Time beside each trial of a block: a device to release, a report to send."""
 
-_MAY_RUN = (blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
+_MAY_RUN = (blocks.c.state == BlockState.QUEUED, may_run_again(blocks.c.not_before))
 
 
-def claim_block(connection: Connection, node: Row[Any], *, lease_s: float) -> str | None:
+def claim_block(
+    connection: Connection, node: Row[Any], *, lease_s: float, token: str | None = None, is_well: bool = True
+) -> str | None:
     """Give a node, which the caller has locked, the next block that fits it; return the id of the new attempt.
 
-    Returns None if no block waits or the node is stopped. Raises NodeBusy if the node's blocks use all of its devices.
+    If one of the node's attempts already has `token`, renews its lease and returns it: the answer to an earlier claim
+    was lost. Returns None if no block waits, or if the node is stopped or not well. Raises NodeBusy if the node's
+    blocks use all of its devices.
     """
-    in_use, free = _devices(connection, node)
+    running = _running(connection, node)
+    same = next((row for row in running if token is not None and row.token == token), None)
+    if same is not None:
+        own = update(blocks).where(blocks.c.id == same.id, blocks.c.attempt_id == same.attempt_id)
+        if connection.execute(own.values(lease_until=db_now() + lease_s)).rowcount:
+            return str(same.attempt_id)
+    if not is_well:
+        return None
+    in_use, free = _devices(node, running)
     if node.draining or node.quarantined_reason is not None:
         return None
     attempt_id = new_id("att")
@@ -39,7 +52,7 @@ def claim_block(connection: Connection, node: Row[Any], *, lease_s: float) -> st
     block = _take(connection, node, fitting, attempt_id, lease_s=lease_s)
     if block is None:
         return None
-    _record_claim(connection, block, attempt_id, node.id)
+    _record_claim(connection, block, attempt_id, node.id, token or secrets.token_urlsafe(16))
     return attempt_id
 
 
@@ -98,7 +111,7 @@ _LIMIT_S = select(PREPARATION_LIMIT_S + _TRIALS_S).where(ablations.c.id == block
 """How long an attempt may hold a block, in seconds, regardless of heartbeats."""
 
 
-def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node_id: str) -> None:
+def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node_id: str, token: str) -> None:
     """Store the attempt, the ablation's turn and state, and the events of a claim."""
     place = lock_place(connection, block.ablation_id)
     transitions = Transitions(connection, block.ablation_id, actor=node_id, locked=AblationState(place.state))
@@ -107,7 +120,7 @@ def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node
         block_id=block.id,
         ablation_id=block.ablation_id,
         node_id=node_id,
-        token=secrets.token_urlsafe(16),
+        token=token,
         number=block.attempt_no,
         state=AttemptState.RUNNING,
         started_at=db_now(),
@@ -123,12 +136,16 @@ def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node
     transitions.flush()
 
 
-def _devices(connection: Connection, node: Row[Any]) -> tuple[int, int]:
+def _running(connection: Connection, node: Row[Any]) -> list[Row[Any]]:
+    """Return the blocks that a node runs, each with its attempt's token."""
+    query: Select[Any] = select(blocks.c.id, blocks.c.num_devices, blocks.c.attempt_id, attempts.c.token)
+    query = query.join(attempts, attempts.c.id == blocks.c.attempt_id)
+    own = query.where(blocks.c.node_id == node.id, blocks.c.state == BlockState.RUNNING)
+    return list(connection.execute(own.order_by(blocks.c.id)))
+
+
+def _devices(node: Row[Any], rows: Sequence[Row[Any]]) -> tuple[int, int]:
     """Return how many devices of a node its blocks use, and how many are free. Raises NodeBusy if none is."""
-    running = select(blocks.c.id, blocks.c.num_devices).where(
-        blocks.c.node_id == node.id, blocks.c.state == BlockState.RUNNING
-    )
-    rows = connection.execute(running.order_by(blocks.c.id)).all()
     devices = max(1, node.num_devices)
     in_use = sum(row.num_devices for row in rows)
     if in_use >= devices:
