@@ -77,9 +77,9 @@ class ClaimRequest(Frozen):
     device_state: DeviceHealth = DeviceHealth.OK
     """A quarantined node also polls, so that the service sees it, and gets no block."""
     device_reason: str | None = None
-    token: FencingToken | None = None
-    """Of the attempt that this claim starts, chosen by the worker. If the answer was lost, the same claim again returns
-    the same attempt. None: the service chooses, and a lost answer costs a lease."""
+    claim_id: FencingToken | None = None
+    """Random id of this claim. If its answer was lost, a claim with the same id returns the same attempt. None: a lost
+    answer costs a lease."""
 
 
 class ClaimedTrial(Frozen):

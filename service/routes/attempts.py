@@ -33,13 +33,15 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
 def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) -> Response:
     """Assign the node the next block in turn that it can run; none while the node is stopped.
 
-    A claim with the token of one of the node's running attempts returns that attempt again.
+    A claim with the id of the claim of a running attempt returns that attempt again.
     """
     settings = services.settings
     with services.store.write() as connection:
         node = nodes.mark_seen(connection, wanted.node_id, owner=principal.node)
         is_well = node_states.note_device(connection, node.id, wanted.device_state, wanted.device_reason)
-        attempt_id = claims.claim_block(connection, node, lease_s=settings.lease_s, token=wanted.token, is_well=is_well)
+        attempt_id = claims.claim_block(
+            connection, node, lease_s=settings.lease_s, claim_id=wanted.claim_id, is_well=is_well
+        )
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     block = claimed_block(services.store, attempt_id, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)

@@ -90,38 +90,37 @@ def test_claim_nothing_for_another_node_class_or_an_empty_queue(api: Api) -> Non
     assert answer.status_code == 404
 
 
-TOKEN = "A" * 22
+CLAIM = "A" * 22
 
 
 def test_a_claim_whose_answer_was_lost_returns_the_same_attempt_again(api: Api) -> None:
     made = api.submit()
     node = api.register("once", devices=1)
-    lost = api.claim(node, token=TOKEN)
+    lost = api.claim(node, claim_id=CLAIM)
     assert lost is not None
-    assert lost["token"] == TOKEN
     with api.store.write() as connection:
         connection.execute(update(blocks).where(blocks.c.id == lost["block_id"]).values(lease_until=db_now() + 1))
-    assert api.claim(node, token=TOKEN) == lost
+    assert api.claim(node, claim_id=CLAIM) == lost
     with api.store.read() as connection:
         left = select(blocks.c.lease_until - db_now()).where(blocks.c.id == lost["block_id"])
         assert connection.scalar(left) > 20, "the worker counts the lease from its last claim"
         assert connection.scalar(select(func.count()).where(attempts.c.ablation_id == made["id"])) == 1
-    for token in ({}, {"token": "B" * 22}):
-        busy = api.client.post("/v1/blocks:claim", headers=api.worker_of("once"), json={"node_id": node, **token})
+    for other in ({}, {"claim_id": "B" * 22}):
+        busy = api.client.post("/v1/blocks:claim", headers=api.worker_of("once"), json={"node_id": node, **other})
         assert busy.status_code == 409
     assert api.attempt(lost, "report", receipts=receipts_of(lost, node)).status_code == 200
-    after = api.claim(node, token=TOKEN)
+    after = api.claim(node, claim_id=CLAIM)
     assert after is not None
-    assert after["block_id"] != lost["block_id"], "an ended attempt is not returned"
+    assert (after["block_id"], after["token"]) != (lost["block_id"], lost["token"]), "an ended attempt is not returned"
     wide = api.register("wide", devices=2)
-    one, two = (api.claim(wide, token=letter * 22) for letter in "CD")
+    one, two = (api.claim(wide, claim_id=letter * 22) for letter in "CD")
     assert one is not None
     assert two is not None
     assert one["block_id"] != two["block_id"]
     stop = {"device_state": "quarantined", "device_reason": "its fan is loud"}
-    assert api.claim(wide, token="C" * 22, **stop) == one, "its worker gives it back"
-    assert api.claim(wide, token="E" * 22, **stop) is None
-    stolen = api.claim(api.register("thief"), token="C" * 22)
+    assert api.claim(wide, claim_id="C" * 22, **stop) == one, "its worker gives it back"
+    assert api.claim(wide, claim_id="E" * 22, **stop) is None
+    stolen = api.claim(api.register("thief"), claim_id="C" * 22)
     assert stolen is not None
     assert stolen["block_id"] != one["block_id"], "another node's attempt is never returned"
 

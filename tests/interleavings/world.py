@@ -66,7 +66,7 @@ class World:
 
     def claim(self) -> None:
         """Let the first node claim the next block."""
-        block = self.api.claim(self.nodes[0])
+        block = self.api.claim(self.nodes[0], claim_id=f"{len(self.claimed):022d}")
         assert block is not None
         self.claimed.append(block)
 
@@ -194,7 +194,7 @@ def _claim_more(world: World) -> Answer:
 
 def _claim_again(world: World) -> Answer:
     headers = world.api.worker_of("machine-0")
-    body = {"node_id": world.nodes[0], "token": world.claimed[-1]["token"]}
+    body = {"node_id": world.nodes[0], "claim_id": f"{len(world.claimed) - 1:022d}"}
     answer = world.api.client.post("/v1/blocks:claim", headers=headers, json=body)
     return _said(answer, "block_index", "attempt_no")
 

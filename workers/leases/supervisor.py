@@ -44,7 +44,7 @@ class ServiceNode:
         self._public_key = public_key
         self.id = ""
         """From the service; empty before the first registration."""
-        self._token: str | None = None
+        self._claim_id: str | None = None
         """Of the claim that has no answer yet."""
         self.problem: str | None = None
         """Why this node takes no block, at the last check."""
@@ -77,16 +77,19 @@ class ServiceNode:
     def _claim(self) -> ClaimedBlock | None:
         """Claim a block; if the answer to the last claim was lost, repeat that claim, so that its block is not lost."""
         self._check()
-        self._token = self._token or secrets.token_urlsafe(16)
+        self._claim_id = self._claim_id or secrets.token_urlsafe(16)
         request = ClaimRequest(
-            node_id=self.id, device_state=device_state(self.problem), device_reason=self.problem, token=self._token
+            node_id=self.id,
+            device_state=device_state(self.problem),
+            device_reason=self.problem,
+            claim_id=self._claim_id,
         )
         try:
             block = self._api.claim(request)
         except (ApiRefused, StaleLease):
-            self._token = None
+            self._claim_id = None
             raise
-        self._token = None
+        self._claim_id = None
         return block
 
     def _check(self) -> None:

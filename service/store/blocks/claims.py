@@ -4,7 +4,9 @@ One compare-and-set gives a node the next block that fits it; `turns` says which
 """
 
 import secrets
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
@@ -28,16 +30,16 @@ _MAY_RUN = (blocks.c.state == BlockState.QUEUED, may_run_again(blocks.c.not_befo
 
 
 def claim_block(
-    connection: Connection, node: Row[Any], *, lease_s: float, token: str | None = None, is_well: bool = True
+    connection: Connection, node: Row[Any], *, lease_s: float, claim_id: str | None = None, is_well: bool = True
 ) -> str | None:
     """Give a node, which the caller has locked, the next block that fits it; return the id of the new attempt.
 
-    If one of the node's attempts already has `token`, renews its lease and returns it: the answer to an earlier claim
-    was lost. Returns None if no block waits, or if the node is stopped or not well. Raises NodeBusy if the node's
+    If one of the node's attempts comes from `claim_id`, renews its lease and returns it: the answer to that claim was
+    lost. Returns None if no block waits, or if the node is stopped or not well. Raises NodeBusy if the node's
     blocks use all of its devices.
     """
     running = _running(connection, node)
-    same = next((row for row in running if token is not None and row.token == token), None)
+    same = next((row for row in running if claim_id and row.token == _token(claim_id, row.attempt_id)), None)
     if same is not None:
         own = update(blocks).where(blocks.c.id == same.id, blocks.c.attempt_id == same.attempt_id)
         if connection.execute(own.values(lease_until=db_now() + lease_s)).rowcount:
@@ -52,7 +54,7 @@ def claim_block(
     block = _take(connection, node, fitting, attempt_id, lease_s=lease_s)
     if block is None:
         return None
-    _record_claim(connection, block, attempt_id, node.id, token or secrets.token_urlsafe(16))
+    _record_claim(connection, block, attempt_id, node.id, _token(claim_id, attempt_id))
     return attempt_id
 
 
@@ -134,6 +136,13 @@ def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node
         outbox.add(connection, OutboxKind.ANNOUNCE, block.ablation_id)
     take_turn(connection, transitions, place)
     transitions.flush()
+
+
+def _token(claim_id: str | None, attempt_id: str) -> str:
+    """Return a new attempt's token, which a claim with the same id recognises."""
+    if claim_id is None:
+        return secrets.token_urlsafe(16)
+    return urlsafe_b64encode(sha256(f"{claim_id} {attempt_id}".encode()).digest()[:16]).rstrip(b"=").decode()
 
 
 def _running(connection: Connection, node: Row[Any]) -> list[Row[Any]]:
