@@ -9,9 +9,10 @@ from fastapi import APIRouter, Header, Request, Response
 from experiments.analysis.sizing import sizing_problems, with_number
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
+from experiments.design.problems import pointer
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest, digest_bytes
-from experiments.errors import SpecError
+from experiments.errors import SpecError, SpecProblem
 from experiments.ids import IDEMPOTENCY_KEY, new_id
 from experiments.records.calibration import Sizing
 from experiments.reporting import wording
@@ -40,6 +41,8 @@ from service.store.nodes.nodes import count_live
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 
 RETRY_AFTER_S = 1
+_STEP_BYTES = 256
+"""Most bytes of a step in a report, whose numbers have up to 17 digits."""
 _SPEC = {"$ref": "#/components/schemas/AblationSpec"}
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -74,6 +77,7 @@ def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -
         _, spec, plan = _numbered(services, body)
     else:
         plan = make_plan(spec)
+    _check_reports(spec, plan, services.settings.max_report_bytes)
     silent_s = silent_limit_s(services.settings)
     with services.store.read() as connection:
         nodes = eligible_nodes(connection, plan, silent_s=silent_s)
@@ -172,6 +176,7 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         submitted_by=principal.name,
         token_id=principal.token_id,
     )
+    _check_reports(spec, submission.plan, services.settings.max_report_bytes)
     answer = _answer_to(services, submission)
     try:
         with services.store.write() as connection:
@@ -210,6 +215,22 @@ def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
     if every == 0 or spec.purpose == "calibration" or spec.verdict.primary.exact:
         return False
     return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
+
+
+def _check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:
+    """Raise SpecError if the report of a block may be too large for the service, which would reject its results."""
+    if NODE_CLASSES[plan.node_class].compiles_only:  # reports no steps
+        return
+    arms = 2 + len(spec.variants)  # with the control that an ablation may get
+    steps = 1 + spec.workload.steps.warmup + spec.workload.steps.timed
+    most = most_bytes // _STEP_BYTES
+    if arms * steps > most:
+        detail = (
+            f"{arms} arms (with a control) of {steps:,} steps make block reports of up to "
+            f"{arms * steps * _STEP_BYTES:,} bytes; allowed: {most_bytes:,} (ABLATE_MAX_REPORT_BYTES)"
+        )
+        hint = f"at most {most // steps} arms, or {most // arms:,} steps"
+        raise SpecError([SpecProblem(pointer=pointer("workload", "steps"), detail=detail, hint=hint)])
 
 
 def _check_size(spec: AblationSpec, sizing: Sizing | None) -> None:

@@ -11,8 +11,9 @@ from sqlalchemy import func, select
 from service.store.tables import metadata
 from tests.api_stack import Api, api_fixture
 from tests.bad_specs import BAD, BAD_TEXTS, JSON, bad_values
+from tests.factories import spec_values
 
-api = api_fixture(scope="module", max_body_bytes=1 << 20)
+api = api_fixture(scope="module", max_body_bytes=1 << 20, max_report_bytes=8 << 20)
 
 
 def post(api: Api, body: bytes, kind: str) -> httpx.Response:
@@ -33,6 +34,23 @@ def pointers(answer: httpx.Response, status: int) -> list[str]:
     assert document["status"] == status
     assert document["request_id"] == answer.headers["x-request-id"]
     return [error["pointer"] for error in document["errors"]]
+
+
+@pytest.mark.parametrize("verb", [":plan", ""])
+def test_a_design_whose_reports_the_service_would_reject_is_refused(api: Api, verb: str) -> None:
+    changes = {"variants": {"chunk-32": {"gates": {"chunk_size": 32}}}}
+
+    def ask(timed: int, warmup: int) -> httpx.Response:
+        steps = {"workload__steps": {"timed": timed, "warmup": warmup, "warmup_s": 0.0, "val_rows": 2}}
+        headers = {**api.admin, "Idempotency-Key": uuid.uuid4().hex}
+        return api.client.post(f"/v1/ablations{verb}", json=spec_values(**changes, **steps), headers=headers)
+
+    before = stored(api)
+    refused = ask(10_000, 10_000)
+    assert pointers(refused, 422) == ["#/workload/steps"]
+    assert "15,360,768 bytes; allowed: 8,388,608" in refused.json()["errors"][0]["detail"]
+    assert stored(api) == before
+    assert ask(10_000, 500).is_success
 
 
 @pytest.mark.parametrize(("changes", "where"), [row[1:3] for row in BAD], ids=[row[0] for row in BAD])
