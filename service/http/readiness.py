@@ -11,9 +11,9 @@ from typing import Generic, TypeVar
 
 import httpx
 from kombu.exceptions import OperationalError
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from experiments.ids import new_id
 from experiments.reporting import wording
 from experiments.runtime.http_clients import http_client, reason, redirect_hint
 from experiments.runtime.setting_values import without_credentials
@@ -124,14 +124,25 @@ class ReadinessMonitor:
 
 def _database(store: Store) -> str:
     with store.read() as connection:
-        connection.execute(text("SELECT 1"))
+        leaders.read_mark(connection)  # reads pages of the file, which SELECT 1 does not
     return store.writer.dialect.name
 
 
 def _writes(store: Store) -> str:
-    with store.write() as connection:
-        leaders.touch_nothing(connection)
+    mark = new_id("x")
+    try:
+        stored = _stored(store, mark)
+    except IntegrityError:  # another process wrote the first mark at this moment
+        stored = _stored(store, mark)
+    if stored != mark:
+        raise _Failed(f"the database returned {stored!r} for the stored value {mark!r}")
     return "the database accepts changes"
+
+
+def _stored(store: Store, mark: str) -> str | None:
+    with store.write() as connection:
+        leaders.write_mark(connection, mark)
+        return leaders.read_mark(connection)
 
 
 def _background(store: Store, lease_s: float) -> str:

@@ -10,8 +10,11 @@ DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
 """What the leader does, each in a thread of its own."""
 
 _LEASE = "background"
-"""The row. Other rows are of earlier versions, which had a lease for each duty."""
+"""The row of the lease. Rows of duties are of earlier versions, which had a lease for each."""
+_MARK = "readiness"
+"""The row that readiness checks write."""
 _IS_LEASE = leaders.c.duty == _LEASE
+_IS_MARK = leaders.c.duty == _MARK
 
 
 def take_lease(store: Store, holder: str, *, lease_s: float) -> bool:
@@ -51,6 +54,13 @@ def has_leader(connection: Connection, *, lease_s: float) -> bool:
     return connection.execute(select(leaders.c.duty).where(_IS_LEASE, lasts)).first() is not None
 
 
-def touch_nothing(connection: Connection) -> None:
-    """Change no row, the way rows are changed: a read-only database rejects it."""
-    connection.execute(update(leaders).where(leaders.c.duty == "").values(holder=""))
+def write_mark(connection: Connection, mark: str) -> None:
+    """Store `mark` in the row of readiness checks, as a change that a full or read-only database rejects."""
+    row = {"holder": mark, "until": 0.0}
+    if not connection.execute(update(leaders).where(_IS_MARK).values(row)).rowcount:
+        connection.execute(insert(leaders).values(row | {"duty": _MARK}))
+
+
+def read_mark(connection: Connection) -> str | None:
+    """Return the mark of the latest readiness check of any process."""
+    return connection.execute(select(leaders.c.holder).where(_IS_MARK)).scalar_one_or_none()

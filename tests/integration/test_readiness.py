@@ -3,15 +3,16 @@
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from sqlalchemy.engine import make_url
 
 from service.background.leader import Leader
 from service.background.main import duties
-from service.store import leaders
+from service.lifecycle import OutboxKind
+from service.store import leaders, outbox
 from tests.api_stack import Api, running_api, served_api, settings_for
 from tests.factories import spec_values
 from tests.waiting import until
@@ -60,6 +62,91 @@ def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
         for name in ("database", "writes", "background", "broker", "mlflow", "projection")
     }
     assert 'ablate_duty_held{duty="judge"} 0.0' in metrics
+
+
+Plant = Callable[[Api], AbstractContextManager[object]]
+
+
+def _lapsed_lease(api: Api) -> AbstractContextManager[object]:
+    with api.store.write() as connection:
+        connection.execute(text("UPDATE leaders SET until = 0"))
+    return nullcontext()
+
+
+def _full_disk(api: Api) -> AbstractContextManager[object]:
+    """Reject what writes a page; a trigger does it without a disk of its own."""
+    with api.store.write() as connection:
+        for word in ("INSERT", "UPDATE"):
+            full = "BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
+            connection.execute(text(f"CREATE TRIGGER full_{word} BEFORE {word} ON leaders {full}"))
+    return nullcontext()
+
+
+def _failed_projection(api: Api) -> AbstractContextManager[object]:
+    with api.store.write() as connection:
+        outbox.add(connection, OutboxKind.PROJECT, "abl_x", tries=1)
+        connection.execute(text("UPDATE outbox SET last_error = 'MLflow is away'"))
+    return nullcontext()
+
+
+def _damaged_page(api: Api) -> AbstractContextManager[object]:
+    with api.store.write() as connection:
+        leaders.write_mark(connection, "earlier")
+    path = str(make_url(api.store.url).database)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'leaders'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    api.store.reader.dispose()  # a cached page would be read on
+    api.store.writer.dispose()
+    with Path(path).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    return nullcontext()
+
+
+@contextmanager
+def _silent_writer(api: Api) -> Iterator[None]:
+    """Another process keeps the lock of the database."""
+    with closing(sqlite3.connect(str(make_url(api.store.url).database), isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("plant", "failed", "words"),
+    [
+        (nullcontext, set(), ""),
+        (_lapsed_lease, {"background"}, "no background process leads"),
+        (_full_disk, {"writes"}, "disk is full"),
+        (_failed_projection, {"projection"}, "MLflow is away"),
+        (_silent_writer, {"writes"}, "no answer for 3 s"),
+        (_damaged_page, {"database", "writes", "background"}, "malformed"),
+    ],
+)
+def test_readiness_names_exactly_what_is_wrong(tmp_path: Path, plant: Plant, failed: set[str], words: str) -> None:
+    with running_api("sqlite", tmp_path, projector_lease_s=600) as api:
+        assert leaders.take_lease(api.store, "somebody", lease_s=600)
+        with plant(api):
+            began = time.monotonic()
+            answer = api.client.get("/readyz")
+            assert time.monotonic() - began < 8, "the checks share one time limit"
+    if answer.status_code == 503:
+        found = {error["pointer"].removeprefix("#/checks/"): error["detail"] for error in answer.json()["errors"]}
+    else:
+        found = {name: check["detail"] for name, check in answer.json()["checks"].items() if not check["ok"]}
+        assert set(found) == set(answer.json()["degraded"])
+    assert set(found) - {"broker", "mlflow"} == failed
+    assert (answer.status_code == 503) == ("database" in failed)
+    assert all(words in found[name] for name in failed)
+
+
+def test_a_check_that_cannot_read_what_it_wrote_fails(tmp_path: Path) -> None:
+    with running_api("sqlite", tmp_path) as api:
+        with api.store.write() as connection:
+            lost = "BEGIN UPDATE leaders SET holder = 'old' WHERE duty = NEW.duty; END"
+            connection.execute(text(f"CREATE TRIGGER lost AFTER INSERT ON leaders {lost}"))
+        assert "returned 'old'" in _readiness(api)["checks"]["writes"]["detail"]
 
 
 def test_background_counts_while_a_process_leads(tmp_path: Path) -> None:
