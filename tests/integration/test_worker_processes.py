@@ -98,6 +98,17 @@ def test_run_that_ends_by_itself_leaves_no_children(tmp_path: Path, runner: tupl
     assert all(map(is_gone, _family(tmp_path)))
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_process_without_its_mark_ends_with_its_trial(
+    tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], leaves: bool
+) -> None:
+    lease = Lease(300.0, sent_at=boot_time_s())
+    ending = runner[0].run(order(tmp_path, leaves=leaves, bare=True), lease, timeout_s=60.0 if leaves else 3.0)
+    assert (ending.stopped is None, ending.survivors) == (leaves, ())
+    assert len(_family(tmp_path)) == 4
+    assert all(map(is_gone, _family(tmp_path)))
+
+
 def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
     owner = subprocess.Popen([sys.executable, "-m", "tests.integration.worker_family", str(tmp_path)], cwd=ROOT)
     members = _family(tmp_path)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.runtime.processes import die_with_parent
+from experiments.runtime.processes import adopt_orphans, die_with_parent
 from workers.environment_variables import mark_process
 from workers.lease import Lease
 from workers.paths import TrialPaths
@@ -31,7 +31,7 @@ class ReportingGuardian(Guardian):
 
 def server() -> ForkServer:
     """Return a fork server that starts `family` instead of a trial."""
-    return ForkServer(preload="json", target=family)
+    return ForkServer(preload="tests.integration.adopting_preload", target=family)
 
 
 def family(order: TrialOrder) -> None:
@@ -40,20 +40,26 @@ def family(order: TrialOrder) -> None:
 
     os.setsid()
     die_with_parent()
+    adopt_orphans()
     mark_process(order.trial_id)
     near = subprocess.Popen([sys.executable, "-c", _DEAF])
     far = subprocess.Popen([sys.executable, "-c", _DEAF], start_new_session=True)
-    order.paths.result.write_text(f"{os.getpid()} {near.pid} {far.pid}")
+    pids = [os.getpid(), near.pid, far.pid]
+    if order.config.get("bare"):  # without the mark, and its parent has ended
+        child = f"subprocess.Popen([sys.executable, '-c', {_DEAF!r}], env={{}}, stdout=2, start_new_session=True)"
+        print_pid = f"import subprocess, sys; print({child}.pid)"
+        pids.append(int(subprocess.check_output([sys.executable, "-c", print_pid], env={}, start_new_session=True)))
+    order.paths.result.write_text(" ".join(map(str, pids)))
     if not order.config.get("leaves"):
         time.sleep(300)
     os._exit(0)
 
 
-def order(folder: Path, *, leaves: bool = False) -> TrialOrder:
+def order(folder: Path, *, leaves: bool = False, bare: bool = False) -> TrialOrder:
     folder.mkdir(exist_ok=True)
     return TrialOrder(
         trial_id=f"trl_{folder.name}",
-        config={"leaves": leaves},
+        config={"leaves": leaves, "bare": bare},
         paths=TrialPaths(folder=folder),
         data_dir=folder,
         device_type="cpu",

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import get_temp_dir
@@ -41,6 +42,11 @@ class ForkServer:
         self._preload = preload
         self._target = target
         self._context.set_forkserver_preload([preload])
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process number, None before its start."""
+        return getattr(forkserver._forkserver, "_forkserver_pid", None)
 
     def check(self) -> None:
         """Start the server and verify its preload.

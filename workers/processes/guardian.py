@@ -19,10 +19,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from experiments.runtime.processes import children_of, end_all, group_members
+from experiments.runtime.processes import children_of, descendants_of, end_all, group_members
 from workers.environment_variables import trial_mark
 from workers.lease import boot_time_s
 
@@ -153,17 +153,24 @@ class _GuardianProcess:
         os.close(self._answers)
 
 
-def end_trial(pgid: int, *, trial_id: str, grace_s: float, leader: Callable[[], bool] | None = None) -> tuple[int, ...]:
+def end_trial(
+    pgid: int,
+    *,
+    trial_id: str,
+    grace_s: float,
+    leader: Callable[[], bool] | None = None,
+    orphans: Callable[[], Sequence[int]] = list,
+) -> tuple[int, ...]:
     """End a trial's group and its strays: SIGTERM, `grace_s`, SIGKILL; return the survivors.
 
     A trial that has just been forked has no group of its own yet. While `leader` returns True, the trial's own process
-    is alive and counts regardless of its group.
+    is alive and counts regardless of its group, with all of its descendants. Later they are among `orphans`.
     """
     mark = trial_mark(trial_id)
 
     def find() -> list[int]:
         first = {pgid} if leader is not None and leader() else set()
-        return sorted(first | {*group_members(pgid), *mark.members()})
+        return sorted({*first, *descendants_of(first), *group_members(pgid), *mark.members(), *orphans()})
 
     return end_all(find, grace_s=grace_s).survivors
 
@@ -209,7 +216,9 @@ class Watch:
         trainers = {pid for child in children_of(self._worker) for pid in children_of(child)}
         groups = {pgid for pgid, _trial in self.running} | trainers
         strays = {pid for _pgid, trial in self.running for pid in trial_mark(trial).members()}
-        return sorted(trainers | strays | {pid for pgid in groups for pid in group_members(pgid)})
+        return sorted(
+            trainers | strays | {*descendants_of(trainers)} | {pid for pgid in groups for pid in group_members(pgid)}
+        )
 
     def end_left_behind(self) -> None:
         """End the trials of a dead worker."""

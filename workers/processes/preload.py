@@ -14,7 +14,7 @@ import model.hybrid
 import model.training.measurement
 import model.training.train
 import workers.processes.trial
-from experiments.runtime.processes import die_with_parent
+from experiments.runtime.processes import adopt_orphans, die_with_parent
 
 __all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 
@@ -23,3 +23,6 @@ SERVER_PID = os.getpid()
 
 # This server does not end when its worker is already gone: a trial that was ordered before checks that itself.
 die_with_parent()
+
+# The processes that an ended trial leaves become this server's children, where the worker finds them.
+adopt_orphans()

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from experiments.runtime.processes import children_of
 from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
@@ -101,6 +102,8 @@ class TrialRunner:
         self._wake_event = wake_event
         self._grace_s = grace_s
         self._preempted = preempted
+        self._trainers: set[int] = set()
+        """Process numbers of the trials that have not been cleaned up."""
 
     def run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
         """Run `order` until it ends, times out, or has to stop for its lease, the service or this worker's end."""
@@ -114,12 +117,13 @@ class TrialRunner:
         start, oom_before = time.monotonic(), kernel_oom_kills()
         process = self.server.start(replace(order, start_by=lease.until))
         trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, began=start, oom_before=oom_before)
+        self._trainers.add(trial.pid)
         self.guardian.watch(trial.pid, order.trial_id)
         try:
             yield trial
         finally:
             if not trial.over:
-                end_trial(trial.pid, trial_id=order.trial_id, grace_s=0, leader=lambda: trial.lives)
+                self._end_trial(trial, grace_s=0)
                 self.guardian.forget(trial.pid, order.trial_id)
 
     def follow(self, trial: RunningTrial, lease: Lease, *, until: Connection | None = None) -> None:
@@ -165,10 +169,22 @@ class TrialRunner:
     def _end(self, trial: RunningTrial) -> tuple[int, ...]:
         """End all processes of a trial, or only the children that outlived it; return the survivors."""
         grace_s = 0.0 if trial.stopped in (None, StopReason.FENCED) else self._grace_s
-        survivors = end_trial(trial.pid, trial_id=trial.trial_id, grace_s=grace_s, leader=lambda: trial.lives)
+        survivors = self._end_trial(trial, grace_s=grace_s)
         if survivors:
             _log.error("trial %s: processes %s survived SIGKILL", trial.trial_id, list(survivors))
         return survivors
+
+    def _end_trial(self, trial: RunningTrial, *, grace_s: float) -> tuple[int, ...]:
+        survivors = end_trial(
+            trial.pid, trial_id=trial.trial_id, grace_s=grace_s, leader=lambda: trial.lives, orphans=self._orphans
+        )
+        self._trainers.discard(trial.pid)
+        return survivors
+
+    def _orphans(self) -> list[int]:
+        """Return what ended trials left: the fork server's children, except trainers."""
+        server = self.server.pid
+        return [] if server is None else [pid for pid in children_of(server) if pid not in self._trainers]
 
 
 @contextmanager
