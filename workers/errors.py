@@ -69,6 +69,10 @@ class CompilerKilled(CompilerFailed):
     """Another process killed the TPU compiler: most likely this machine has too little memory for it."""
 
 
+class OutputTooLarge(WorkerError):
+    """A trial wrote a file beyond the limit, such as an endless log."""
+
+
 class BlockBroken(WorkerError):
     """A trial yields no result for its arm yet: the block is discarded and rerun whole.
 

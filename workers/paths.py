@@ -1,6 +1,8 @@
 """The names of all files of a trial."""
 
+import math
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,14 +66,26 @@ class WorkPaths:
         folder.mkdir(parents=True, exist_ok=True)
         return TrialPaths(folder=folder)
 
-    def clean(self, *, keep: int) -> None:
-        """Remove all attempts except the `keep` newest."""
+    def clean(self, *, keep: int, most_bytes: float = math.inf) -> None:
+        """Remove all attempts except the `keep` newest, and of those the oldest beyond `most_bytes` in all."""
         if not self.root.is_dir():
             return
         attempts = [path for path in self.root.iterdir() if path.is_dir()]
         attempts.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in attempts[keep:]:
-            shutil.rmtree(path, ignore_errors=True)
+        left = most_bytes
+        for place, path in enumerate(attempts):
+            left -= _bytes_below(path) if place < keep else 0
+            if place >= keep or left < 0:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _bytes_below(folder: Path) -> int:
+    """Return the space that a folder's files use on the disk."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # gone meanwhile
+            total += path.lstat().st_blocks * 512
+    return total
 
 
 def _plain(name: str) -> str:

@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     log_format: LogFormat = LogFormat.TEXT
     """Format of log lines: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)
-    """Attempt folders to keep on disk."""
+    """Attempt folders to keep on disk; fewer if they use more than 10 GiB."""
     least_disk_gib: float = Field(default=1.0, ge=0)
     """A node with less free space in its state folder takes no block."""
     corpus_dirs: str = ""

@@ -3,9 +3,11 @@
 This module imports torch only inside functions, because the worker itself imports it, too, and needs no torch.
 """
 
+import errno
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import sys
 import traceback
@@ -17,13 +19,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
 from experiments.documents import write_whole
-from experiments.runtime.processes import die_with_parent
+from experiments.runtime.processes import adopt_orphans, die_with_parent
 from kernels.errors import KernelUnsupported
 from model.data.corpus import TORCH_HEADERS
 from model.errors import DataError, DatasetDamaged
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
-from workers.errors import DeviceMissing
+from workers.errors import DeviceMissing, OutputTooLarge
 from workers.lease import boot_time_s
 from workers.processes.compile_trial import compile_step
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from model.measurements import Step
 
 _MESSAGE_LIMIT = 2000  # characters
+
+MAX_FILE_BYTES = 2 * 2**30
+"""Largest file that a trial may write, its log included."""
 
 PIPE_BYTE = b"."
 """Content of every message between a worker and a trainer that runs in slices."""
@@ -68,6 +73,7 @@ def main(order: TrialOrder) -> None:
 def _run(order: TrialOrder) -> None:
     """Write the result file of a trial. It contains the class of any exception from its work."""
     _detach(order)
+    _limit_files(None if order.prepare_only else MAX_FILE_BYTES)  # a dataset may be large
     target = order.paths.prepared if order.prepare_only else order.paths.result
     lock = DeviceLock(order.locks)  # released by the end of this process
     try:
@@ -75,13 +81,29 @@ def _run(order: TrialOrder) -> None:
         use_environment(order.environment)
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
+        _limit_files(None)  # the traceback and the result still have to be written
         traceback.print_exc()
+        cause = _too_large(error)
         result = TrialResult.partial(
-            failure_class=classify(error), message=_printable(f"{type(error).__name__}: {error}")[:_MESSAGE_LIMIT]
+            failure_class=classify(cause), message=_printable(f"{type(cause).__name__}: {cause}")[:_MESSAGE_LIMIT]
         )
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
+
+
+def _limit_files(most_bytes: int | None) -> None:
+    """Limit the size of every file that this process and its children write; None for no limit of our own."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = [limit for limit in (most_bytes, hard) if limit not in (None, resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits, default=resource.RLIM_INFINITY), hard))
+
+
+def _too_large(error: Exception) -> Exception:
+    """Return an error that names the limit if `error` is about a file beyond it."""
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return OutputTooLarge(f"the trial wrote more than {MAX_FILE_BYTES / 2**30:g} GiB to one file, such as its log")
+    return error
 
 
 def _printable(text: str) -> str:
@@ -93,6 +115,7 @@ def _detach(order: TrialOrder) -> None:
     """Start an own session and group, die with the parent, write output to the trial's log, read no input."""
     os.setsid()
     _die_with_the_worker()
+    adopt_orphans()
     if boot_time_s() > order.start_by:
         os._exit(TOO_LATE)
     mark_process(order.trial_id)

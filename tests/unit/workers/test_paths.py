@@ -21,3 +21,14 @@ def test_clean_keeps_the_newest_attempts(tmp_path: Path) -> None:
         os.utime(tmp_path / "work" / name, (1e9 - age, 1e9 - age))
     paths.clean(keep=2)
     assert sorted(path.name for path in paths.root.iterdir()) == ["middle", "newest"]
+
+
+def test_clean_removes_the_oldest_attempts_beyond_a_size(tmp_path: Path) -> None:
+    paths = WorkPaths(home=tmp_path)
+    for age, name in enumerate(["newest", "middle", "oldest"]):
+        paths.trial(name, "trl").log.write_bytes(b"x" * 400_000)
+        os.utime(tmp_path / "work" / name, (1e9 - age, 1e9 - age))
+    paths.clean(keep=3, most_bytes=1_000_000)
+    assert sorted(path.name for path in paths.root.iterdir()) == ["middle", "newest"]
+    paths.clean(keep=3, most_bytes=300_000)
+    assert list(paths.root.iterdir()) == []

@@ -1,5 +1,7 @@
+import multiprocessing
 import os
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from workers.errors import DeviceMissing
 from workers.paths import WorkPaths
 from workers.processes import trial
 from workers.processes.failures import classify
-from workers.processes.result import TrialOrder
+from workers.processes.result import TrialOrder, read_result
 from workers.processes.trial import check_corpus
 
 
@@ -104,3 +106,28 @@ def test_check_corpus_of_random_paths_against_where_they_really_lead(tmp_path: P
             with pytest.raises(DataError, match="outside of the folders"):
                 check_corpus(str(path), roots)
     assert min(seen.values()) > 50
+
+
+def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = WorkPaths(home=tmp_path).trial("att_1", "trl_1")
+    order = TrialOrder(trial_id="trl_1", config={}, paths=paths, data_dir=tmp_path, device_type="cpu")
+    tries = 100_000
+
+    def chatters(_order: TrialOrder) -> None:
+        for _ in range(tries):
+            sys.stdout.write("once more, and once more, and once more\n")
+
+    monkeypatch.setattr(trial, "_work", chatters)
+    monkeypatch.setattr(trial, "MAX_FILE_BYTES", 2**20)
+    child = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    result = read_result(paths.result)
+    assert result is not None
+    assert result.failure_class is FailureClass.USER_ERROR
+    assert "to one file, such as its log" in (result.message or "")
+    assert 2**20 <= paths.log.stat().st_size < 2**20 + 10_000 < tries * 40
+    assert "File too large" in paths.log.read_text()[-1000:]
