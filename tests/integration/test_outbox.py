@@ -306,6 +306,12 @@ class Listener:
         message.ack()
 
 
+def wakes_of(api: Api) -> list[Any]:
+    """Return the wake-ups of this moment; a connection that stays open shows one moment only."""
+    with api.store.read() as connection:
+        return list(connection.execute(select(outbox_table).where(outbox_table.c.kind == OutboxKind.WAKE)))
+
+
 def test_submit_wakes_every_worker_of_the_class_at_once(
     short_path: Path, broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,9 +324,7 @@ def test_submit_wakes_every_worker_of_the_class_at_once(
     ):
         api.submit()
         until(lambda: one.heard and two.heard)
-        with api.store.read() as connection:
-            wakes = select(outbox_table).where(outbox_table.c.kind == OutboxKind.WAKE)
-            until(lambda: not connection.execute(wakes).all())
+        until(lambda: not wakes_of(api))
         assert other.heard == []
 
 
