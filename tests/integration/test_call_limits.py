@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from service import threads
 from service.routes import imports, submissions
+from service.store import session
 from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, make_bundle, make_file
 
-CALLS = threads.OTHERS_AT_ONCE + 4
+CALLS = session.OTHERS_AT_ONCE + 4
 
 
 api = api_fixture()
@@ -46,12 +46,12 @@ def crowd(api: Api, held: Held, call: Callable[[], httpx.Response]) -> list[int]
         try:
             calls: list[Future[httpx.Response]] = [pool.submit(call) for _ in range(CALLS)]
             deadline = time.monotonic() + 60
-            while held.begun < threads.LONG_AT_ONCE or limiter.statistics().tasks_waiting < CALLS - held.begun:
+            while held.begun < session.LONG_AT_ONCE or limiter.statistics().tasks_waiting < CALLS - held.begun:
                 assert time.monotonic() < deadline, f"{held.begun} began, {limiter.statistics()}"
                 time.sleep(0.02)
             assert pool.submit(api.get, "/v1/ablations").result(60).status_code == 200
             assert pool.submit(api.claim, node).result(60) is None
-            assert held.begun == threads.LONG_AT_ONCE
+            assert held.begun == session.LONG_AT_ONCE
         finally:
             held.go_on.set()
         return [one.result(60).status_code for one in calls]
@@ -77,14 +77,14 @@ def test_many_large_plans_at_once_delay_neither_readers_nor_workers(api: Api, mo
 def test_every_request_that_runs_has_a_connection_and_more_wait_for_one(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [threads.WORKERS_AT_ONCE, threads.LONG_AT_ONCE, threads.OTHERS_AT_ONCE]
+    requests = [session.WORKERS_AT_ONCE, session.LONG_AT_ONCE, session.OTHERS_AT_ONCE]
     store = api.store
     monkeypatch.setattr(store.reader.pool, "_timeout", 1.0)
     with ExitStack() as held:
         for _ in range(sum(requests)):
             held.enter_context(store.read())
         assert api.get("/v1/ablations").status_code == 200  # and somebody beside them finds one, too
-        for _ in range(threads.CONNECTIONS - sum(requests)):
+        for _ in range(session.CONNECTIONS - sum(requests)):
             held.enter_context(store.read())
         assert api.get("/v1/ablations").status_code == 503
     assert api.get("/v1/ablations").status_code == 200

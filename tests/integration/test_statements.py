@@ -11,8 +11,8 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.engine import make_url
 
-from service import threads
 from service.http.block_wire import plan_of
+from service.store import session
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import raise_reached
 from service.store.session import Store
@@ -61,7 +61,7 @@ def test_connections_that_the_server_ended_are_replaced_before_anybody_uses_them
 def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Path) -> None:
     with running_api("postgresql", tmp_path) as api:
         api.submit()
-        nodes = [(api.worker_of(f"n{n}"), api.register(f"n{n}")) for n in range(3 * threads.WORKERS_AT_ONCE)]
+        nodes = [(api.worker_of(f"n{n}"), api.register(f"n{n}")) for n in range(3 * session.WORKERS_AT_ONCE)]
         answers, calls = [], ThreadPoolExecutor(len(nodes))
         with api.store.write() as connection:  # whoever wants its node waits
             connection.execute(text("SELECT id FROM nodes FOR UPDATE"))
@@ -69,10 +69,10 @@ def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Pa
                 ask = {"headers": headers, "json": {"node_id": node}}
                 answers.append(calls.submit(api.client.post, "/v1/blocks:claim", **ask))
             deadline = time.monotonic() + 30
-            while _waiting(api) < threads.WORKERS_AT_ONCE and time.monotonic() < deadline:
+            while _waiting(api) < session.WORKERS_AT_ONCE and time.monotonic() < deadline:
                 threading.Event().wait(0.05)
             assert api.get("/v1/ablations").status_code == 200
-            assert _waiting(api) == threads.WORKERS_AT_ONCE
+            assert _waiting(api) == session.WORKERS_AT_ONCE
         found = [answer.result(timeout=60) for answer in answers]
         calls.shutdown()
     blocks = [answer.json()["block_id"] for answer in found if answer.status_code == 200]
