@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
@@ -100,7 +100,9 @@ def store_block(
     for state in (TrialState.QUEUED, TrialState.RUNNING):
         ids = [row.id for row in locked.trials if row.state == state]
         transitions.move(ids, state, TrialState.DONE, reason="reported")
-    ended_at = func.coalesce(attempts.c.ended_at, end_moment(block.lease_until, locked.attempt.started_at))
+    ended_at = locked.attempt.ended_at  # of a late result, or of an imported attempt, which has no lease
+    if ended_at is None:
+        ended_at = end_moment(block.lease_until, locked.attempt.started_at)
     ended = {"ended_at": ended_at, "report_digest": report_digest}
     before = AttemptState(locked.attempt.state)
     transitions.move([locked.attempt.id], before, AttemptState.DONE, reason="reported", **ended)
