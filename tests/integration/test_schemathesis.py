@@ -74,7 +74,8 @@ def _never_ends(case: Any, ids: dict[str, list[str]]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_operation_answers_as_its_document_says(api: Api) -> None:
+def test_every_operation_answers_as_its_document_says(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")  # the library's own client obeys the dead proxy of the tests
     schema = schemathesis.openapi.from_dict(api.client.get("/openapi.json").json())
     ids = _real_ids(api)
     seen: dict[str, set[int]] = {}
