@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from experiments.runtime.http_clients import HomeStack
     from service.client.ablations import Ablations, StillRunning, Trials
     from service.client.access import Keys, NodeKeys, NodeStates, Tokens
-    from service.client.connection import ClientError, Refused, ServiceFailed, Unreachable
+    from service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
     from service.schemas.nodes import CalibrationList, NodePublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
@@ -35,14 +35,18 @@ class Client:
     """A connection to the service; use it as a context manager or call `close`."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, stack: "HomeStack | None" = None) -> None:
-        """Connect to `url`, by default to the service in ABLATE_URL or to the embedded stack of this folder.
+        """Connect to `url` at the first call, by default to the service in ABLATE_URL or to this folder's own stack.
 
-        `stack` is the embedded stack at `url`; its port is checked before the token is sent. Raises Unreachable if
-        there is no address, and BadSetting for an address or a token that cannot be used.
+        `stack` is the embedded stack at `url`; its port is checked before the token is sent. The first call raises
+        Unreachable if there is no address, and BadSetting for an address or a token that cannot be used.
         """
+        self._target = (url, token, stack)
+
+    @cached_property
+    def _connection(self) -> "Connection":
         from service.client.connection import connection_to
 
-        self._connection = connection_to(url, token, stack)
+        return connection_to(*self._target)
 
     def __enter__(self) -> "Client":
         return self
@@ -52,7 +56,8 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
-        self._connection.http.close()
+        if "_connection" in vars(self):
+            self._connection.http.close()
 
     @property
     def url(self) -> str:

@@ -112,7 +112,7 @@ def test_no_proxy_names_hosts_suffixes_and_networks(monkeypatch: pytest.MonkeyPa
 def test_a_proxy_that_cannot_be_used_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", f"quic://me:{TOKEN}@proxy:1")
     with pytest.raises(BadSetting, match="the proxy quic://proxy:1 cannot be used") as caught:
-        Client("http://ablate.invalid", TOKEN)
+        Client("http://ablate.invalid", TOKEN).nodes()
     assert TOKEN not in str(caught.value)
 
 
@@ -150,10 +150,10 @@ def test_a_variable_that_names_no_authority_is_an_error_that_names_it(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
     with pytest.raises(BadSetting, match=r"SSL_CERT_FILE names '.*missing.pem', which does not exist"):
-        Client("https://127.0.0.1:1", TOKEN)
+        Client("https://127.0.0.1:1", TOKEN).nodes()
     (tmp_path / "missing.pem").write_text("no certificate")
     with pytest.raises(BadSetting, match="contains no certificate authority in PEM format"):
-        Client("https://127.0.0.1:1", TOKEN)
+        Client("https://127.0.0.1:1", TOKEN).nodes()
 
 
 # ---- reasons
@@ -196,7 +196,7 @@ def test_without_a_stack_and_an_address_nothing_is_sent(monkeypatch: pytest.Monk
     (tokens / "admin").write_text(TOKEN)
     (tokens / "worker").write_text(TOKEN)
     with pytest.raises(Unreachable, match=r"nothing runs in .*; start it with `ablate up`, or set ABLATE_URL"):
-        Client()
+        Client().nodes()
     with pytest.raises(Exception, match=r"ABLATE_URL is not set, and .*stack\.json does not exist"):
         service_api(Settings())
 
@@ -270,8 +270,8 @@ def test_a_token_leaves_the_machine_unencrypted_only_if_a_setting_allows_it(
     monkeypatch.setenv("ABLATE_ALLOW_HTTP", "false")
     get_client_settings.cache_clear()
     with pytest.raises(BadSetting, match=r"unencrypted; use an https:// address, or set ABLATE_ALLOW_HTTP=true"):
-        Client(url, TOKEN)
+        Client(url, TOKEN).nodes()
     with pytest.raises(BadSetting, match="ABLATE_ALLOW_HTTP=true"):
         service_api(Settings(url=url, worker_token=TOKEN))  # type: ignore[arg-type]
-    Client(url)  # without a token nothing is at stake
-    Client("http://localhost:8321", TOKEN)
+    assert Client(url).url  # without a token nothing is at stake
+    assert Client("http://localhost:8321", TOKEN).url

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
+from experiments.outcomes import BlockState
 from experiments.retries import retry_wait_s
 from service.background.reconciler import Reconciler
 from service.store.tables import ablations, attempts, blocks, db_now, events, nodes, receipts
@@ -24,7 +25,10 @@ FINAL = ("completed", "failed", "cancelled")
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses last until the model lets time pass, however slow this machine is."""
     monkeypatch.setattr("service.store.blocks.attempts.retry_wait_s", lambda *why: 10_000 * retry_wait_s(*why))
-    monkeypatch.setattr("service.store.blocks.attempts.ELSEWHERE_S", 1e7)
+    for module in ("blocks.attempts", "nodes.placement"):
+        monkeypatch.setattr(f"service.store.{module}.ELSEWHERE_S", 1e7)
+    may_run = (blocks.c.state == BlockState.QUEUED, blocks.c.not_before <= db_now())
+    monkeypatch.setattr("service.store.blocks.claims._MAY_RUN", may_run)  # such pauses look like a clock that was set
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

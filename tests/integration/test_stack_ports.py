@@ -44,7 +44,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
     files.make_folders(lambda _kind, _text: None)
     where = Addresses(files=files, api_port=1, mlflow_port=2)
     monkeypatch.setattr(supervisor, "_choose_ports", lambda _files, _report: where)
-    one = supervisor._Supervisor(files, lambda _kind, _text: None)
+    one = supervisor._Supervisor(files, lambda _kind, _text: None, with_worker=True)
     yield one
     part_processes.end([run.process for run in one._runs.values()], patience_s=10)
     assert part_processes.stack_mark(one._state.stack_id).members() == []

@@ -9,6 +9,7 @@ from experiments.design.spec_files import CONTENT_TYPE_OF_SUFFIX
 from experiments.errors import SpecError
 from service.cli.arguments import read_spec
 from service.cli.service_commands import app
+from service.client.settings import get_client_settings
 
 
 def test_read_spec_takes_a_catalog_name() -> None:
@@ -48,6 +49,7 @@ def test_a_file_that_is_not_there_is_said_to_be_missing_and_nobody_is_asked(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("ABLATE_URL", "http://127.0.0.1:1")
+    get_client_settings.cache_clear()
     done = CliRunner().invoke(app, [*words, "missing/x.yaml"])
     said = " ".join(done.stderr.split())
     assert (done.exit_code, "there is no file" in said, "'missing/x.yaml'" in said) == (5, True, True), said
