@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -330,4 +330,5 @@ def rig_in(home: Path) -> Iterator[Rig]:
 def resume_all(home: Path) -> None:
     """Let stopped processes run again."""
     for pid in processes_of(home):
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(pid, signal.SIGCONT)
