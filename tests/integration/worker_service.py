@@ -42,8 +42,7 @@ class Service:
         self.forgotten = False
         """The node is unknown until it registers again."""
         self.away = False
-        self.reports_refused = 0
-        """Number of reports to answer with 503 from now on."""
+        self._refusals, self._lock = 0, threading.Lock()
         self.lease_s = 60.0
         self._registrations = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
@@ -101,9 +100,20 @@ class Service:
             return 204, None
         return 200, self.blocks.pop(0).model_dump(mode="json")
 
+    @property
+    def reports_refused(self) -> int:
+        """Number of reports to answer with 503 from now on."""
+        return self._refusals
+
+    @reports_refused.setter
+    def reports_refused(self, number: int) -> None:
+        with self._lock:  # a report that is refused at this moment counts down
+            self._refusals = number
+
     def _refuses_report(self) -> bool:
-        self.reports_refused -= 1
-        return self.reports_refused >= 0
+        with self._lock:
+            self._refusals -= 1
+            return self._refusals >= 0
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         service = self
