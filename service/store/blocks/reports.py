@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
@@ -17,6 +17,7 @@ from service.lifecycle import EventKind
 from service.store.blocks.attempts import (
     AttemptFailure,
     LockedAttempt,
+    block_of,
     check_holder,
     check_token,
     end_moment,
@@ -28,7 +29,7 @@ from service.store.blocks.attempts import (
 )
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
-from service.store.tables import attempts, blocks, db_now, events, receipts, trials
+from service.store.tables import attempts, db_now, events, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +54,11 @@ def was_reported(connection: Connection, attempt_id: str, token: str, report_dig
 def check_wanted(connection: Connection, attempt_id: str, token: str, *, has_result: bool) -> None:
     """Raise StaleToken unless a report of this attempt would count now.
 
-    Spares the work of verifying a stale report, which `lock_wanted` rejects in any case. Reads the block before the
-    attempt: if the lease ends in between, the report passes here, and the lock decides.
+    Spares the work of verifying a stale report, which `lock_wanted` rejects in any case. The connection must see one
+    moment, as that of `Store.read` does: the lease may end between the two reads.
     """
-    own = select(blocks).join(attempts, attempts.c.block_id == blocks.c.id).where(attempts.c.id == attempt_id)
-    block = connection.execute(own).one()
     attempt = find_attempt(connection, attempt_id)
+    block = block_of(connection, attempt)
     if not (has_result and _is_unclaimed(attempt, block)):
         check_holder(attempt, block)
     check_token(attempt, token)
