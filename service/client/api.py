@@ -109,19 +109,19 @@ class Client:
     def gates(self) -> "list[GatePublic]":
         """Return every gate."""
         from experiments.design.listings import GatePublic
-        from service.client.connection import parsed_list
+        from service.client.connection import parsed
 
-        return parsed_list(GatePublic, self._connection.call("GET", "/v1/gates"))
+        return parsed(list[GatePublic], self._connection.call("GET", "/v1/gates"))
 
     def history(
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None
     ) -> "list[HistorySeries]":
         """Return the baselines of a recipe over time, one series for every configuration and device."""
         from experiments.analysis.noise.history_series import HistorySeries
-        from service.client.connection import parsed_list
+        from service.client.connection import parsed
 
         params = {"metric": metric, **({"node_class": node_class} if node_class else {})}
-        return parsed_list(HistorySeries, self._connection.call("GET", f"/v1/history/{recipe}", params=params))
+        return parsed(list[HistorySeries], self._connection.call("GET", f"/v1/history/{recipe}", params=params))
 
     def calibrations(self) -> "CalibrationList":
         """Return the calibrations of the nodes and the service's own rate of false words."""

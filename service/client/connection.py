@@ -20,6 +20,8 @@ _TRIES = 3
 _PAGE = 500
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Parsed = TypeVar("_Parsed")
+"""A model, or a list of models."""
 
 
 class ClientError(Exception):
@@ -177,27 +179,16 @@ def checked(response: httpx.Response) -> httpx.Response:
     raise (Refused if response.is_client_error else ServiceFailed)(problem)
 
 
-def parsed(answer: type[_Answer], response: httpx.Response) -> _Answer:
+def parsed(answer: type[_Parsed], response: httpx.Response) -> _Parsed:
     """Return the answer in a successful response. Raises ServiceFailed if another program answered."""
     try:
-        return answer.model_validate(response.json())
+        return TypeAdapter(answer).validate_python(response.json())
     except ValueError as error:
-        raise _foreign(response) from error
-
-
-def parsed_list(item: type[_Answer], response: httpx.Response) -> list[_Answer]:
-    """Return the list of answers in a successful response. Raises ServiceFailed if another program answered."""
-    try:
-        return TypeAdapter(list[item]).validate_python(response.json())  # type: ignore[valid-type]
-    except ValueError as error:
-        raise _foreign(response) from error
-
-
-def _foreign(response: httpx.Response) -> ServiceFailed:
-    kind = response.headers.get("Content-Type", "no content type")
-    detail = f"{shown(str(response.request.url))} answered {response.status_code} with {kind}, which is no answer of "
-    detail += "this version of Ablate; check ABLATE_URL and its version"
-    return ServiceFailed(Problem(title="Unexpected answer", status=response.status_code, detail=detail))
+        kind = response.headers.get("Content-Type", "no content type")
+        detail = f"{shown(str(response.request.url))} answered {response.status_code} with {kind}, which is no answer "
+        detail += "of this version of Ablate; check ABLATE_URL and its version"
+        problem = Problem(title="Unexpected answer", status=response.status_code, detail=detail)
+        raise ServiceFailed(problem) from error
 
 
 def _no_token(url: httpx.URL) -> str:
