@@ -14,15 +14,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.documents import move_aside, settings_problems, write_whole
-from experiments.ids import node_name_problem, own_node_name
+from experiments.ids import own_node_name
 from experiments.runtime.logs import LogFormat
 from experiments.runtime.setting_values import (
     PREFIX,
     MlflowAddress,
+    NodeName,
     Secret,
     ServerAddress,
     ServiceAddress,
@@ -112,15 +113,8 @@ class ServiceSettings(BaseSettings):
     """Secret of the administrator `admin`; on loopback a missing one is generated."""
     worker_token: Secret | None = None
     """Key of this installation's own node; on loopback a missing one is generated, elsewhere it is optional."""
-    node_name: str = Field(default_factory=own_node_name)
+    node_name: NodeName = Field(default_factory=own_node_name)
     """Name of that node, the same as ABLATE_NODE_NAME of its worker; default: the host name, made allowed."""
-
-    @field_validator("node_name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if (problem := node_name_problem(value)) is not None:
-            raise ValueError(problem)
-        return value
 
     @property
     def sqlalchemy_url(self) -> str:

@@ -7,10 +7,11 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.documents import settings_problems
-from experiments.ids import node_name_problem, own_node_name
+from experiments.ids import own_node_name
 from experiments.runtime.logs import LogFormat
 from experiments.runtime.setting_values import (
     PREFIX,
+    NodeName,
     Secret,
     ServerAddress,
     ServiceAddress,
@@ -43,7 +44,7 @@ class Settings(BaseSettings):
     """Worker key; default: the content of `tokens/worker` in the state folder."""
     broker_url: ServerAddress | None = None
     """Celery broker; default: the embedded broker's socket in the state folder."""
-    node_name: str = Field(default_factory=own_node_name)
+    node_name: NodeName = Field(default_factory=own_node_name)
     """Name under which this machine registers; default: the host name, made allowed."""
     node_class: str | None = None
     """Node class to register under; default: the class of the devices that the probes find."""
@@ -63,13 +64,6 @@ class Settings(BaseSettings):
     """A node with less free space in its state folder takes no block."""
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only `torch-headers`."""
-
-    @field_validator("node_name")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if (problem := node_name_problem(value)) is not None:
-            raise ValueError(problem)
-        return value
 
     @field_validator("node_class")
     @classmethod

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from experiments.errors import BadSetting
+from experiments.ids import node_name_problem
 
 PREFIX = "ABLATE_"
 SECRETS_FOLDER = Path("/run/secrets")
@@ -156,6 +157,13 @@ def _checked(value: Any) -> Any:
     return checked_secret(value) if isinstance(value, str) else value
 
 
+def _node_name(name: str) -> str:
+    if (problem := node_name_problem(name)) is not None:
+        raise ValueError(problem)
+    return name
+
+
+NodeName = Annotated[str, AfterValidator(_node_name)]
 Secret = Annotated[SecretStr, BeforeValidator(_checked)]
 ServiceAddress = Annotated[str, AfterValidator(http_address)]
 MlflowAddress = Annotated[str, AfterValidator(partial(http_address, credentials=True))]
