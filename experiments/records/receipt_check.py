@@ -32,12 +32,10 @@ from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
 from experiments.records.receipt_clocks import clock_problems, start_problems
 from experiments.records.receipts import (
-    MAD_TO_SIGMA,
-    MIN_SPREAD,
-    OUTLIER_MADS,
     SCHEMA_VERSION,
     GateReading,
     Receipt,
+    outlier_cutoff,
     read_gate,
     summarise,
 )
@@ -253,9 +251,7 @@ def _version_1_problems(receipt: Mapping[str, Any]) -> list[str]:
 def _version_1_summary(steps: Sequence[Mapping[str, Any]], flops_per_step: int) -> dict[str, Any]:
     """Return the recomputed parts of a summary. Outliers were left out if they were at most a tenth of the window."""
     timed = [step for step in steps if step["phase"] == "timed"]
-    middle = statistics.median(step["seconds"] for step in timed)
-    spread = statistics.median(abs(step["seconds"] - middle) for step in timed)
-    cutoff = middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
+    cutoff = outlier_cutoff([step["seconds"] for step in timed])
     kept = [step for step in timed if step["seconds"] <= cutoff]
     if len(timed) - len(kept) > max(1, len(timed) // 10):
         kept = timed
@@ -264,7 +260,7 @@ def _version_1_summary(steps: Sequence[Mapping[str, Any]], flops_per_step: int) 
     return {
         "timed_steps": len(timed),
         "step_s_mean": mean,
-        "step_s_median": middle,
+        "step_s_median": statistics.median(step["seconds"] for step in timed),
         "tokens_per_s": sum(step["tokens"] for step in kept) / seconds,
         "model_tflops_per_s": flops_per_step / mean / 1e12,
         "outlier_steps": len(timed) - len(kept),

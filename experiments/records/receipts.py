@@ -244,11 +244,15 @@ def _check_samples(steps: Sequence[Step]) -> None:
 
 
 def _count_outliers(seconds: Sequence[float]) -> int:
-    """Count steps beyond median + 5 * max(1.4826 * MAD, 0.2 % of the median)."""
+    cutoff = outlier_cutoff(seconds)
+    return sum(value > cutoff for value in seconds)
+
+
+def outlier_cutoff(seconds: Sequence[float]) -> float:
+    """Return the seconds above which a step is an outlier: median + 5 * max(1.4826 * MAD, 0.2 % of the median)."""
     middle = statistics.median(seconds)
     spread = statistics.median(abs(value - middle) for value in seconds)
-    cutoff = middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
-    return sum(value > cutoff for value in seconds)
+    return middle + OUTLIER_MADS * max(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
 
 
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
