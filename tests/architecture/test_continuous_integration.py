@@ -52,10 +52,10 @@ def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, lis
 
 @pytest.mark.parametrize("failing", ["", "nightly-result"])
 def test_without_its_environment_the_last_run_of_lane_xla_decides(tmp_path: Path, failing: str) -> None:
-    status, targets, said = integrated(tmp_path, lane=False, failing=failing)
+    status, targets, output = integrated(tmp_path, lane=False, failing=failing)
     assert (status, targets) == (3 * bool(failing), ["chaos", "check", "nightly-result", "test", "test-containers"])
-    assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in said
-    assert f"--- make nightly-result {'FAILED' if failing else 'passed'}" in said
+    assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in output
+    assert f"--- make nightly-result {'FAILED' if failing else 'passed'}" in output
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_run_of_lane_xla_that_failed_or_is_old_is_a_problem(
     date = datetime(2026, 11, 26, 4, tzinfo=UTC)
     counts = {"passed": 90, "skipped": 2, "failed": 0, **changes}
     run = nightly.Run(date=date.isoformat(), commit="abc", seconds=1, processor_seconds=2, **counts)
-    found = run.problem(date + timedelta(days=days))
-    assert found == problem if problem is None else str(found).startswith(problem)
+    answer = run.problem(date + timedelta(days=days))
+    assert answer == problem if problem is None else str(answer).startswith(problem)
 
 
 def test_the_stored_run_of_lane_xla_can_be_read() -> None:
@@ -84,14 +84,14 @@ def test_the_stored_run_of_lane_xla_can_be_read() -> None:
 
 @pytest.mark.parametrize("failing", ["", *SAID])
 def test_with_it_one_target_runs_it_and_any_failure_is_the_end(tmp_path: Path, failing: str) -> None:
-    status, targets, said = integrated(tmp_path, lane=True, failing=failing)
+    status, targets, output = integrated(tmp_path, lane=True, failing=failing)
     assert (status, targets) == (3 if failing else 0, ["chaos", "check", "test", "test-containers", "test-tpu"])
-    assert "NOT RUN" not in said
+    assert "NOT RUN" not in output
     ends = {target: "FAILED" if target == failing else "passed" for target in SAID}
     lines = (
         f"--- make {target} {end}; its closing lines ---\nclosing line of {target}\n" for target, end in ends.items()
     )
-    assert said.endswith("".join(lines))
+    assert output.endswith("".join(lines))
 
 
 def test_what_does_not_pass_the_checks_is_not_tested(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ def test_show_prints_the_trials_from_a_block_up_to_a_limit_and_says_where_the_re
     assert whole["trials"][arms]["id"] not in shown_text
     assert "more trials" not in ablate("show", "alone").out
     for number in ("0", "99", "x"):
-        said = " ".join(ablate("log", f"alone/{number}/baseline").err.split())
-        assert f"has no block '{number}'; blocks: 1-{whole['ablation']['blocks']['planned']}" in said
+        error = " ".join(ablate("log", f"alone/{number}/baseline").err.split())
+        assert f"has no block '{number}'; blocks: 1-{whole['ablation']['blocks']['planned']}" in error
 
 
 def test_json_that_is_written_item_by_item_is_the_usual_document(made: dict[str, str]) -> None:

@@ -307,8 +307,8 @@ def test_bodies_of_strangers_delay_nobody_with_a_token(tmp_path: Path, monkeypat
     monkeypatch.setattr("service.http.middleware._FORMS_AT_ONCE", 1)
     form = _head("/sign-in", Content_Type="application/x-www-form-urlencoded", Content_Length="16001") + b" " * 16_000
     with served_api("sqlite", tmp_path) as running:
-        held = [_connect(running) for _ in range(4)]
-        for connection in held:
+        strangers = [_connect(running) for _ in range(4)]
+        for connection in strangers:
             connection.sendall(form)
 
         def sign_in(size: int = 8000) -> int:
@@ -317,7 +317,7 @@ def test_bodies_of_strangers_delay_nobody_with_a_token(tmp_path: Path, monkeypat
         until(lambda: sign_in() == 503)
         assert running.claim(running.register()) is None
         assert running.submit()["state"] == "queued"
-        for connection in held:
+        for connection in strangers:
             connection.close()
         until(lambda: sign_in() == 401)
         assert sign_in(70_000) == 413

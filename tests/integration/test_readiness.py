@@ -132,13 +132,13 @@ def test_readiness_names_exactly_what_is_wrong(tmp_path: Path, plant: Plant, fai
             answer = api.client.get("/readyz")
             assert time.monotonic() - began < 8, "the checks share one time limit"
     if answer.status_code == 503:
-        found = {error["pointer"].removeprefix("#/checks/"): error["detail"] for error in answer.json()["errors"]}
+        reasons = {error["pointer"].removeprefix("#/checks/"): error["detail"] for error in answer.json()["errors"]}
     else:
-        found = {name: check["detail"] for name, check in answer.json()["checks"].items() if not check["ok"]}
-        assert set(found) == set(answer.json()["degraded"])
-    assert set(found) - {"broker", "mlflow"} == failed
+        reasons = {name: check["detail"] for name, check in answer.json()["checks"].items() if not check["ok"]}
+        assert set(reasons) == set(answer.json()["degraded"])
+    assert set(reasons) - {"broker", "mlflow"} == failed
     assert (answer.status_code == 503) == ("database" in failed)
-    assert all(words in found[name] for name in failed)
+    assert all(words in reasons[name] for name in failed)
 
 
 def test_a_check_that_cannot_read_what_it_wrote_fails(tmp_path: Path) -> None:
