@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import Connection, Table, create_engine, insert, select, text, update
+from sqlalchemy import Connection, Table, create_engine, delete, insert, select, text, update
 
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OutboxKind
-from service.store.tables import ablations, blocks, db_now, metadata
+from service.store.tables import ablations, blocks, db_now, metadata, outbox
 from tests.api_stack import Api, receipts_of, running_api
 from tests.factories import spec_values
 
@@ -40,7 +40,8 @@ class World:
     """An engine whose statements nobody stops."""
 
     def keep(self) -> None:
-        """Store the rows of all tables for `restore`."""
+        """Store the rows of all tables for `restore`, without wake-ups: a tick drops those older than ten seconds."""
+        self.change(delete(outbox).where(outbox.c.kind == OutboxKind.WAKE))
         with self.api.store.read() as connection:
             self.rows = {table.name: _rows(connection, table) for table in metadata.sorted_tables}
 
