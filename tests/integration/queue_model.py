@@ -89,10 +89,11 @@ class Model:
 
     def claimable(self, node: str) -> list[str]:
         """Return the blocks that a node may be given, by the first rule: the highest priority that is there for it."""
+        others_work = any(other.works for name, other in self.nodes.items() if name != node)
         free = [
             block_id
             for block_id, block in self.blocks.items()
-            if block.state == "queued" and not block.rests and block.avoids != node
+            if block.state == "queued" and not block.rests and (block.avoids != node or not others_work)
         ]
         if not self.nodes[node].works:
             return []

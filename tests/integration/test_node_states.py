@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import update
 
 from service.background.reconciler import Reconciler
-from service.store.tables import blocks, db_now
+from service.store.nodes.placement import HEARD_S
+from service.store.tables import blocks, db_now, nodes
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, running_api
 from tests.web_pages import Person
 
@@ -224,6 +226,20 @@ def test_block_that_broke_for_a_nodes_sake_waits_for_another_one(api: Api) -> No
     broken = break_one(api, one, place=0)
     assert claimed(api, one)["block_id"] != broken["block_id"]
     assert claimed(api, two)["block_id"] == broken["block_id"]
+
+
+@pytest.mark.parametrize("gone", ["silent", "drain"])
+def test_block_waits_no_longer_for_a_node_that_takes_no_work_any_more(api: Api, gone: str) -> None:
+    api.submit()
+    one = api.register("one")
+    api.register("two")
+    broken = break_one(api, one, place=0)
+    if gone == "silent":
+        with api.store.write() as connection:
+            connection.execute(update(nodes).where(nodes.c.name == "two").values(seen_at=db_now() - HEARD_S - 1))
+    else:
+        act(api, "two", "drain")
+    assert claimed(api, one)["block_id"] == broken["block_id"]
 
 
 def test_block_that_broke_on_the_only_node_goes_back_to_it(api: Api) -> None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, case, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select
 
 from experiments.design.plan import Plan
 from kernels.backends import NODE_CLASSES
 from service.store.tables import blocks, db_now, has_passed, nodes
 
 ELSEWHERE_S = 300.0
-"""How long a block that the node may have broken waits for another node, if another one takes work."""
+"""How long a block that the node may have broken waits for another node, while another one takes work."""
 
 HEARD_S = 60.0
 """A node that was silent for longer may be gone, so it is no better place."""
@@ -66,7 +66,8 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
     has.
     """
     avoid = blocks.c.avoid_node_id
-    free = or_(avoid.is_(None), avoid != node.id, may_run_again(blocks.c.avoid_until))
+    nowhere_else = ~_others_that_work(node.id, node.node_class).exists()
+    free = or_(avoid.is_(None), avoid != node.id, may_run_again(blocks.c.avoid_until), nowhere_else)
     free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
     if room is not None:
         free &= blocks.c.num_devices <= room
@@ -91,5 +92,8 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
 
 def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:
     """Return whether another node of the class takes work now."""
-    others = select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
-    return connection.execute(others.limit(1)).first() is not None
+    return connection.execute(_others_that_work(node_id, node_class).limit(1)).first() is not None
+
+
+def _others_that_work(node_id: str, node_class: str) -> Select[Any]:
+    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)
