@@ -10,21 +10,23 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.chaos.checker import problems
 from tests.chaos.faults import plan
 from tests.chaos.injector import Injector
+from tests.chaos.lights import Lights, held, wrong_greens
 from tests.chaos.people import People
 from tests.chaos.receipt import Outcome, write_receipt
 from tests.chaos.system import System
 from tests.stopping import leave_when_told
 
-ROUND = 250
+ROUND = 50
 SETTLE_S = 600.0
 STEPS_PER_S = 70.0
 """Steps of the smallest model; a trial with so many steps per second of a lease outlives the lease."""
-CLOCKS = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")
 
 
 def main() -> int:
@@ -35,6 +37,9 @@ def main() -> int:
     parser.add_argument("--store", choices=["sqlite", "postgresql", "both"], default="both")
     parser.add_argument("--pace", type=float, default=1.2, help="mean seconds from one fault to the next")
     parser.add_argument("--lease", type=float, default=6.0, help="seconds; a crowded machine needs more")
+    parser.add_argument(
+        "--held", action="store_true", help="first hold single faults, for the table of truth and light"
+    )
     parser.add_argument("--receipt", type=Path, help="folder for README.md and the list of faults")
     arguments = parser.parse_args()
     leave_when_told()
@@ -50,16 +55,22 @@ def run(store: str, arguments: argparse.Namespace) -> Outcome:
     seed, count = arguments.seed, arguments.count
     home = Path(tempfile.mkdtemp(prefix=f"ablate-chaos-{store}-"))
     home.chmod(0o755)
-    clock = next((path for path in map(Path, CLOCKS) if path.is_file()), None)
     began = time.monotonic()
-    with System(store, home, lease_s=arguments.lease, clock=clock) as system, system.client() as client:
+    with System(store, home, lease_s=arguments.lease) as system, ExitStack() as stack:
         say(store, f"up after {time.monotonic() - began:.0f} s with {len(system.nodes)} nodes")
-        with People(client, f"{store}-{seed}", long_steps=round(arguments.lease * STEPS_PER_S)) as people:
+        clients = [stack.enter_context(system.client(api)) for api in system.apis]
+        steps = round(arguments.lease * STEPS_PER_S)
+        lights = stack.enter_context(Lights(system))
+        with People(clients, system.history, f"{store}-{seed}", long_steps=steps) as people:
             injector = Injector(system, people, plan(f"{store}-{seed}", system, pace_s=arguments.pace))
             outcome = Outcome(store, seed, count)
+            if arguments.held:
+                for row in held(system, people, lights):
+                    say(store, f"{row}")
+                    outcome.held.append(row)
             while len(injector.records) < count:
-                _round(outcome, system, people, injector)
-        outcome.close(system, people, injector, seconds=time.monotonic() - began)
+                _round(outcome, system, people, injector, lights)
+        outcome.close(system, people, injector, lights, seconds=time.monotonic() - began)
     if outcome.problems:
         say(store, f"the books and logs are in {home}; make chaos COUNT={count} SEED={seed} STORE={store}")
     else:
@@ -67,15 +78,16 @@ def run(store: str, arguments: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _round(outcome: Outcome, system: System, people: People, injector: Injector) -> None:
+def _round(outcome: Outcome, system: System, people: People, injector: Injector, lights: Lights) -> None:
     began = time.monotonic()
     people.begin()
     injector.inject(min(ROUND, outcome.count - len(injector.records)))
     people.pause()
-    settled_s = _settle(system, people, injector)
+    with _without_a_node(system, number=len(outcome.settled_s)):
+        settled_s = _settle(system, people, injector)
     books = system.books()
     books.accepted, books.cancelled = dict(people.accepted), set(people.cancelled)
-    outcome.problems = [*people.refusals, *problems(books)]
+    outcome.problems = [*people.refusals, *problems(books), *wrong_greens(lights.samples, lease_s=system.lease_s)]
     (system.home / "faults.json").write_text(json.dumps(injector.history(), indent=1))
     outcome.settled_s.append(round(settled_s, 1))
     outcome.count_books(books)
@@ -83,6 +95,16 @@ def _round(outcome: Outcome, system: System, people: People, injector: Injector)
     say(outcome.store, f"{text}; round of {time.monotonic() - began:.0f} s; {len(outcome.problems)} problems")
     for problem in outcome.problems[:40]:
         say(outcome.store, f"PROBLEM {problem}")
+
+
+@contextmanager
+def _without_a_node(system: System, *, number: int) -> Iterator[None]:
+    """Let the link of a node never heal while the others do the rest, in every second round."""
+    if number % 2 or len(system.nodes) == 1:
+        yield
+        return
+    with system.links[system.nodes[number // 2 % len(system.nodes)]].silent():
+        yield
 
 
 def _settle(system: System, people: People, injector: Injector) -> float:

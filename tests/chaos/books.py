@@ -4,6 +4,7 @@ Independent of the service's code.
 """
 
 import json
+import math
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,21 @@ class Run:
     """Text of the artefact receipt.json."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of a client."""
+
+    verb: str
+    """claim, heartbeat, report or release of a worker; cancel or priority of people."""
+    subject: str
+    """Id of the attempt, or of the ablation."""
+    status: int
+    """Status of the service's answer; 0 without an answer."""
+    sent: Row
+    told: Row
+    """The answer, if its status is 200."""
+
+
 @dataclass
 class Books:
     """The input of the checker."""
@@ -42,6 +58,10 @@ class Books:
     """The ablation ids of accepted submissions, by Idempotency-Key."""
     cancelled: set[str] = field(default_factory=set)
     """Ablations for which a user asked to cancel."""
+    calls: list[Call] | None = None
+    """Calls of workers and people; None if nobody recorded them."""
+    lasted_s: float = math.inf
+    """How long the run took, on a clock that nobody set."""
     clock_was_set: bool = False
     """Whether the database's clock jumped, so that times in rows give no order."""
 

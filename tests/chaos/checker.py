@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from tests.chaos.books import Books, Row
-from tests.chaos.projection import mlflow_equals_the_database
+from tests.chaos import history
+from tests.chaos.books import Books, Row, Run
 
 START: dict[str, set[str]] = {
     "ablation": {"queued"},
@@ -211,7 +211,7 @@ def attempts_follow_each_other(books: Books) -> Iterator[str]:
         if not books.clock_was_set:
             yield from _in_time(block, tried)
     for token, count in Counter(row["token"] for row in books.tables["attempts"]).items():
-        if count > 1 and not str(token).isdigit():
+        if count > 1 and token is not None and not str(token).isdigit():
             yield f"{count} attempts have the fencing token {token}"
 
 
@@ -360,6 +360,101 @@ def never_two_trainers_of_one_block(books: Books) -> Iterator[str]:
                     yield f"block {block}: trainers of {where} lived together for {together:.2f} s"
 
 
+def nobody_pays_for_more_time_than_passed(books: Books) -> Iterator[str]:
+    """No ablation is charged for more time than its nodes had, whatever the clocks said."""
+    most = books.lasted_s * max(1, len(books.tables["nodes"]))
+    for row in books.tables["ablations"]:
+        if not 0.0 <= row["device_s"] <= most:
+            yield f"{row['id']} is charged for {row['device_s']:.1f} s; its nodes had {most:.1f} s"
+
+
+_STATUS = {"completed": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+_METRICS = ("tokens_per_s", "loss_step1", "loss_final")
+
+
+def mlflow_equals_the_database(books: Books) -> Iterator[str]:
+    """MLflow has one complete run for every ablation and every ended trial, with the numbers of its receipt."""
+    by_ablation: dict[str, list[Run]] = defaultdict(list)
+    for run in books.runs:
+        by_ablation[run.tags.get("ablation.id", "nobody")].append(run)
+    for row in books.tables["ablations"]:
+        if row["state"] in _STATUS:
+            yield from _ablation(row, by_ablation.pop(row["id"], []), books)
+    for ablation, runs in by_ablation.items():
+        yield f"MLflow has {len(runs)} runs of {ablation}, which is not over or does not exist"
+
+
+def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
+    named: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        named[run.tags.get("ablation.run", "nameless")].append(run)
+        if "ablation.projected" not in run.tags:
+            yield f"run {run.id} of {row['id']} was never completed"
+    expected = {"parent"} | {f"{trial['id']}/{attempt}" for trial, attempt in _projected(row, books)}
+    expected |= {f"arm/{arm}" for arm in _judged(row)}
+    for name in expected | named.keys():
+        if len(named[name]) != (name in expected):
+            yield f"MLflow has {len(named[name])} runs {name} of {row['id']}; {int(name in expected)} belongs there"
+    for parent in named["parent"]:
+        yield from _parent(row, parent)
+    receipts = {f"{r['trial_id']}/{r['attempt_id']}": r for r in books.of("receipts", ablation_id=row["id"])}
+    for arm, word in _judged(row).items():
+        for run in named[f"arm/{arm}"]:
+            yield from _arm(row, arm, word, run)
+    for name, receipt in receipts.items():
+        for run in named[name]:
+            yield from _child(run, receipt)
+
+
+def _projected(row: Row, books: Books) -> list[tuple[Row, str]]:
+    """Return the trials that MLflow shows, with their attempts: the ended ones that have an attempt."""
+    attempts = {block["id"]: block["attempt_id"] for block in books.tables["blocks"]}
+    return [
+        (trial, attempt)
+        for trial in books.of("trials", ablation_id=row["id"])
+        for attempt in [attempts.get(trial["block_id"])]
+        if attempt is not None and trial["state"] in ("done", "failed", "cancelled")
+    ]
+
+
+def _parent(row: Row, run: Run) -> Iterator[str]:
+    if run.id != row["mlflow_run_id"] or run.status != _STATUS[row["state"]]:
+        state = f"{row['state']}, run {row['mlflow_run_id']}"
+        yield f"the parent run of {row['id']} is {run.id}, {run.status}; stored: {state}"
+    if row["verdict"] is None:
+        return
+    verdict: dict[str, Any] = json.loads(row["verdict"])
+    tags = {name: run.tags.get(f"ablation.{name}") for name in ("verdict_digest", "state")}
+    if tags != {"verdict_digest": verdict["digest"], "state": row["state"]}:
+        yield f"the parent run of {row['id']} says {tags}"
+
+
+def _judged(row: Row) -> dict[str, str | None]:
+    """Return the verdict word of every arm of a verdict; None for the baseline."""
+    if row["verdict"] is None:
+        return {}
+    verdict: dict[str, Any] = json.loads(row["verdict"])
+    return {verdict["baseline"]: None} | {one["arm"]: one["verdict"] for one in verdict["variants"]}
+
+
+def _arm(row: Row, arm: str, word: str | None, run: Run) -> Iterator[str]:
+    tag = run.tags.get("ablation.verdict")
+    if tag != word:
+        yield f"the run of arm {arm} of {row['id']} says {tag}, the verdict {word}"
+
+
+def _child(run: Run, receipt: Row) -> Iterator[str]:
+    content = json.loads(receipt["payload"])
+    if run.tags.get("ablation.receipt_digest") != receipt["digest"]:
+        yield f"run {run.id} is of receipt {run.tags.get('ablation.receipt_digest')}, stored is {receipt['digest']}"
+    if run.receipt is None or json.loads(run.receipt) != content:
+        yield f"the artefact receipt.json of run {run.id} is not the stored receipt"
+    summary = content["summary"] or {}
+    for name in _METRICS:
+        if summary.get(name) != run.metrics.get(name):
+            yield f"run {run.id} has {name} {run.metrics.get(name)}, its receipt {summary.get(name)}"
+
+
 RULES: tuple[Rule, ...] = (
     accepted_is_stored_once,
     everything_ends,
@@ -374,5 +469,7 @@ RULES: tuple[Rule, ...] = (
     never_two_trainers_on_one_device,
     trainers_of_a_sliced_block_run_by_turns,
     never_two_trainers_of_one_block,
+    nobody_pays_for_more_time_than_passed,
+    *history.RULES,
     mlflow_equals_the_database,
 )

@@ -1,4 +1,4 @@
-"""The databases under test, and the small disks that faults fill."""
+"""The databases under test."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +15,18 @@ import psycopg
 from psycopg.rows import dict_row
 
 from service.store.session import CONNECTIONS
+from tests.chaos.disks import SmallDisk
 from tests.chaos.processes import Part
 from tests.chaos.proxies import Proxies
 from tests.ports import free_port
 from tests.waiting import until
 
-SIZE = "768m"
-_TRIES = 5
-
-
-class SmallDisk:
-    """A folder on a file system in memory, or an ordinary folder if mounting is not allowed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        self.mounted = _run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "ablate-chaos", str(folder))
-
-    @contextmanager
-    def full(self) -> Iterator[bool]:
-        """Fill the disk; yield whether that worked."""
-        yield self.mounted and any(self._resize(str(self._used())) for _ in range(_TRIES))
-        self._resize(SIZE)
-
-    def close(self) -> None:
-        """Free the memory."""
-        if self.mounted:
-            _run("umount", "--lazy", str(self.folder))
-        with suppress(OSError):
-            self.folder.rmdir()
-
-    def _used(self) -> int:
-        state = os.statvfs(self.folder)
-        return max(4096, (state.f_blocks - state.f_bfree) * state.f_frsize)
-
-    def _resize(self, size: str) -> bool:
-        return self.mounted and _run("mount", "-o", f"remount,size={size}", str(self.folder))
-
-
-def _run(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
 Rows = list[dict[str, Any]]
 
-TABLES = ("ablations", "blocks", "trials", "attempts", "receipts", "events", "outbox", "idempotency", "nodes")
+TABLES = (
+    *("ablations", "blocks", "trials", "attempts", "receipts", "events", "outbox", "idempotency", "nodes"),
+    "log_chunks",
+)
 _OTHERS = 10
 """Connections of the checker and of PostgreSQL's administrators."""
 _PERSON = "pgserver"
@@ -118,7 +85,6 @@ class Postgres:
         options = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
-            "fsync": "off",  # processes are killed, not the machine
             "max_connections": str(_connections(processes)),
         }
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]

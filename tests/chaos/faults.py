@@ -10,12 +10,16 @@ from pathlib import Path
 
 from tests.chaos.people import People
 from tests.chaos.processes import signal_all
-from tests.chaos.proxies import Trick
+from tests.chaos.proxies import FORGED, Trick
 from tests.chaos.system import BACKGROUNDS, System
 
-TRICKS = ("lose_request", "lose_answer", "double", "late", "replay")
+TRICKS = ("lose_request", "lose_answer", "double", "late", "replay", "forge")
 _VERBS = ("claim", "heartbeat", "report")
 _BELOW_NODE = ("trainer", "forkserver", "guardian")
+
+_OF_PARTS = ("kill", "freeze", "end", "fill", "remove", "damage", "power")
+CLOCKS = {"behind": -20.0, "ahead": 20.0, "hours behind": -7200.0, "hours ahead": 21_600.0}
+"""Steps of a clock in seconds, all longer than a lease."""
 
 Begun = AbstractContextManager[object] | None
 """Ends the fault when it is left; None if its target is absent."""
@@ -34,12 +38,12 @@ class Fault:
     @property
     def room(self) -> str:
         """Its part of the system: two faults in one room would hide each other or excuse each other's damage."""
-        if self.kind == "clock":
-            return "clock"
-        node = self.target.rpartition(":")[2]
-        return (
-            node if self.kind in ("kill", "freeze", "end", "fill", "remove", "damage") else f"{self.kind}:{self.target}"
-        )
+        part = self.target.rpartition(":")[2]
+        if self.kind in ("clock", *TRICKS):
+            return f"{self.kind}:{part}"
+        if self.kind in ("cut", "silence", "slow", "strand"):
+            return f"link:{part}"
+        return part if self.kind in _OF_PARTS else f"{self.kind}:{self.target}"
 
     def begin(self, system: System, people: People) -> Begun:
         """Start the fault; return None if the target is absent."""
@@ -62,25 +66,25 @@ def catalogue(system: System) -> Iterator[tuple[str, str]]:
     """Yield every (kind, target) that can happen on this machine and store."""
     below = [f"{part}:{node}" for part in _BELOW_NODE for node in system.nodes]
     servers = ["database"] if system.database.part is not None else []
-    for target in ["api", *BACKGROUNDS, "broker", "mlflow", *servers, *system.nodes, *below]:
+    for target in [*system.apis, *BACKGROUNDS, "broker", "mlflow", *servers, *system.nodes, *below]:
         yield "kill", target
         yield "freeze", target
-    for target in ["api", *BACKGROUNDS, *system.nodes]:
+    for target in [*system.apis, *BACKGROUNDS, *system.nodes]:
         yield "end", target
-    for target in [*system.nodes, "broker", *servers]:
-        yield "cut", target
-        yield "silence", target
-        yield "slow", target
+    yield from ((kind, target) for target in system.all_links() for kind in ("cut", "silence", "slow", "strand"))
     if not servers:
         yield "slow", "database"
     else:
         yield "kill", "session:database"
     for node in system.nodes:
-        yield from ((trick, f"{verb}:{node}") for trick in TRICKS for verb in _VERBS)
+        yield from ((trick, f"{verb}:{node}") for trick in TRICKS if trick != "forge" for verb in _VERBS)
+        yield from (("forge", f"{answer}:{verb}:{node}") for answer in FORGED for verb in _VERBS)
         yield "remove", f"attempts:{node}"
         yield "damage", f"lanes:{node}"
         yield "damage", f"attempts:{node}"
-    yield from (("fill", name) for name, disk in system.disks.items() if disk.mounted)
+    for name, disk in system.disks.items():
+        if disk.mounted:
+            yield from [("fill", name), ("power", name)]
     yield from [
         ("flush", "broker"),
         ("remove", "data"),
@@ -88,8 +92,8 @@ def catalogue(system: System) -> Iterator[tuple[str, str]]:
         ("cancel", "ablation"),
         ("cancel", "ablation"),
     ]
-    if system.clock is not None:
-        yield from [("clock", "forwards"), ("clock", "backwards")]
+    if system.clock.can_be_set:
+        yield from (("clock", f"{step}:{clock}") for step in CLOCKS for clock in system.clocks)
 
 
 def _kill(fault: Fault, system: System, _people: People) -> Begun:
@@ -117,8 +121,10 @@ def _frozen(pids: list[int]) -> Iterator[None]:
 def _link(fault: Fault, system: System, _people: People) -> Begun:
     if fault.target == "database" and fault.kind == "slow":
         return system.database.slow(fault.seconds)
-    proxies = {**system.links, "broker": system.broker_link}
-    proxy = system.database.proxy if fault.target == "database" else proxies[fault.target]
+    proxy = system.all_links()[fault.target]
+    if fault.kind == "strand":
+        proxy.strand()  # the injector breaks these connections at the end of its round
+        return nullcontext()
     how: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "cut": proxy.cut,
         "silence": proxy.silent,
@@ -128,8 +134,11 @@ def _link(fault: Fault, system: System, _people: People) -> Begun:
 
 
 def _trick(fault: Fault, system: System, _people: People) -> Begun:
-    verb, _, node = fault.target.partition(":")
-    return _armed(system.links[node].tricks, Trick(f":{verb}", fault.kind, fault.seconds))
+    rest, _, node = fault.target.rpartition(":")
+    forged, _, verb = rest.rpartition(":")
+    delivers = int(fault.seconds * 1000) % 2 == 0  # as good as drawn
+    trick = Trick(f":{verb}", fault.kind, fault.seconds, forged=forged, delivers=delivers)
+    return _armed(system.links[node].tricks, trick)
 
 
 @contextmanager
@@ -187,15 +196,20 @@ def _cancel(_fault: Fault, _system: System, people: People) -> Begun:
 
 
 def _clock(fault: Fault, system: System, _people: People) -> Begun:
-    return _shifted(system, 20.0 if fault.target == "forwards" else -20.0)
+    step, _, clock = fault.target.partition(":")
+    return _shifted(system, clock, CLOCKS[step])
 
 
 @contextmanager
-def _shifted(system: System, seconds: float) -> Iterator[None]:
-    system.clock_was_set = True
-    system.set_clock(seconds)
+def _shifted(system: System, clock: str, seconds: float) -> Iterator[None]:
+    system.clock_was_set |= clock in ("service", "database")
+    system.clock.set(clock, seconds)
     yield
-    system.set_clock(0)
+    system.clock.set(clock, 0)
+
+
+def _power(fault: Fault, system: System, _people: People) -> Begun:
+    return nullcontext() if system.cut_power(fault.target) else None
 
 
 _ACTS: dict[str, Callable[[Fault, System, People], Begun]] = {
@@ -205,6 +219,8 @@ _ACTS: dict[str, Callable[[Fault, System, People], Begun]] = {
     "cut": _link,
     "silence": _link,
     "slow": _link,
+    "strand": _link,
+    "power": _power,
     "fill": _fill,
     "flush": _flush,
     "remove": _remove,

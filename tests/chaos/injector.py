@@ -64,6 +64,8 @@ class Injector:
             self.tick()
         self._waiting.clear()
         self._end_active(float("inf"))
+        for link in self._system.all_links().values():
+            link.end_stranded()
 
     def tick(self) -> None:
         """Let the operator act, and wait a little."""

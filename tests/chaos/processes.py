@@ -118,6 +118,15 @@ def look(pid: int) -> Seen | None:
     return None if state in "ZX" else Seen(pid, int(parent), int(session), int(rest[15]))
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process lives and is not stopped by SIGSTOP."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZXTt"
+
+
 def all_processes() -> list[Seen]:
     """Return every living process."""
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - in a tight loop

@@ -1,18 +1,24 @@
-"""Proxies that can be slow, silent or cut, and that lose or repeat single requests."""
+"""Proxies that can be slow, silent, cut or stranded, and that lose, repeat or answer single requests."""
 
 import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from tests.chaos.history import History
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 _PIECE = 65_536
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+
+
+_AnyProxy = TypeVar("_AnyProxy", bound="Proxy")
 
 
 class Proxies:
@@ -27,23 +33,38 @@ class Proxies:
         return self
 
     def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
-    def between(self, port: int, *, http: bool = False) -> "Proxy":
+    def between(self, port: int) -> "Proxy":
         """Return a proxy in front of `port` of the loopback address."""
-        made = HttpProxy(self.loop, port) if http else Proxy(self.loop, port)
+        return self._listening(Proxy(self.loop, [port]))
+
+    def balancer(self, ports: Sequence[int], history: History) -> "HttpProxy":
+        """Return a proxy in front of several API processes, which records what they answer."""
+        return self._listening(HttpProxy(self.loop, ports, history))
+
+    def _listening(self, made: "_AnyProxy") -> "_AnyProxy":
         asyncio.run_coroutine_threadsafe(made.listen(), self.loop).result(10)
         return made
 
 
-class Proxy:
-    """Carries bytes both ways. Its three faults can be set from any thread and last until they are removed."""
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, target: int) -> None:
+
+class Proxy:
+    """Carries bytes both ways. Its faults can be set from any thread and last until they are removed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, targets: Sequence[int]) -> None:
         self.port = 0
-        self._loop, self._target = loop, target
+        self._loop, self._targets = loop, deque(targets)
         self._open: set[Writer] = set()
+        self._stranded: set[Writer] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._delay_s = 0.0
@@ -76,12 +97,23 @@ class Proxy:
         yield
         self._is_cut = False
 
-    def _break_all(self) -> None:
-        for writer in self._open:
+    def strand(self) -> None:
+        """Let no open connection carry anything from now on, as a firewall that forgot them; new ones work."""
+        self._loop.call_soon_threadsafe(lambda: self._stranded.update(self._open))
+
+    def end_stranded(self) -> None:
+        """Break the stranded connections."""
+        self._loop.call_soon_threadsafe(self._break_all, self._stranded)
+
+    def _break_all(self, writers: set[Writer] | None = None) -> None:
+        for writer in [*(self._open if writers is None else writers)]:
             writer.transport.abort()
+        if writers is not None:
+            writers.clear()
 
     async def _accept(self, reader: Reader, writer: Writer) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        ends = (OSError, asyncio.IncompleteReadError, asyncio.CancelledError)  # the last one at the end of all proxies
+        with contextlib.suppress(*ends):
             async with self._tracked(writer):
                 if not self._is_cut:
                     await self._serve(reader, writer)
@@ -93,13 +125,25 @@ class Proxy:
             yield
         finally:
             self._open.discard(writer)
+            self._stranded.discard(writer)
             writer.close()
 
     @asynccontextmanager
     async def _upstream(self) -> AsyncIterator[tuple[Reader, Writer]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._target)
+        reader, writer = await self._connected()
         async with self._tracked(writer):
             yield reader, writer
+
+    async def _connected(self) -> tuple[Reader, Writer]:
+        """Connect to the next target that accepts. Raises OSError."""
+        for last in reversed(range(len(self._targets))):
+            self._targets.rotate()
+            try:
+                return await asyncio.open_connection("127.0.0.1", self._targets[0])
+            except OSError:
+                if not last:
+                    raise
+        raise OSError("there is no target")
 
     async def _serve(self, reader: Reader, writer: Writer) -> None:
         async with self._upstream() as (answers, requests):
@@ -116,8 +160,28 @@ class Proxy:
     async def _pass(self, data: bytes, sink: Writer) -> None:
         await asyncio.sleep(self._delay_s)
         await self._flowing.wait()
+        if sink in self._stranded:
+            await sink.wait_closed()
+            raise ConnectionResetError
         sink.write(data)
         await sink.drain()
+
+
+_PAGE = b"<!doctype html><title>Portal</title><p>Please sign in to the network."
+_HTML = b"Content-Type: text/html"
+_JSON = b"Content-Type: application/json"
+FORGED: dict[str, tuple[bytes, tuple[bytes, ...], bytes]] = {
+    "html": (b"200 OK", (_HTML,), _PAGE),
+    "empty": (b"200 OK", (_JSON,), b"{}"),
+    "gzip": (b"200 OK", (_JSON, b"Content-Encoding: gzip"), b"\x1f\x8b\x08\x00 not gzip"),
+    "204": (b"204 No Content", (), b""),
+    "302": (b"302 Found", (_HTML, b"Location: http://127.0.0.1:9/portal"), b""),
+    "401": (b"401 Unauthorized", (_HTML,), _PAGE),
+    "404": (b"404 Not Found", (_HTML,), _PAGE),
+    "409": (b"409 Conflict", (_JSON,), b'{"error": "conflict"}'),
+    "521": (b"521 Web Server Is Down", (_HTML,), _PAGE),
+}
+"""Answers of a proxy that is not the service: status, headers and body."""
 
 
 @dataclass
@@ -126,24 +190,30 @@ class Trick:
 
     verb: str
     kind: str
-    """lose_request, lose_answer, double, late or replay."""
+    """lose_request, lose_answer, double, late, replay or forge."""
     wait_s: float = 0.0
     """For late and replay: the delay after the request."""
+    forged: str = ""
+    """For forge: the answer."""
+    delivers: bool = True
+    """For forge: whether the service gets the request."""
     played: bool = False
 
 
 class HttpProxy(Proxy):
-    """A proxy that can lose, repeat and delay single requests."""
+    """A proxy that can lose, repeat, delay and answer single requests."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, target: int) -> None:
-        super().__init__(loop, target)
+    def __init__(self, loop: asyncio.AbstractEventLoop, targets: Sequence[int], history: History) -> None:
+        super().__init__(loop, targets)
         self.tricks: list[Trick] = []
+        self._history = history
         self._tricks: dict[str, Callable[[bytes, Writer, Any], Awaitable[bool]]] = {
             "lose_request": self._lose_request,
             "lose_answer": self._lose_answer,
             "double": self._double,
             "late": self._late,
             "replay": self._replay,
+            "forge": self._forge,
         }
 
     async def _serve(self, reader: Reader, writer: Writer) -> None:
@@ -163,11 +233,13 @@ class HttpProxy(Proxy):
 
     async def _send(self, request: bytes) -> bytes:
         """Send a request over a new connection, even if its sender is gone; return b"" if nobody answers."""
+        answer = b""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             async with self._upstream() as (answers, requests):
                 await self._pass(request, requests)
-                return await _message(answers)
-        return b""
+                answer = await _message(answers)
+        self._history.note(request, answer)
+        return answer
 
     async def _carry(self, request: bytes, writer: Writer, _trick: Trick | None) -> bool:
         answer = await self._send(request)
@@ -196,6 +268,15 @@ class HttpProxy(Proxy):
         """Deliver the request now, and once more later."""
         _keep(asyncio.create_task(self._send_later(request, trick.wait_s)))
         return await self._carry(request, writer, trick)
+
+    async def _forge(self, request: bytes, writer: Writer, trick: Trick) -> bool:
+        """Answer in place of the service."""
+        if trick.delivers:
+            await self._send(request)
+        status, headers, body = FORGED[trick.forged]
+        lines = (b"HTTP/1.1 " + status, *headers, b"Content-Length: %d" % len(body))
+        await self._pass(b"\r\n".join(lines) + b"\r\n\r\n" + body, writer)
+        return True
 
     async def _send_later(self, request: bytes, wait_s: float) -> None:
         await asyncio.sleep(wait_s)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.chaos.books import Books
 from tests.chaos.injector import Injector
+from tests.chaos.lights import HeldRow, Lights, Row, table
 from tests.chaos.people import People
 from tests.chaos.system import System
 
@@ -25,6 +26,8 @@ class Outcome:
     books: dict[str, Any] = field(default_factory=dict)
     faults: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    lights: dict[str, Row] = field(default_factory=dict)
+    held: list[HeldRow] = field(default_factory=list)
 
     def count_books(self, books: Books) -> None:
         """Count the work and how it ended."""
@@ -39,12 +42,15 @@ class Outcome:
             "trainers seen": len(books.spans),
         }
 
-    def close(self, system: System, people: People, injector: Injector, *, seconds: float) -> None:
-        """Record the injected faults."""
+    def close(self, system: System, people: People, injector: Injector, lights: Lights, *, seconds: float) -> None:
+        """Record the injected faults, and the table of truth and light."""
         self.faults = injector.history()
+        self.lights = table(lights.samples, lease_s=system.lease_s)
         self.facts = {
             "seconds": round(seconds),
             "nodes": len(system.nodes),
+            "API processes": len(system.apis),
+            "calls recorded": len(system.history.calls),
             "faults without a target": len(injector.missed),
             "restarts": {name: part.ends for name, part in system.parts.items() if part.ends},
             "nodes resumed": people.resumed,
@@ -74,11 +80,35 @@ def _lines(outcome: Outcome) -> list[str]:
         *(f"- {name}: {_shown(value)}" for name, value in (outcome.books | outcome.facts).items()),
         *(f"- PROBLEM: {problem}" for problem in outcome.problems),
         "",
+        *_table(outcome.lights),
+        "",
+        *(_held_table(outcome.held) if outcome.held else []),
         "| fault | times |",
         "|---|---|",
         *(f"| {name} | {times} |" for name, times in sorted(kinds.items())),
         "",
     ]
+
+
+def _table(lights: dict[str, Row]) -> list[str]:
+    return [
+        "| part | outages that the light must show | seconds | latest light, s | green too late | false alarms |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {part} | {row.outages} | {row.failed_s:.0f} | {max(row.late_s, default=0):.1f} "
+            f"| {row.false_green} | {row.false_alarms} |"
+            for part, row in lights.items()
+        ),
+    ]
+
+
+def _held_table(rows: list[HeldRow]) -> list[str]:
+    lines = ["| held fault | did not work | light | first light, s | all green after it, s |", "|---|---|---|---|---|"]
+    for row in rows:
+        parts, names = (", ".join(sorted(names)) or "-" for names in (row.failed, row.shown))
+        first, green = ("never" if value is None else f"{value:.1f}" for value in (row.first_s, row.green_s))
+        lines.append(f"| {row.fault} | {parts} | {names} | {first} | {green} |")
+    return [*lines, ""]
 
 
 def _shown(value: Any) -> str:

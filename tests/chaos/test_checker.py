@@ -3,15 +3,23 @@
 import copy
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api_stack import Api, receipts_of, running_api
-from tests.chaos.books import Books, Run
+from tests.chaos.books import Books, Call, Run
 from tests.chaos.checker import RULES, problems, sealed
+from tests.chaos.clocks import Clocks
+from tests.chaos.disks import SmallDisk
 from tests.chaos.ledger import Ledger, books_of, settle
+from tests.chaos.lights import DARK, PARTS, RED, Sample, table, wrong_greens
 from tests.chaos.trainers import Span
 
 
@@ -32,15 +40,46 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Books:
         books = books_of(api.store, ledger)
     books.spans = list(_spans(books.tables["receipts"]))
     books.accepted, books.cancelled = {"first": first, "second": second}, {second}
+    books.calls, books.lasted_s = [*_calls(books), Call("cancel", second, 202, {}, {})], 600.0
+    books.calls.append(Call("priority", first, 200, {"priority": 50}, {}))
     return books
+
+
+def _calls(books: Books) -> Iterator[Call]:
+    """Yield what the worker sent, and how it was answered."""
+    digests = {
+        row["id"]: [r["digest"] for r in books.of("receipts", attempt_id=row["id"])] for row in books.tables["attempts"]
+    }
+    for row in books.tables["attempts"]:
+        told = {"token": row["token"], "block_id": row["block_id"]}
+        yield Call("claim", row["id"], 200, {"digests": []}, told)
+        failure = {"failure_class": row["failure_class"]} if row["state"] == "broken" else {}
+        yield Call("report", row["id"], 200, {"digests": digests[row["id"]], **failure}, {})
+    for row in books.tables["log_chunks"]:
+        logs = [{"trial_id": row["trial_id"], "offset": row["offset"], "text": row["data"].decode()}]
+        yield Call("heartbeat", row["attempt_id"], 200, {"digests": [], "logs": logs}, {})
 
 
 def _break_and_finish(api: Api, node: str) -> None:
     block = api.claim(node)
     assert block is not None
+    logs = [{"trial_id": block["trials"][0]["trial_id"], "offset": 0, "text": "step 1\n"}]
+    assert api.attempt(block, "heartbeat", logs=logs).status_code == 200
     answer = api.attempt(block, "report", failure_class="infra_node", message="the disk is full")
     assert answer.json()["block_state"] == "queued"
     assert api.finish(node) == 6
+
+
+def _call(books: Books, verb: str, **changes: Any) -> None:
+    """Change the first call of a kind."""
+    assert books.calls is not None
+    number = next(number for number, call in enumerate(books.calls) if call.verb == verb)
+    books.calls[number] = dataclasses.replace(books.calls[number], **changes)
+
+
+def _only(books: Books, verb: str, **changes: Any) -> None:
+    """Change every call of a kind."""
+    books.calls = [dataclasses.replace(call, **changes) if call.verb == verb else call for call in books.calls or ()]
 
 
 def _spans(receipts: list[dict[str, Any]]) -> Iterator[Span]:
@@ -228,6 +267,40 @@ DOCTORED: dict[str, tuple[str, Doctoring]] = {
         "never_two_trainers_of_one_block",
         lambda b: b.spans.append(Span("node-b", _first(b, "attempts", state="broken")["id"], "trl_x", 1, 0.5, 0.9)),
     ),
+    "a claim shows another token": (
+        "answered_is_visible",
+        lambda b: _call(b, "claim", told={"token": "x" * 22, "block_id": "blk_x"}),
+    ),
+    "a claim of no attempt": ("answered_is_visible", lambda b: _call(b, "claim", subject="att_x")),
+    "a taken report is of a broken attempt": (
+        "answered_is_visible",
+        lambda b: _first(b, "attempts", state="done").update(state="broken"),
+    ),
+    "a taken receipt is not stored": (
+        "answered_is_visible",
+        lambda b: _call(b, "report", sent={"digests": ["sha256:x"], "failure_class": "infra_node"}),
+    ),
+    "a log was cut": ("sent_logs_are_stored", lambda b: b.tables["log_chunks"][0].update(data=b"step")),
+    "a log is gone": ("sent_logs_are_stored", lambda b: b.tables["log_chunks"].clear()),
+    "a refused report counts": ("refused_changed_nothing", lambda b: _only(b, "report", status=409)),
+    "a report that nobody sent": ("refused_changed_nothing", lambda b: _only(b, "report", subject="att_x")),
+    "an accepted cancellation is lost": (
+        "people_see_what_they_did",
+        lambda b: _call(b, "cancel", subject=_done(b)["id"]),
+    ),
+    "a refused cancellation counts": ("people_see_what_they_did", lambda b: _call(b, "cancel", status=409)),
+    "an accepted priority is lost": (
+        "people_see_what_they_did",
+        lambda b: (b.calls or []).append(Call("priority", _done(b)["id"], 200, {"priority": 71}, {})),
+    ),
+    "a refused priority is stored": (
+        "people_see_what_they_did",
+        lambda b: [
+            (b.calls or []).append(Call("priority", _done(b)["id"], 409, {"priority": 71}, {})),
+            _done(b).update(priority=71),
+        ],
+    ),
+    "a clock was charged": ("nobody_pays_for_more_time_than_passed", lambda b: _done(b).update(device_s=21_600.0)),
     "a run is missing": ("mlflow_equals_the_database", lambda b: b.runs.remove(_run_of(b, parent=False))),
     "a run is there twice": ("mlflow_equals_the_database", lambda b: b.runs.append(_run_of(b, parent=False))),
     "a run of a lost attempt": (
@@ -270,3 +343,71 @@ def test_doctored_books_are_found(honest: Books, what: str) -> None:
 
 def test_every_rule_is_seen_to_fail() -> None:
     assert {rule for rule, _ in DOCTORED.values()} == {rule.__name__ for rule in RULES}
+
+
+def _samples(light: set[str], *, part: str = "writes", seconds: int = 10) -> list[Sample]:
+    """Return one sample a second while `part` fails, after one in which everything works."""
+    works = dict.fromkeys(PARTS, True)
+    failing = [Sample("api", at, at + 0.5, {**works, part: False}, frozenset(light)) for at in range(1, seconds)]
+    return [Sample("api", 0.0, 0.5, works, frozenset()), *failing]
+
+
+@pytest.mark.parametrize("light", [{"writes"}, {RED}, {DARK}])
+def test_light_for_a_part_that_fails_is_right(light: set[str]) -> None:
+    assert list(wrong_greens(_samples(light), lease_s=3.0)) == []
+    assert table(_samples(light), lease_s=3.0)["writes"].outages == 1
+
+
+@pytest.mark.parametrize("light", [set(), {"mlflow"}])
+def test_green_light_for_a_part_that_fails_is_found(light: set[str]) -> None:
+    assert len(list(wrong_greens(_samples(light), lease_s=3.0))) == 2  # at 8 and 9 s; the light may be late by 6
+    assert not list(wrong_greens(_samples(light, seconds=7), lease_s=3.0))
+    assert table(_samples(light), lease_s=3.0)["writes"].false_green == 2
+
+
+def test_light_for_a_part_that_works_is_counted() -> None:
+    works = dict.fromkeys(PARTS, True)
+    assert table([Sample("api", 0.0, 0.5, works, frozenset({"broker"}))], lease_s=3.0)["broker"].false_alarms == 1
+
+
+def test_disk_without_power_keeps_what_was_synced(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "disk")
+    if not disk.mounted:
+        pytest.skip("nothing may be mounted here")
+    try:
+        with (disk.folder / "kept").open("w") as kept:
+            kept.write("synced")
+            kept.flush()
+            os.fsync(kept.fileno())
+        (disk.folder / "lost").write_text("not synced")
+        disk.lose_power()
+        assert sorted(path.name for path in disk.folder.iterdir()) == ["kept", "lost+found"]
+        assert (disk.folder / "kept").read_text() == "synced"
+        with disk.full() as is_full:
+            assert is_full
+            with pytest.raises(OSError, match="No space"):
+                (disk.folder / "more").write_bytes(bytes(2**20))
+        (disk.folder / "more").write_bytes(bytes(2**20))
+    finally:
+        disk.close()
+
+
+def test_clock_of_a_process_is_set_while_it_runs(tmp_path: Path) -> None:
+    clocks = Clocks(tmp_path / "clocks")
+    if not clocks.can_be_set:
+        pytest.skip("there is no C compiler")
+    code = "import time\nwhile input(): print(time.time(), time.monotonic(), flush=True)"
+    environment = {**os.environ, **clocks.environment("one")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for shift_s in (0.0, 21_600.0, -7200.0):
+            clocks.set("one", shift_s)
+            process.stdin.write("?\n")
+            process.stdin.flush()
+            wall_s, monotonic_s = map(float, process.stdout.readline().split())
+            assert abs(wall_s - time.time() - shift_s) < 10
+            assert abs(monotonic_s - time.monotonic()) < 10
+        process.stdin.write("\n")
