@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import product
 from pathlib import Path
 
 from tests.interleavings.rig import faults
-from tests.interleavings.world import OPERATIONS, WORLDS, world
+from tests.interleavings.world import OPERATIONS, WORLDS, pairs, world
 
 
 def main() -> None:
@@ -28,17 +27,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="a JSON file for counts and faults")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # there is no broker
-    pairs = list(product(options.world or WORLDS, options.first or OPERATIONS, options.second or OPERATIONS))
-    random.Random(options.seed).shuffle(pairs)  # noqa: S311 - a reproducible order
+    chosen = pairs(options.world or WORLDS, options.first or OPERATIONS, options.second or OPERATIONS)
+    random.Random(options.seed).shuffle(chosen)  # noqa: S311 - a reproducible order
     began, pauses = time.monotonic(), Counter[str]()
     faulty: dict[tuple[str, ...], list[str]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ablate-interleavings-")))
         pool = stack.enter_context(ThreadPoolExecutor(4))
         worlds = {
-            name: stack.enter_context(world(name, folder / str(i))) for i, name in enumerate({p[0] for p in pairs})
+            name: stack.enter_context(world(name, folder / str(i)))
+            for i, name in enumerate({pair[0] for pair in chosen})
         }
-        for name, first, second in pairs:
+        for name, first, second in chosen:
             if time.monotonic() - began > options.seconds:
                 break
             for fault in faults(worlds[name], first, second, pool):
@@ -48,7 +48,7 @@ def main() -> None:
             for kind in [kind for kind in faulty if kind[:3] == (name, first, second)]:
                 sys.stdout.write(f"{faulty[kind][0]} ({len(faulty[kind])} times)\n")
                 sys.stdout.flush()
-    count = f"{len(pauses)} of {len(pairs)} pairs, {pauses.total()} pauses, {len(faulty)} faults"
+    count = f"{len(pauses)} of {len(chosen)} pairs, {pauses.total()} pauses, {len(faulty)} faults"
     sys.stdout.write(f"{count}, {time.monotonic() - began:.0f} s\n")
     if options.out is not None:
         examples = [example for example, *_ in faulty.values()]

@@ -11,8 +11,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
-from sqlalchemy import event, text
+from sqlalchemy import Connection, event, text
 
 from tests.chaos import checker
 from tests.chaos.ledger import Ledger, books_of
@@ -91,9 +92,18 @@ class _Gate:
 
 @contextmanager
 def _stopped_at(world: World, number: int) -> Iterator[_Gate]:
-    gate = _Gate(number)
+    """Stop before each statement of a writing transaction, and before the first one of a reading transaction.
 
-    def before_statement(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+    A reading transaction sees the data of its first statement, so a stop between its later ones changes nothing.
+    """
+    gate = _Gate(number)
+    reading = WeakSet[Connection]()
+
+    def before_statement(connection: Connection, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if connection.engine is world.api.store.reader:
+            if connection in reading:
+                return
+            reading.add(connection)
         gate.pass_or_wait(statement)
 
     def before_commit(_connection: Any) -> None:

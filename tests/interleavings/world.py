@@ -1,25 +1,34 @@
 """Worlds with work in progress, and the operations that clients and the background process do in them."""
 
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import Connection, Table, create_engine, delete, insert, select, text, update
+from sqlalchemy import Connection, Table, create_engine, delete, event, insert, select, text, update
 
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OutboxKind
+from service.store.ablations.logs import Retention
 from service.store.tables import ablations, blocks, db_now, metadata, outbox
 from tests.api_stack import Api, receipts_of, running_api
+from tests.bundles import archive_of, make_bundle, make_file
+from tests.chaos.ledger import Ledger
 from tests.factories import spec_values
+from tests.projectors import projector
 
 EXACT: dict[str, Any] = {"design__seeds": [1], "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}}}
 TWO: dict[str, Any] = {**EXACT, "design__blocks": {"count": 2}}
 LOOKS: dict[str, Any] = {**EXACT, "design__blocks": {"looks": [6, 7]}}
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+_CHANGED = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM)\s+\"?(\w+)")
 Answer = tuple[Any, ...]
 """Status of an answer and its fields that a client acts on."""
 
@@ -36,29 +45,43 @@ class World:
     claimed: list[dict[str, Any]] = field(default_factory=list)
     """Blocks by claim, the oldest first; the first node claimed them."""
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    """Tables with statements since `keep` or `restore`."""
+    archive: bytes = b""
+    """A bundle of another ablation."""
     watcher: Any = None
     """An engine whose statements nobody stops."""
+
+    def watch(self) -> None:
+        """Note the tables that statements change."""
+
+        def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+            self.changed.update(_CHANGED.findall(statement))
+
+        event.listen(self.api.store.writer, "before_cursor_execute", note)
 
     def keep(self) -> None:
         """Store the rows of all tables for `restore`, without wake-ups: a tick drops those older than ten seconds."""
         self.change(delete(outbox).where(outbox.c.kind == OutboxKind.WAKE))
         with self.api.store.read() as connection:
             self.rows = {table.name: _rows(connection, table) for table in metadata.sorted_tables}
+        self.changed.clear()
 
     def restore(self) -> None:
         """Bring every row back; ids stay the same."""
-        names = ", ".join(f'"{table.name}"' for table in metadata.sorted_tables)
+        tables = [table for table in metadata.sorted_tables if table.name in self.changed]
         with self.api.store.write() as connection:
-            connection.execute(text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
-            for table in metadata.sorted_tables:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))  # foreign keys may wait
+            for table in tables:
+                connection.execute(delete(table))
                 if self.rows[table.name]:
                     connection.execute(insert(table), self.rows[table.name])
-            for table in metadata.sorted_tables:
-                for column in table.columns:
-                    if column.autoincrement is True:
-                        sequence = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
-                        last = f'(SELECT max("{column.name}") FROM "{table.name}")'  # noqa: S608 - our own names
-                        connection.execute(text(f"SELECT setval({sequence}, coalesce({last}, 0) + 1, false)"))
+                for column in (column for column in table.columns if column.autoincrement is True):
+                    sequence = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
+                    last = f'(SELECT max("{column.name}") FROM "{table.name}")'  # noqa: S608 - our own names
+                    connection.execute(text(f"SELECT setval({sequence}, coalesce({last}, 0) + 1, false)"))
+        self.changed.clear()
+        self.api.client.app.state.services.authenticator.forget()  # type: ignore[attr-defined]
 
     def change(self, statement: Any) -> None:
         """Execute a statement that no client could send, such as one that lets time pass."""
@@ -141,6 +164,16 @@ def _look(world: World) -> None:
         assert world.report().status_code == 200
 
 
+def _ended(world: World) -> None:
+    """The ablation ended long ago, and its verdict is due; trials have logs."""
+    world.claim()
+    assert _heartbeat(world)[0] == 200
+    assert world.report().status_code == 200
+    world.claim()
+    assert world.report().status_code == 200
+    world.change(update(ablations).values(finished_at=db_now() - 100 * DAY_S))
+
+
 WORLDS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "running": (_running, TWO),
     "both running": (_both, TWO),
@@ -151,6 +184,7 @@ WORLDS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "cancelling": (_cancelling, TWO),
     "spent": (_spent, TWO),
     "look": (_look, LOOKS),
+    "ended": (_ended, TWO),
 }
 
 
@@ -167,7 +201,9 @@ def world(name: str, folder: Path) -> Iterator[World]:
         api.store.writer.dispose()
         made.nodes = [api.register(f"machine-{number}", devices=2) for number in range(2)]
         made.ablation = api.submit(**shape)["id"]
+        made.archive = archive_of(make_bundle(make_file(**TWO), range(2)))
         prepare(made)
+        made.watch()
         made.keep()
         made.watcher = create_engine(api.store.url, isolation_level="AUTOCOMMIT")
         try:
@@ -203,7 +239,8 @@ def _claim_again(world: World) -> Answer:
 def _heartbeat(world: World) -> Answer:
     block = world.claimed[-1]
     progress = [{"trial_id": block["trials"][0]["trial_id"], "steps_done": 1, "steps_total": 5}]
-    return _said(world.api.attempt(block, "heartbeat", progress=progress), "cancel")
+    logs = [{"trial_id": block["trials"][0]["trial_id"], "offset": 0, "text": "step 1\n"}]
+    return _said(world.api.attempt(block, "heartbeat", progress=progress, logs=logs), "cancel")
 
 
 def _report(world: World) -> Answer:
@@ -238,6 +275,11 @@ def _priority(world: World) -> Answer:
     return _said(world.api.client.patch(path, headers=world.api.admin, json={"priority": 70}), "priority")
 
 
+def _quarantine(world: World) -> Answer:
+    path, body = "/v1/nodes/machine-0:quarantine", {"reason": "its fan is loud"}
+    return _said(world.api.client.post(path, headers=world.api.admin, json=body))
+
+
 def _node(verb: str) -> Callable[[World], Answer]:
     def call(world: World) -> Answer:
         path = f"/v1/nodes/machine-0:{verb}"
@@ -246,9 +288,39 @@ def _node(verb: str) -> Callable[[World], Answer]:
     return call
 
 
+def _page(world: World) -> Answer:
+    return _said(world.api.get(f"/v1/ablations/{world.ablation}"), "state", "blocks", "trials", "priority")
+
+
+def _nodes(world: World) -> Answer:
+    answer = world.api.get("/v1/nodes")
+    shown = sorted((node["name"], node["state"], len(node["runs"])) for node in answer.json()["items"])
+    return answer.status_code, shown
+
+
+def _key(verb: str) -> Callable[[World], Answer]:
+    def call(world: World) -> Answer:
+        path, body = f"/v1/nodes/machine-0:{verb}", {"reason": "lost"} if verb == "revoke-key" else {}
+        return _said(world.api.client.post(path, headers=world.api.admin, json=body))
+
+    return call
+
+
+def _token(world: World) -> Answer:
+    body = {"name": "somebody", "scope": "submit"}
+    return _said(world.api.client.post("/v1/tokens", headers=world.api.admin, json=body))
+
+
+def _import(world: World) -> Answer:
+    headers = {**world.api.admin, "Content-Type": "application/x-tar"}
+    path = "/v1/ablations:import?unsigned=true"
+    return _said(world.api.client.post(path, headers=headers, content=world.archive), "state", "changed")
+
+
 def _register(world: World) -> Answer:
-    world.api.register("machine-0", devices=2)
-    return (200,)
+    headers = world.api.worker_of("machine-0")
+    body = json.loads(next(row["registration"] for row in world.rows["nodes"] if row["name"] == "machine-0"))
+    return _said(world.api.client.put("/v1/nodes/machine-0", headers=headers, json=body))
 
 
 def _submit(world: World) -> Answer:
@@ -272,6 +344,18 @@ def _background(kind: OutboxKind) -> Callable[[World], Answer]:
     return run
 
 
+def _retention(world: World) -> Answer:
+    keeper = Retention(world.api.store, age_s=DAY_S)
+    while keeper.round():
+        pass
+    return ("done",)
+
+
+def _project(world: World) -> Answer:
+    projector(world.api.store, Ledger()).run_due()
+    return ("done",)
+
+
 OPERATIONS: dict[str, Callable[[World], Answer]] = {
     "claim": _claim,
     "claim more": _claim_more,
@@ -291,7 +375,31 @@ OPERATIONS: dict[str, Callable[[World], Answer]] = {
     "tick": _tick,
     "look": _background(OutboxKind.LOOK),
     "judge": _background(OutboxKind.JUDGE),
+    "render": _background(OutboxKind.REPORT),
+    "project": _project,
+    "retention": _retention,
+    "import": _import,
+    "quarantine": _quarantine,
+    "rotate key": _key("rotate-key"),
+    "revoke key": _key("revoke-key"),
+    "token": _token,
+    "page": _page,
+    "nodes": _nodes,
 }
+READS = {"page", "nodes"}
+"""Operations that only read; two of them cannot disturb each other."""
+IMPORTED_IN = {"running", "ended"}
+"""Worlds for an import, which has many statements and concerns another ablation than the world's."""
+
+
+def pairs(worlds: Iterable[str], firsts: Iterable[str], seconds: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Return every world with two operations, of which one may write."""
+    return [
+        (name, *both)
+        for name, *both in product(worlds, firsts, seconds)
+        if not READS.issuperset(both) and ("import" not in both or name in IMPORTED_IN)
+    ]
+
 
 _PLAIN = {
     "ablations": ("state", "priority", "blocks_*", "trials_done"),
@@ -302,13 +410,16 @@ _PLAIN = {
 }
 
 
+_LISTED = ("receipts", "outbox", "log_chunks", "tokens", "token_secrets")
+
+
 def observed(world: World) -> dict[str, Any]:
     """Return the state of the database without ids, times and turns, so that equal states are equal values.
 
     Events are left out, because a block may end by several chains of moves; the checker reads them.
     """
     with world.api.store.read() as connection:
-        rows = {name: _rows(connection, metadata.tables[name]) for name in [*_PLAIN, "receipts", "outbox"]}
+        rows = {name: _rows(connection, metadata.tables[name]) for name in [*_PLAIN, *_LISTED]}
     names = {world.ablation: "ablation"}
     for row in rows["ablations"]:
         names.setdefault(row["id"], row["name"])
@@ -330,5 +441,8 @@ def observed(world: World) -> dict[str, Any]:
     for row in rows["attempts"]:
         seen[f"node of {names[row['id']]}"] = names[row["node_id"]]
     seen["receipts"] = sorted(f"{names[row['trial_id']]} of {names[row['attempt_id']]}" for row in rows["receipts"])
+    seen["logs"] = sorted(f"{names[row['trial_id']]} to {row['end_offset']}" for row in rows["log_chunks"])
+    seen["tokens"] = sorted(f"{row['name']} {row['revoked_at'] is None}" for row in rows["tokens"])
+    seen["secrets"] = sorted(f"{row['ends_at'] is None}" for row in rows["token_secrets"])
     seen["outbox"] = sorted({f"{row['kind']} {names.get(row['key'], row['key'])}" for row in rows["outbox"]})
     return seen

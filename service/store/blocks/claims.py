@@ -44,6 +44,7 @@ def claim_block(
         own = update(blocks).where(blocks.c.id == same.id, blocks.c.attempt_id == same.attempt_id)
         if connection.execute(own.values(lease_until=db_now() + lease_s)).rowcount:
             return str(same.attempt_id)
+        running = _running(connection, node)  # it ended since the first look
     if not is_well:
         return None
     in_use, free = _devices(node, running)
