@@ -9,18 +9,16 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml requirements/project.lock requirements/torch-cpu.lock requirements/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	    "Python 3.11 or newer is needed, $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "Installing into $(VENV) (some minutes the first time)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	    --editable '.[service,embedded,worker,cpu,dev]'
+	@$(PYTHON) requirements/install.py $(VENV) service embedded worker cpu dev
 	@touch $@
 
 $(TPU_STAMP): requirements/tpu.lock requirements/tpu-compiler.lock requirements/install_tpu.py requirements/cuda_stubs.py
@@ -31,6 +29,13 @@ $(TPU_STAMP): requirements/tpu.lock requirements/tpu-compiler.lock requirements/
 	@touch $@
 
 install: $(STAMP)  ## create .venv with everything
+
+# One lock for every Python and platform. Versions stay as they are unless pyproject.toml or UPGRADE moves them.
+LOCKED := service embedded worker cpu cuda dev mlflow-server build lock
+lock:  ## write requirements/project.lock anew: versions and digests of all packages; UPGRADE="--upgrade"
+	@$(PYTHON) requirements/install.py --only $(VENV)/lock lock
+	$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
+	    --custom-compile-command "make lock" $(LOCKED:%=--extra %) $(UPGRADE) pyproject.toml --output-file requirements/project.lock
 
 demo: $(STAMP)  ## run one real ablation from end to end, under 3 minutes after the installation
 	@$(BIN)/ablate demo

@@ -2,7 +2,8 @@
 #   docker build -f docker/worker-tpu.Dockerfile -t ablate-worker-tpu .
 #   docker run -e ABLATE_URL=... -v KEY:/run/secrets/ablate_worker_token:ro ablate-worker-tpu
 #   on a TPU VM also: --privileged -e ABLATE_NODE_CLASS=tpu-v6e
-FROM python:3.11-slim-bookworm
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE}
 
 # gcc, binutils: build stand-ins for CUDA's libraries if only PyPI's CUDA build of torch is available; git: the commit;
 # libpython: torch_xla loads it

@@ -2,19 +2,23 @@
 #   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cuda -t ablate-worker-cuda .
 # If PyPI's torch includes CUDA libraries that a CPU node does not need, use the index of the small build:
 #   --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 ARG DEVICE=cpu
 
-FROM python:3.11-slim-bookworm AS code
+FROM ${PYTHON_IMAGE} AS code
 WORKDIR /src
+ENV PIP_NO_CACHE_DIR=1
 COPY pyproject.toml ./
+COPY requirements/install.py requirements/*.lock requirements/
+RUN python3 requirements/install.py --only /tmp/build build
 COPY kernels kernels
 COPY model model
 COPY experiments experiments
 COPY workers workers
 COPY service service
-RUN python3 -m venv /tmp/pip && /tmp/pip/bin/pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN /tmp/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
 
-FROM python:3.11-slim-bookworm AS packages
+FROM ${PYTHON_IMAGE} AS packages
 # torch.compile and generated kernels need a C++ compiler on the node.
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ python3-dev >/dev/null \
     && rm -rf /var/lib/apt/lists/*
@@ -23,10 +27,9 @@ ARG DEVICE
 ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Packages are gigabytes: a layer of their own, which a new version of the code does not change.
-COPY pyproject.toml constraints.txt /opt/packages/
-RUN python3 -m venv /opt/ablate && cd /opt/packages \
-    && /opt/ablate/bin/pip install --quiet --constraint constraints.txt ".[worker,${DEVICE}]" \
-    && /opt/ablate/bin/pip uninstall --quiet --yes ablate
+COPY pyproject.toml /opt/packages/
+COPY requirements/install.py requirements/*.lock /opt/packages/requirements/
+RUN python3 /opt/packages/requirements/install.py --packages /opt/ablate worker "${DEVICE}"
 
 # A worker registers only as the class of its image: without a driver it fails, and does not register as cpu.
 FROM packages AS worker-cpu
@@ -38,7 +41,7 @@ RUN ln -s /opt/ablate/lib/python3.*/site-packages/nvidia/cu13/bin/nvcc /opt/abla
 
 FROM worker-${DEVICE:-cpu}
 COPY --from=code /wheels /opt/packages/
-RUN /opt/ablate/bin/pip install --quiet --no-deps /opt/packages/*.whl
+RUN /opt/ablate/bin/pip install --quiet --no-index --no-deps /opt/packages/*.whl
 ENV PATH=/opt/ablate/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/var/lib/ablate
 USER 10001
 WORKDIR /var/lib/ablate

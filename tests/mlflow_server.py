@@ -41,7 +41,7 @@ def _serving(folder: Path, port: int) -> Iterator[str]:
     with log.open("a") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
         try:
-            _wait(f"http://127.0.0.1:{port}", server, log)
+            wait_until_it_answers(f"http://127.0.0.1:{port}", server, log)
             yield f"http://127.0.0.1:{port}"
         finally:
             with suppress(ProcessLookupError):  # it ended by itself
@@ -49,7 +49,8 @@ def _serving(folder: Path, port: int) -> Iterator[str]:
             server.wait(timeout=60)
 
 
-def _wait(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_until_it_answers(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Wait for a server that writes to `log`. Raises EndedEarly or AssertionError with what it wrote."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server.poll() is None:
         try:

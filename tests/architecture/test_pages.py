@@ -43,7 +43,9 @@ def test_everything_that_the_compose_file_lets_people_set_is_explained() -> None
 
 
 def test_the_mlflow_image_is_given_what_it_asks_for() -> None:
-    asked = set(re.findall(r"\$\{(\w+):\?", (pages.ROOT / "docker/mlflow/start.sh").read_text(encoding="utf-8")))
+    asked = set(
+        re.findall(r'^    "(\w+)": "', (pages.ROOT / "docker/mlflow/server.py").read_text(encoding="utf-8"), re.M)
+    )
     composed = (pages.ROOT / "compose.yaml").read_text(encoding="utf-8")
     assert asked
     assert {name for name in asked if f"{name}: " not in composed} == set()

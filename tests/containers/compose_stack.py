@@ -32,7 +32,7 @@ def _docker_answers() -> bool:
 
 ENGINE = "docker" if _docker_answers() else "podman"
 COMPOSE = ("docker", "compose") if ENGINE == "docker" else ("podman-compose",)
-_SHIM = Path(__file__).with_name("podman-as-docker.sh")
+SHIM = Path(__file__).with_name("podman-as-docker.sh")
 
 
 def why_not() -> str | None:
@@ -102,7 +102,7 @@ def typed(command: str, folder: Path, *, timeout_s: float = 600.0) -> str:
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     if ENGINE == "podman" and not (programs / "docker").exists():
-        (programs / "docker").symlink_to(_SHIM)
+        (programs / "docker").symlink_to(SHIM)
     environment = {**variables(), "COMPOSE_FILE": str(ROOT / "compose.yaml")}
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     run = ["bash", "-euo", "pipefail", "-c", command]

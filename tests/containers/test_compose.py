@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.containers import compose_stack as stack
-from tests.containers.asking import SPEC, ablate, done, eventually, get, over
+from tests.containers.asking import SPEC, ablate, done, eventually, get, get_if_up, mlflow_url, outbox_rows, over
 
 pytestmark = [pytest.mark.timeout(3000), pytest.mark.skipif(stack.why_not() is not None, reason=str(stack.why_not()))]
 
@@ -20,7 +20,7 @@ RESTARTED = (
 
 
 def test_every_part_answers(environment):
-    eventually(lambda: get(environment, "/readyz").get("degraded") == [], "readiness")
+    eventually(lambda: get_if_up(environment, "/readyz").get("degraded") == [], "readiness")
     eventually(lambda: "compose-cpu" in ablate(environment, "nodes", "--json"), "the worker's registration")
 
 
@@ -52,20 +52,41 @@ def test_the_root_of_a_service_cannot_be_written(environment, service):
     assert said.count("Read-only file system") + said.count("Permission denied") == 2
 
 
-def test_a_worker_cannot_reach_the_database(environment):
-    address = stack.engine(
-        "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", stack.container("postgres")
-    ).strip()
+def address(service: str) -> list[str]:
+    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"
+    return stack.engine("inspect", "--format", shown, stack.container(service)).split()
 
-    def reached(service: str, host: str) -> bool:
-        look = f"import socket; socket.create_connection(({host!r}, 5432), timeout=3); print('reached')"
-        said = stack.engine("exec", stack.container(service), "python", "-c", look, check=False)
+
+@pytest.mark.parametrize(("service", "port"), [("postgres", 5432), ("mlflow", 8322)])
+def test_a_worker_cannot_reach_database_and_mlflow(environment, service, port):
+    def reached(client: str, host: str) -> bool:
+        look = f"import socket; socket.create_connection(({host!r}, {port}), timeout=3); print('reached')"
+        said = stack.engine("exec", stack.container(client), "python", "-c", look, check=False)
         return said.strip().endswith("reached")
 
-    assert reached("api", "postgres")
-    assert reached("api", address)
-    assert not reached("worker-cpu", "postgres")
-    assert not reached("worker-cpu", address)
+    assert reached("api", service)
+    assert any(reached("api", one) for one in address(service))
+    assert not any(reached("worker-cpu", one) for one in (service, *address(service)))
+
+
+def test_mlflow_asks_everybody_for_a_password(environment):
+    """The gateway forwards MLflow for people; workers can reach it there too."""
+    search = "/api/2.0/mlflow/experiments/search?max_results=5"
+    look = (
+        "import urllib.request as u, urllib.error as e\n"
+        f"try: print(u.urlopen('http://gateway:8322{search}', timeout=10).status)\n"
+        "except e.HTTPError as error: print(error.code)"
+    )
+    for path in ("/", search, "/graphql"):
+        assert httpx.get(f"http://127.0.0.1:8322{path}", timeout=20).status_code == httpx.codes.UNAUTHORIZED, path
+    assert stack.engine("exec", stack.container("worker-cpu"), "python", "-c", look).strip() in ("401", "403")
+    assert httpx.get(mlflow_url() + search, timeout=20).status_code == httpx.codes.OK
+    password = stack.engine("exec", stack.container("mlflow"), "mlflow-accounts", "add", "ada").splitlines()[0]
+    person = ("ada", password)
+    assert httpx.get(f"http://127.0.0.1:8322{search}", auth=person, timeout=20).status_code == httpx.codes.OK
+    made = httpx.post("http://127.0.0.1:8322/api/2.0/mlflow/runs/create", auth=person, json={"experiment_id": "0"})
+    assert made.status_code == httpx.codes.FORBIDDEN
+    stack.engine("exec", stack.container("mlflow"), "mlflow-accounts", "remove", "ada")
 
 
 def test_an_ablation_lives_through_a_restart_of_every_part(environment):
@@ -73,15 +94,15 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
     path = f"/v1/ablations/{name}"
     for turn, (service, number) in enumerate(RESTARTED):
         wanted = turn * 5 // (len(RESTARTED) - 1)
-        eventually(lambda wanted=wanted: done(get(environment, path)) >= wanted, f"block {wanted}", 600)
+        eventually(lambda wanted=wanted: done(get_if_up(environment, path)) >= wanted, f"block {wanted}", 600)
         stack.engine("restart", "-t", "10", stack.container(service, number))
-    final = eventually(lambda: over(get(environment, path)), "the end", 900)
+    final = eventually(lambda: over(get_if_up(environment, path)), "the end", 900)
     assert final["state"] == "completed"
     trials = get(environment, f"{path}/trials?limit=100")["items"]
     assert {block["state"] for block in get(environment, f"{path}/blocks")["items"]} == {"done"}
     assert len({trial["id"] for trial in trials}) == len(trials) == 12
-    verdict = eventually(lambda: get(environment, f"{path}/verdict"), "the verdict")
+    verdict = eventually(lambda: get_if_up(environment, f"{path}/verdict"), "the verdict")
     assert verdict["blocks_counted"] == 6
-    url = eventually(lambda: get(environment, path).get("mlflow_url"), "the projection", 400)
+    url = eventually(lambda: get_if_up(environment, path).get("mlflow_url"), "the projection", 400)
     assert url.startswith("http://127.0.0.1:8322/")
-    assert httpx.get("http://127.0.0.1:8322/health", timeout=5).text == "OK"
+    eventually(lambda: outbox_rows() == 0, "the rest of the projection", 400)
