@@ -1,6 +1,6 @@
 """Database connections: one writer and several readers for SQLite, one pool for PostgreSQL, chosen by the URL."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,9 @@ _KEPT_READERS = 8
 """Open connections to SQLite; further ones are closed after use."""
 ANSWER_S = 30.0
 """PostgreSQL's time for an answer. After that the connection is closed: its server or its network is silent."""
+PING_S = 3.0
+"""PostgreSQL's time for the ping of a pooled connection. The first silent one replaces all: nobody answers connections
+to a database that moved, and clients wait for about 10 s."""
 _LIMITS = {"statement_timeout": "25s", "lock_timeout": "10s", "idle_in_transaction_session_timeout": "60s"}
 """Limits that PostgreSQL enforces, so that a lock does not outlive its client for long."""
 _CONNECTING: dict[str, Any] = {
@@ -137,9 +140,18 @@ def _postgresql(url: str) -> Engine:
     engine = create_engine(
         url, pool_size=KEPT, max_overflow=CONNECTIONS - KEPT, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT_S
     )
+    engine.dialect.do_ping = partial(_ping, engine.dialect.do_ping)  # type: ignore[method-assign]
     event.listen(engine, "do_connect", _connect)
     event.listen(engine, "handle_error", _replace_useless)
     return engine
+
+
+def _ping(ping: Callable[[Any], bool], connection: Any) -> bool:
+    connection.answer_s = PING_S
+    try:
+        return ping(connection)
+    finally:
+        connection.answer_s = ANSWER_S
 
 
 def _sqlite(url: str) -> tuple[Engine, Engine]:

@@ -84,6 +84,27 @@ def test_connection_that_went_silent_in_the_pool_is_replaced(store: Store) -> No
         os.kill(pid, signal.SIGCONT)
 
 
+def test_silent_pooled_connections_are_replaced_long_before_an_answer_would_be_given_up(tmp_path: Path) -> None:
+    """A database that was replaced leaves connections behind which nobody answers; its readers wait for 10 s."""
+    store = Store(migrated_url("postgresql", tmp_path))
+    now = text("SELECT pg_backend_pid()")
+    with store.read() as first, store.read() as second, store.write() as third:
+        pids = [connection.scalar(now) for connection in (first, second, third)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with store.read() as connection:
+            assert connection.scalar(now) not in pids
+        with store.write() as connection:
+            assert connection.scalar(now) not in pids
+        assert time.monotonic() - began < 2 * session.PING_S
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        store.close()
+
+
 def test_long_statement_ends(store: Store) -> None:
     with pytest.raises(OperationalError, match="statement timeout"), store.read() as connection:
         connection.execute(text("SELECT pg_sleep(30)"))
