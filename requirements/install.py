@@ -27,7 +27,14 @@ BUILD, CUDA, TORCH = "build", "cuda", "torch"
 """The extra that installs the others, the one that needs CUDA's libraries, and the package with several builds."""
 PROJECT = "ablate"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_TORCH = "import importlib.metadata as m; print(m.version('torch')); print(*(m.requires('torch') or ()), sep='\\n')"
+_TORCH = """
+from importlib.metadata import requires, version
+from pip._vendor.packaging.requirements import Requirement
+print(version("torch"))
+for needed in map(Requirement, requires("torch") or ()):
+    if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+        print(needed.name)
+"""
 _ABSENT = "No matching distribution found"
 """pip's words when no index has a version."""
 

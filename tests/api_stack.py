@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -46,6 +47,8 @@ _numbers = itertools.count()
 
 @lru_cache(maxsize=1)
 def _postgres() -> Any:
+    if find_spec("pgserver") is None:
+        pytest.skip("the wheel pgserver has no PostgreSQL for this Python or machine (Python 3.13, ARM)")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it looks for a runtime folder of a desktop session when it is imported
         from pgserver import get_server, postgres_server

@@ -159,7 +159,7 @@ def _up_in_foreground(files: StackFiles, *, with_worker: bool) -> None:
     from service.stack.parts import check_installed
     from service.stack.supervisor import supervise
 
-    check_installed()
+    check_installed(with_worker=with_worker)
     control.clean_stale(files, print_progress)
     err().print("starting; Ctrl-C stops everything")
     supervise(files, lambda kind, text: _print_in_foreground(files, kind, text), with_worker=with_worker)

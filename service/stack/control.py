@@ -52,7 +52,7 @@ def start(files: StackFiles, report: Report, *, with_worker: bool = True) -> Sta
     Raises StackError if it does not start, and then no process is left; or if the running stack has a worker and the
     caller wants none, or the reverse.
     """
-    check_installed()
+    check_installed(with_worker=with_worker)
     clean_stale(files, report)
     if is_locked(files):
         report("note", "a stack already runs or starts here")

@@ -34,8 +34,8 @@ _NEEDS = {
     "flask": "the MLflow server",
     "fastapi": "the API",
     "celery": "the wake-ups",
-    "torch": "the worker",
 }
+_WORKER_NEEDS = {"torch": "the worker", "tokenizers": "the worker", "filelock": "the worker"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,15 +140,14 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def check_installed() -> None:
+def check_installed(*, with_worker: bool) -> None:
     """Raise StackError if this is not Linux, or with the names of missing packages."""
     if sys.platform != "linux":
         raise StackError(f"the embedded stack runs on Linux only (it needs /proc and prctl); this is {sys.platform}")
-    missing = [f"{package} ({use})" for package, use in _NEEDS.items() if importlib.util.find_spec(package) is None]
+    needs = _NEEDS | (_WORKER_NEEDS if with_worker else {})
+    missing = [f"{package} ({use})" for package, use in needs.items() if importlib.util.find_spec(package) is None]
     if missing:
-        raise StackError(
-            f"not installed: {', '.join(missing)}; run pip install '.[service,embedded,worker,cpu]' in the repository"
-        )
+        raise StackError(f"not installed: {', '.join(missing)}; run `make install` in the repository")
 
 
 def all_parts(

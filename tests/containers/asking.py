@@ -13,6 +13,8 @@ from tests.containers import compose_stack as stack
 
 log = logging.getLogger(__name__)
 
+CLIENT = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""A new connection for every request, without the proxy that tests/conftest.py names, where nobody listens."""
 SPEC = Path(__file__).with_name("six-blocks.yaml")
 OUTBOX = (
     "import urllib.request as u; lines = u.urlopen('http://127.0.0.1:8321/metrics').read().decode().splitlines();"
@@ -39,7 +41,7 @@ def headers(environment: dict[str, str]) -> dict[str, str]:
 
 def answer(environment: dict[str, str], path: str) -> httpx.Response:
     """Return an answer of the API, with any status."""
-    return httpx.get(environment["ABLATE_URL"] + path, headers=headers(environment), timeout=10)
+    return CLIENT.get(environment["ABLATE_URL"] + path, headers=headers(environment), timeout=10)
 
 
 def get(environment: dict[str, str], path: str) -> dict[str, Any]:

@@ -75,7 +75,12 @@ def compose(*words: str, timeout_s: float = 300.0) -> str:
 def variables() -> dict[str, str]:
     """Return the environment of a compose command: two processes of what may be several, names as Docker gives them."""
     counts = {f"ABLATE_{service.upper()}_PROCESSES": str(count) for service, count in COUNTS.items()}
-    return {**os.environ, **counts, "PODMAN_COMPOSE_NAME_SEPARATOR_COMPAT": "true"}
+    return {**surroundings(), **counts, "PODMAN_COMPOSE_NAME_SEPARATOR_COMPAT": "true"}
+
+
+def surroundings() -> dict[str, str]:
+    """Return the environment without the proxy of tests/conftest.py, which podman would hand to every container."""
+    return {name: value for name, value in os.environ.items() if name.lower() != "http_proxy"}
 
 
 def container(service: str, number: int = 1) -> str:
@@ -116,7 +121,8 @@ def typed(command: str, folder: Path, *, timeout_s: float = 600.0) -> str:
 
 def engine(*words: str, check: bool = True, timeout_s: float = 120.0) -> str:
     """Run a command of the container engine; return what it printed, both ways."""
-    found = subprocess.run([ENGINE, *words], capture_output=True, text=True, timeout=timeout_s, check=False)
+    command = [ENGINE, *words]
+    found = subprocess.run(command, env=surroundings(), capture_output=True, text=True, timeout=timeout_s, check=False)
     if check and found.returncode:
         raise RuntimeError(f"{ENGINE} {' '.join(words)} failed: {found.stderr}")
     return found.stdout + found.stderr
@@ -158,6 +164,6 @@ def running() -> Iterator[dict[str, str]]:
             elif service == "migrate":
                 assert engine("wait", container(service)).strip().startswith("0")
         token = (ROOT / "secrets" / "ablate_admin_token").read_text()
-        yield {**os.environ, "ABLATE_URL": "http://127.0.0.1:8321", "ABLATE_TOKEN": token}
+        yield {**surroundings(), "ABLATE_URL": "http://127.0.0.1:8321", "ABLATE_TOKEN": token}
     finally:
         compose("down", "--volumes")

@@ -9,7 +9,18 @@ import httpx
 import pytest
 
 from tests.containers import compose_stack as stack
-from tests.containers.asking import SPEC, ablate, done, eventually, get, get_if_up, mlflow_url, outbox_rows, over
+from tests.containers.asking import (
+    CLIENT,
+    SPEC,
+    ablate,
+    done,
+    eventually,
+    get,
+    get_if_up,
+    mlflow_url,
+    outbox_rows,
+    over,
+)
 
 pytestmark = [pytest.mark.timeout(3000), pytest.mark.skipif(stack.why_not() is not None, reason=str(stack.why_not()))]
 
@@ -78,13 +89,13 @@ def test_mlflow_asks_everybody_for_a_password(environment):
         "except e.HTTPError as error: print(error.code)"
     )
     for path in ("/", search, "/graphql"):
-        assert httpx.get(f"http://127.0.0.1:8322{path}", timeout=20).status_code == httpx.codes.UNAUTHORIZED, path
+        assert CLIENT.get(f"http://127.0.0.1:8322{path}", timeout=20).status_code == httpx.codes.UNAUTHORIZED, path
     assert stack.engine("exec", stack.container("worker-cpu"), "python", "-c", look).strip() in ("401", "403")
-    assert httpx.get(mlflow_url() + search, timeout=20).status_code == httpx.codes.OK
+    assert CLIENT.get(mlflow_url() + search, timeout=20).status_code == httpx.codes.OK
     password = stack.engine("exec", stack.container("mlflow"), "mlflow-accounts", "add", "ada").splitlines()[0]
     person = ("ada", password)
-    assert httpx.get(f"http://127.0.0.1:8322{search}", auth=person, timeout=20).status_code == httpx.codes.OK
-    made = httpx.post("http://127.0.0.1:8322/api/2.0/mlflow/runs/create", auth=person, json={"experiment_id": "0"})
+    assert CLIENT.get(f"http://127.0.0.1:8322{search}", auth=person, timeout=20).status_code == httpx.codes.OK
+    made = CLIENT.post("http://127.0.0.1:8322/api/2.0/mlflow/runs/create", auth=person, json={"experiment_id": "0"})
     assert made.status_code == httpx.codes.FORBIDDEN
     stack.engine("exec", stack.container("mlflow"), "mlflow-accounts", "remove", "ada")
 

@@ -10,6 +10,7 @@ import yaml
 
 from tests.containers import compose_stack as stack
 from tests.containers.asking import (
+    CLIENT,
     SPEC,
     ablate,
     answer,
@@ -60,7 +61,7 @@ def answered(name: str) -> float:
 
 def ask(environment: dict[str, str], times: int) -> None:
     for _ in range(times):
-        assert httpx.get(f"{environment['ABLATE_URL']}/version", timeout=10).status_code == httpx.codes.OK
+        assert CLIENT.get(f"{environment['ABLATE_URL']}/version", timeout=10).status_code == httpx.codes.OK
 
 
 def test_the_gateway_asks_every_api_and_goes_on_when_one_is_gone(environment):
@@ -98,7 +99,7 @@ class Submitter(threading.Thread):
         values = {**yaml.safe_load(SPEC.read_text()), "ablation": key}
         began = time.monotonic()
         try:
-            answer = httpx.post(self._url, json=values, headers={**self._headers, "Idempotency-Key": key}, timeout=30)
+            answer = CLIENT.post(self._url, json=values, headers={**self._headers, "Idempotency-Key": key}, timeout=30)
         except httpx.TransportError as error:
             self.odd.append(f"{key}: {error!r} after {time.monotonic() - began:.1f} s")
             return

@@ -27,7 +27,7 @@ class Registry:
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.address = folder, f"127.0.0.1:{port}"
-        self.environment = {**os.environ, "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf")}
+        self.environment = {**stack.surroundings(), "CONTAINERS_REGISTRIES_CONF": str(folder / "registries.conf")}
         (folder / "registries.conf").write_text(f'[[registry]]\nlocation = "{self.address}"\ninsecure = true\n')
         (folder / "config.yml").write_text(
             f"version: 0.1\nhttp: {{addr: {self.address}}}\n"

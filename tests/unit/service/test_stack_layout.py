@@ -13,7 +13,7 @@ from experiments.runtime.processes import wait_until
 from service.errors import StackBusy, StackError
 from service.stack import broker, control, part_processes
 from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
-from service.stack.parts import LOOPBACK, free_port
+from service.stack.parts import LOOPBACK, check_installed, free_port
 from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
 from service.stack.supervisor import clear_mlflow
 
@@ -217,3 +217,10 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(
     monkeypatch.setattr("experiments.runtime.processes._SHORT_FOLDERS", ("/no/such/folder",))
     with pytest.raises(OSError, match="set TMPDIR to a folder with a path of at most 56 bytes"):
         _ = StackFiles(home=tmp_path / ("y" * 120)).broker_socket
+
+
+def test_stack_without_a_worker_needs_no_package_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("torch", "tokenizers") else name)
+    check_installed(with_worker=False)
+    with pytest.raises(StackError, match=r"not installed: torch \(the worker\), tokenizers \(the worker\); run `make"):
+        check_installed(with_worker=True)
