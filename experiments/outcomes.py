@@ -71,6 +71,7 @@ class FailureClass(StrEnum):
     USER_ERROR = "user_error"
     OOM = "oom"
     NUMERICS = "numerics"
+    OUTPUT_LIMIT = "output_limit"
     GATE_REFUSED = "gate_refused"
     INFRA_NODE = "infra_node"
     INFRA_CONTROL = "infra_control"

@@ -25,6 +25,7 @@ RETRY_RULES: dict[FailureClass, RetryRule] = {
     FailureClass.USER_ERROR: RetryRule(1),
     FailureClass.OOM: RetryRule(1),
     FailureClass.NUMERICS: RetryRule(1),
+    FailureClass.OUTPUT_LIMIT: RetryRule(1),
     FailureClass.GATE_REFUSED: RetryRule(1),
     FailureClass.INFRA_NODE: RetryRule(5, (0.0, 2.0, 4.0, 8.0, 16.0), elsewhere=True),
     FailureClass.INFRA_CONTROL: RetryRule(5, (1.0, 2.0, 4.0, 8.0, 16.0)),
@@ -39,7 +40,13 @@ SPEAKS_AGAINST_NODE = frozenset({FailureClass.INFRA_NODE, FailureClass.NO_RECEIP
 """Classes that indicate a bad node when they repeat there over different work."""
 
 FINAL_WITH_RECEIPT = frozenset(
-    {FailureClass.OOM, FailureClass.NUMERICS, FailureClass.GATE_REFUSED, FailureClass.USER_ERROR}
+    {
+        FailureClass.OOM,
+        FailureClass.NUMERICS,
+        FailureClass.GATE_REFUSED,
+        FailureClass.OUTPUT_LIMIT,
+        FailureClass.USER_ERROR,
+    }
 )
 """Classes that are a result of the arm, not of the node: the block counts, and the receipt records the failure."""
 

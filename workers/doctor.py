@@ -14,6 +14,8 @@ from workers.devices.node_health import free_gib_at
 from workers.errors import DeviceBusy, DeviceMissing, PreloadError, WorkerError
 from workers.identity import node
 from workers.identity.node_key import KEY_FILE, node_signer
+from workers.isolation import isolation_gaps, isolation_problem
+from workers.kernel_limits import landlock_version
 from workers.leases.service_api import ServiceApi, service_api
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import keep_lanes, run_lanes
@@ -39,6 +41,7 @@ def examine(settings: Settings) -> list[DoctorCheck]:
         *_service(settings),
         _broker(settings),
         _signing(settings.home_dir / KEY_FILE),
+        _isolation(),
         _torch(),
         _devices(settings),
         *_lanes(settings),
@@ -108,6 +111,15 @@ def _signing(path: Path) -> DoctorCheck:
     except (WorkerError, SigningUnavailable) as error:
         return _check("signing key", str(error))
     return _check("signing key", signing_problem(), detail)
+
+
+def _isolation() -> DoctorCheck:
+    """Say which isolation trials get here. A node without any runs built-in trials, which are no foreign code."""
+    problem = isolation_problem()
+    if problem is not None:
+        return _check("isolation", f"none: trials can read this node's keys, because {problem}", needed=False)
+    detail = "; ".join((f"trials run under Landlock, version {landlock_version()}", *isolation_gaps()))
+    return _check("isolation", None, detail, needed=False)
 
 
 def _torch() -> DoctorCheck:

@@ -3,6 +3,7 @@
 The settings are in another module, because they need a package that an air-gapped node lacks.
 """
 
+import ctypes
 import os
 import re
 from collections.abc import Mapping
@@ -24,6 +25,21 @@ def peer_site() -> Path | None:
 def state_folder() -> Path:
     """Return the folder for data that outlives a run on this machine: ABLATE_HOME, by default ./.ablate."""
     return Path(os.environ.get("ABLATE_HOME") or ".ablate").absolute()
+
+
+TRIAL_READABLE = "ABLATE_TRIAL_READABLE"
+"""Environment variable with files and folders that trials may read beside those that every trial needs, separated by
+colons; see docs/trust.md."""
+
+
+def library_folders() -> tuple[Path, ...]:
+    """Return the files and folders of libraries that the operator has named in any variable."""
+    names = [TRIAL_READABLE, "LD_LIBRARY_PATH", "PYTHONPATH", PEER_SITE, "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"]
+    named = [part for name in names for part in os.environ.get(name, "").split(os.pathsep) if part]
+    library = xla_compiler.library()
+    here = Path.cwd()  # Python may have put it into PYTHONPATH, and it may be anything
+    folders = [Path(part).absolute() for part in named] + ([library.parent] if library else [])
+    return tuple(folder for folder in folders if folder != here)
 
 
 DEVICE_LOCKS = "ABLATE_DEVICE_LOCKS"
@@ -59,9 +75,14 @@ _SECRETS = re.compile(r"ABLATE_.*(TOKEN|SECRET|URL)|MLFLOW_TRACKING_.*|PG(PASSWO
 def hide_secrets() -> None:
     """Remove the service's secrets from the environment of every process that starts later, trials among them.
 
-    Settings are read before that.
+    Settings are read before that. The kernel shows other processes of this user the memory with the environment of this
+    one, so the secrets are overwritten there.
     """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if _SECRETS.fullmatch(name)]:
+        if address := getenv(os.fsencode(name)):
+            ctypes.memset(address, ord("-"), len(os.environb[os.fsencode(name)]))
         del os.environ[name]
 
 
@@ -96,14 +117,22 @@ _CACHES = ("TILELANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", 
 """Cache folders of compilers."""
 
 
-def keep_kernels(folder: Path) -> None:
-    """Cache compiled code below `folder`, so that a node compiles it only once; the operator's choice wins.
+def chosen_caches() -> dict[str, str]:
+    """Return the cache folders of compilers that the operator has chosen, by their variables.
+
+    The worker asks before it starts a trial: where torch is imported, torch may have set a variable itself.
+    """
+    return {name: os.environ[name] for name in _CACHES if os.environ.get(name)}
+
+
+def keep_kernels(folder: Path, chosen: Mapping[str, str]) -> None:
+    """Cache compiled code below `folder`, so that a node compiles it only once; what the operator has `chosen` wins.
 
     The caller names the folder after the versions of all compilers: the keys of TileLang leave out nvcc's version, and
     those of torch.compile leave out the C++ compiler's.
     """
     for name in _CACHES:
-        os.environ.setdefault(name, str(folder / name.lower()))
+        os.environ[name] = chosen.get(name, str(folder / name.lower()))
 
 
 def start_cold(folder: Path) -> None:

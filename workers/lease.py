@@ -20,6 +20,8 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     """This worker has to end."""
+    OUTPUT_LIMIT = "output limit"
+    """Its files use more space than a trial may use."""
     TIMEOUT = "timeout"
 
 

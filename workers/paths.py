@@ -1,10 +1,57 @@
 """The names of all files of a trial."""
 
+import errno
 import math
+import os
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+
+def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
+    """Open a file that a trial may have written; never through a link, and without waiting for the end of a pipe.
+
+    A trial could otherwise let the worker read or write a file that is closed to the trial itself.
+
+    Raises:
+        FileNotFoundError: it is missing, or no regular file.
+
+    """
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+            raise FileNotFoundError(errno.ENOENT, "no regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
+    return os.fdopen(handle, "ab" if flags & os.O_APPEND else "rb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What the files below a folder use on the disk."""
+
+    bytes: int
+    files: int
+
+
+def usage_of(folder: Path) -> Usage:
+    """Return the usage of all files below `folder`, without following links; a file that vanishes does not count."""
+    size, files, folders = 0, 0, [str(folder)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    files += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+    return Usage(bytes=size, files=files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +90,26 @@ class TrialPaths:
         """The sealed receipt."""
         return self.folder / "receipt.json"
 
+    @property
+    def temporary(self) -> Path:
+        """Temporary files of an isolated trial."""
+        return self.folder / "tmp"
+
+    def make_room(self, path: Path) -> None:
+        """Remove whatever the trial has left at `path`, where the worker is going to write."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def drop_output(self) -> None:
+        """Remove everything except the files that the worker reads."""
+        kept = {self.log, self.steps, self.result, self.receipt}
+        for path in self.folder.iterdir():
+            if path not in kept:
+                with suppress(OSError):  # the folder is removed with its attempt
+                    self.make_room(path)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkPaths:
@@ -74,18 +141,9 @@ class WorkPaths:
         attempts.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
         left = most_bytes
         for place, path in enumerate(attempts):
-            left -= _bytes_below(path) if place < keep else 0
+            left -= usage_of(path).bytes if place < keep else 0
             if place >= keep or left < 0:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _bytes_below(folder: Path) -> int:
-    """Return the space that a folder's files use on the disk."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # gone meanwhile
-            total += path.lstat().st_blocks * 512
-    return total
 
 
 def _plain(name: str) -> str:

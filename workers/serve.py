@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
 from experiments.records.signing import Signer
 from experiments.runtime.logs import configure_logging
+from model.measurements import GIB
 from workers.blocks.block_runner import NodeContext
 from workers.devices.device_lock import DeviceLock
 from workers.devices.node_health import NodeHealth
@@ -27,7 +29,7 @@ from workers.leases.wake_listener import WakeListener
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes
-from workers.processes.runner import TrialRunner, start_processes
+from workers.processes.runner import MOST_OUTPUT, TrialRunner, start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 from workers.settings import Settings, get_settings
 
@@ -69,7 +71,12 @@ def _serve(settings: Settings, console: Console) -> None:
     with DeviceLock(node.devices.locks("worker")):
         signer = node_signer(settings.home_dir / KEY_FILE)
         console.print(f"signs with {signer.key}")
-        with start_processes(wake_event, grace_s=settings.grace_s, preempted=stopping.now) as runner:
+        with start_processes(
+            wake_event,
+            grace_s=settings.grace_s,
+            preempted=stopping.now,
+            most_output=replace(MOST_OUTPUT, bytes=int(settings.trial_disk_gib * GIB)),
+        ) as runner:
             _work(settings, node, signer, runner, wake_event=wake_event, stopping=stopping)
 
 
@@ -103,6 +110,7 @@ def _work(
         proof=proof,
         signer=signer,
         corpus_roots=settings.corpus_roots,
+        secrets=(settings.home_dir,),
     )
     poll_s = min(settings.poll_s, registered.claim_poll_s)
     link = ServiceLink(

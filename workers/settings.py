@@ -62,6 +62,8 @@ class Settings(BaseSettings):
     """Attempt folders to keep on disk; fewer if they use more than 10 GiB."""
     least_disk_gib: float = Field(default=1.0, ge=0)
     """A node with less free space in its state folder takes no block."""
+    trial_disk_gib: float = Field(default=4.0, gt=0)
+    """Most space of a running trial's files. A trial that uses more ends as `output_limit`."""
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only `torch-headers`."""
 

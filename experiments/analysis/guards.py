@@ -36,11 +36,12 @@ _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "software versions": lambda receipt: _software(receipt),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
 }
-"""Values that must be equal over all blocks. Nodes of one class may differ in serial number and operating system."""
+"""Values that must be equal over all blocks. Nodes of a class may differ in serial number, kernel and isolation."""
 
 
 def _software(receipt: Receipt) -> dict[str, str]:
-    return {name: version for name, version in receipt.environment.versions.items() if name != "kernel"}
+    versions = receipt.environment.versions.items()
+    return {name: version for name, version in versions if name not in {"kernel", "isolation"}}
 
 
 def receipt_problems(receipt: Receipt, plan: Plan) -> list[str]:

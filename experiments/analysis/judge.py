@@ -41,7 +41,14 @@ from kernels.backends import NODE_CLASSES
 HITS_BY_CHANCE = 1
 """Largest surplus of broken attempts from outside in one arm that counts as chance."""
 _BY_THE_ARM = frozenset(
-    {FailureClass.TIMEOUT, FailureClass.NO_RECEIPT, FailureClass.OOM, FailureClass.NUMERICS, FailureClass.USER_ERROR}
+    {
+        FailureClass.TIMEOUT,
+        FailureClass.NO_RECEIPT,
+        FailureClass.OOM,
+        FailureClass.NUMERICS,
+        FailureClass.OUTPUT_LIMIT,
+        FailureClass.USER_ERROR,
+    }
 )
 """Failures of the arm's own run. Its slow trials may have failed, so the rerun may be a lucky one."""
 _FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.INFRA_NODE})

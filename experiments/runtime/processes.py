@@ -75,6 +75,25 @@ def adopt_orphans() -> None:
         raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
 
 
+def end_family_with_parent() -> None:
+    """End every descendant of this process, and then itself, on SIGTERM and when the thread that started it ends.
+
+    It adopts the orphans among its descendants: after its own end, nobody could find those without their mark.
+    """
+    adopt_orphans()
+    own = os.getpid()
+
+    def end_family(number: int, _frame: object) -> None:
+        if os.getpid() == own:
+            end_all(lambda: descendants_of([own]), grace_s=0)
+            os._exit(0)
+        signal.signal(number, signal.SIG_DFL)  # a child that has only just been forked
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end_family)
+    die_with_parent(signal.SIGTERM)
+
+
 def group_members(pgid: int) -> list[int]:
     """Return the living processes of a group, except this one."""
     return [pid for pid in _others() if _group_of(pid) == pgid]
@@ -83,6 +102,12 @@ def group_members(pgid: int) -> list[int]:
 def children_of(pid: int) -> list[int]:
     """Return the living children of `pid`, except this process."""
     return [other for other in _others() if (ids := _parent_and_group(other)) is not None and ids[0] == pid]
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a living process."""
+    ids = _parent_and_group(pid)
+    return None if ids is None else ids[0]
 
 
 def descendants_of(pids: Iterable[int]) -> list[int]:

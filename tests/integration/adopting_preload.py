@@ -1,5 +1,5 @@
-"""A preload without torch for fork servers of tests: like the real one, it makes the server adopt orphans."""
+"""A preload without torch for fork servers of tests: like the real one, it ends with its worker and takes all along."""
 
-from experiments.runtime.processes import adopt_orphans
+from experiments.runtime.processes import end_family_with_parent
 
-adopt_orphans()
+end_family_with_parent()

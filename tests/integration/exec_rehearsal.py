@@ -34,6 +34,7 @@ def main() -> None:
             paths=WorkPaths(home=home),
             data_dir=home / "data",
             proof=node.devices.proof(),
+            secrets=(home,),
         )
         third = first.model_copy(update={"trial_id": "trl_fails", "timeout_s": 0.05})
         fourth = third.model_copy(update={"trial_id": "trl_variant", "role": "variant"})

@@ -139,6 +139,24 @@ def test_no_process_below_a_worker_inherits_a_secret(monkeypatch: pytest.MonkeyP
     assert os.environ["ABLATE_HOME"] == "/somewhere"
 
 
+def test_the_kernel_shows_no_secret_of_a_worker_that_has_read_its_settings() -> None:
+    """Other processes of the same user read the environment with which a process was started."""
+    code = (
+        "from pathlib import Path; from workers.environment_variables import hide_secrets; hide_secrets();"
+        "print(Path('/proc/self/environ').read_bytes())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ABLATE_WORKER_TOKEN": PLANTED, "ABLATE_HOME": "/somewhere"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "ABLATE_WORKER_TOKEN=" + "-" * len(PLANTED) in done.stdout
+    assert "ABLATE_HOME=/somewhere" in done.stdout
+    assert PLANTED not in done.stdout
+
+
 def _environment(home: Path, settings: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "ABLATE_HOME": str(home), **{f"ABLATE_{name}": value for name, value in settings.items()}}
 

@@ -33,7 +33,7 @@ def _fresh(rig: Rig) -> None:
 def test_block_of_two_arms_is_reported_whole(rig: Rig) -> None:
     rig.service.blocks.append(block([rig.config(), rig.config()], attempt="good"))
     (report,) = until(lambda: rig.service.bodies(":report"))
-    assert report["failure_class"] is None
+    assert report["failure_class"] is None, report["message"]
     first, second = report["receipts"]
     for receipt in (first, second):
         assert receipt_check.verify(receipt) == []
@@ -103,7 +103,7 @@ def test_repeated_timeout_is_the_arms_result_and_the_others_are_measured(rig: Ri
     trials = (claimed.trials[0], claimed.trials[1].model_copy(update=late), claimed.trials[2])
     rig.service.blocks.append(claimed.model_copy(update={"trials": trials}))
     (report,) = until(lambda: rig.service.bodies(":report"))
-    assert report["failure_class"] is None
+    assert report["failure_class"] is None, report
     assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured", "timeout", "measured"]
     late_receipt = report["receipts"][1]
     assert (late_receipt["failure_class"], late_receipt["summary"]) == ("timeout", None)

@@ -109,13 +109,39 @@ def test_a_process_without_its_mark_ends_with_its_trial(
     assert all(map(is_gone, _family(tmp_path)))
 
 
-def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path) -> None:
-    owner = subprocess.Popen([sys.executable, "-m", "tests.integration.worker_family", str(tmp_path)], cwd=ROOT)
+@pytest.mark.parametrize("bare", [False, True])
+def test_kill_9_of_the_owner_kills_the_whole_family(tmp_path: Path, bare: bool) -> None:
+    command = [sys.executable, "-m", "tests.integration.worker_family", str(tmp_path), *(["bare"] if bare else [])]
+    owner = subprocess.Popen(command, cwd=ROOT)
     members = _family(tmp_path)
     until((tmp_path / "watched").exists)
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
+    assert len(members) == (4 if bare else 3)
     until(lambda: all(map(is_gone, members)))
+
+
+def test_kill_9_of_the_owner_of_a_stopped_fork_server_kills_all(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-m", "tests.integration.worker_family", str(tmp_path), "bare"], cwd=ROOT)
+    members = _family(tmp_path)
+    until((tmp_path / "watched").exists)
+    fork_server = psutil.Process(members[0]).parent()
+    assert fork_server is not None
+    fork_server.suspend()
+    owner.kill()
+    owner.wait()
+    until(lambda: all(map(is_gone, [*members, fork_server.pid])))
+
+
+def test_kill_9_of_the_fork_server_leaves_nothing_either(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.worker_family", str(tmp_path), "bare", "adopts"]
+    owner = subprocess.Popen(command, cwd=ROOT)
+    members = _family(tmp_path)
+    until((tmp_path / "watched").exists)
+    psutil.Process(members[0]).parent().kill()  # type: ignore[union-attr]
+    assert owner.wait(60) == 0
+    assert len(members) == 4
+    assert [pid for pid in members if not is_gone(pid)] == []
 
 
 def test_trial_on_its_way_to_a_starting_fork_server_ends_with_its_worker(tmp_path: Path) -> None:

@@ -71,8 +71,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     wake_event = WakeEvent()
     with ReportingGuardian(folder / "watched") as guardian:
-        runner = TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False)
-        runner.run(order(folder), Lease(300.0, sent_at=10**12), timeout_s=300.0)
+        adopts = "adopts" in sys.argv
+        if adopts:
+            adopt_orphans()
+        runner = TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False, adopts=adopts)
+        runner.run(order(folder, bare="bare" in sys.argv), Lease(300.0, sent_at=10**12), timeout_s=300.0)
 
 
 if __name__ == "__main__":

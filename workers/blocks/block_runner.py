@@ -21,6 +21,7 @@ from workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from workers.blocks.slices import SlicedBlock, SlicedTrial
 from workers.blocks.surroundings import Surroundings, busiest, changes, look_around
 from workers.devices.node_health import ReleaseProof
+from workers.environment_variables import chosen_caches
 from workers.errors import BlockBroken, BlockStopped
 from workers.identity.node import Node
 from workers.lease import Lease, StopReason
@@ -51,6 +52,8 @@ class NodeContext:
     """Signs reports; None on an air-gapped node that cannot sign."""
     corpus_roots: tuple[Path, ...] | None = None
     """Folders that may contain a corpus; None for any, where the person who runs the plan also chose the corpus."""
+    secrets: tuple[Path, ...]
+    """Files and folders that stay closed to trials."""
 
 
 class BlockRunner:
@@ -149,7 +152,7 @@ class BlockRunner:
 
         trials = [
             SlicedTrial(
-                order=self._order(block, trial, lease, output=output),
+                order=self._isolated(self._order(block, trial, lease, output=output)),
                 timeout_s=trial.timeout_s,
                 began=partial(began, trial.trial_id),
                 goes_on=partial(output.runs, trial.trial_id),
@@ -176,6 +179,8 @@ class BlockRunner:
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
         if ending.stopped is not None:
             log_stop(paths.log, ending.stopped, ending.wall_s, how_far(paths, trial))
+        if ending.stopped is StopReason.OUTPUT_LIMIT:
+            paths.drop_output()
         after = look_around(self._context.node.devices)
         receipt = TrialRecord(
             block=block,
@@ -189,6 +194,7 @@ class BlockRunner:
             device_events=changes(before.device, after.device),
             foreign_busiest=busiest(before.processes, after.processes, exclude=own),
         ).receipt()
+        paths.make_room(paths.receipt)
         write_whole(paths.receipt, receipt.model_dump_json(indent=1))
         _log.info("trial %s (%s): %s in %.2f s", trial.trial_id, trial.arm, receipt.outcome, ending.wall_s)
         self._on_receipt(receipt)
@@ -205,6 +211,7 @@ class BlockRunner:
             paths=paths,
             data_dir=self._context.data_dir,
             kernels=self._context.node.kernels(self._context.data_dir),
+            caches=chosen_caches(),
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             topology=self._node_class.topologies.get(config.mesh.devices),
@@ -233,17 +240,20 @@ class BlockRunner:
         return self._prepared[key]
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
-        """Run a process to its end or its timeout, and check the devices after it.
+        """Run a process, isolated, to its end or its timeout, and check the devices after it.
 
         If the process leaves something on the devices, the block breaks before its next process. The measurement of
         this process still counts.
         """
         self._check_quarantine()
-        ending = self._context.runner.run(order, lease, timeout_s=timeout_s)
+        ending = self._context.runner.run(self._isolated(order), lease, timeout_s=timeout_s)
         self._context.proof.survived(ending.survivors)
         self._prove_release(order.trial_id)
         self._check(ending)
         return ending
+
+    def _isolated(self, order: TrialOrder) -> TrialOrder:
+        return order.isolated(self._context.secrets) if self._context.node.isolates else order
 
     def _check_quarantine(self) -> None:
         if self.quarantine is not None:
@@ -258,7 +268,7 @@ class BlockRunner:
         """Raise BlockBroken or BlockStopped for an ending that concerns the whole block."""
         if ending.survivors:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL")
-        if ending.stopped not in (None, StopReason.TIMEOUT):
+        if ending.stopped not in (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT):
             raise BlockStopped(ending.stopped)
 
 

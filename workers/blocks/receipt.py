@@ -117,6 +117,9 @@ class TrialRecord:
         if self.ending.stopped is StopReason.TIMEOUT:
             message = f"the trial took longer than {self.trial.timeout_s:.0f} s{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.TIMEOUT, message=message)
+        if self.ending.stopped is StopReason.OUTPUT_LIMIT:
+            message = f"the trial's files use more space than a trial may use{self._how_far()}"
+            return TrialResult.partial(failure_class=FailureClass.OUTPUT_LIMIT, message=message)
         result = read_result(self.paths.result)
         if result is not None:
             return result

@@ -7,6 +7,7 @@ slices are left out and the others go on.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,9 @@ from workers.lease import Lease
 from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending, RunningTrial, TrialRunner
 from workers.processes.trial import PIPE_BYTE
+
+_READ_BYTES = 65_536
+"""A trainer that writes more than one byte waits once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,7 @@ class SlicedBlock:
         if not resident.running.over:
             resident.running.let_go_on()
             with suppress(OSError):  # a dead trainer shows by its end
-                resident.pipe.send_bytes(PIPE_BYTE)
+                os.write(resident.pipe.fileno(), PIPE_BYTE)
             self._advance(resident)
 
     def _advance(self, resident: _Resident) -> None:
@@ -113,8 +117,8 @@ class SlicedBlock:
 def _waits(trainer: Connection) -> bool:
     """Read the trainer's byte; return whether it waits. False when it is gone or has sent nothing."""
     try:
-        return trainer.poll() and bool(trainer.recv_bytes())
-    except (EOFError, OSError):
+        return trainer.poll() and bool(os.read(trainer.fileno(), _READ_BYTES))
+    except OSError:
         return False
 
 

@@ -16,11 +16,14 @@ from experiments.digest import SOURCE_ROOT, code_digest, digest, digest_bytes
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
 from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
+from workers.isolation import ISOLATED, NOT_ISOLATED, isolation_problem
 
 _XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
 _DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_XLA)
 _TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
 """Compilers outside of Python, by their name in receipts; the first that exists counts."""
+_ISOLATION = "isolation"
+"""Entry of the versions: receipts and the service then know it from every node."""
 _GIT_TIMEOUT_S = 20.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
@@ -57,9 +60,15 @@ class Node:
         """Memory for a trial: the device's, or on the host the limit of processes."""
         return self.memory_limit_bytes if self.node_class.on_host else self.devices.first.memory_bytes
 
+    @property
+    def isolates(self) -> bool:
+        """Whether trials run isolated here."""
+        return self.versions[_ISOLATION] == ISOLATED
+
     def kernels(self, data_dir: Path) -> Path:
         """Return the folder for compiled code below `data_dir`; other versions have another one."""
-        return data_dir / "kernels" / digest(self.versions).removeprefix("sha256:")[:12]
+        versions = {name: version for name, version in self.versions.items() if name != _ISOLATION}
+        return data_dir / "kernels" / digest(versions).removeprefix("sha256:")[:12]
 
     def changed(self) -> str | None:
         """Return what changed since the start of this worker, so that its receipts would be wrong; None if nothing."""
@@ -135,7 +144,8 @@ def cores() -> int:
 
 def _versions(devices: Devices) -> dict[str, str]:
     """Return the installed versions of all software that may change a measurement."""
-    versions = {"python": platform.python_version(), "kernel": platform.release()}
+    isolation = ISOLATED if isolation_problem() is None else NOT_ISOLATED
+    versions = {"python": platform.python_version(), "kernel": platform.release(), _ISOLATION: isolation}
     for name in _DISTRIBUTIONS:
         try:
             versions[name] = metadata.version(name)
@@ -178,6 +188,8 @@ def _lacks() -> tuple[str, ...]:
         missing.append("git is not installed: receipts carry the code digest, but no commit")
     if compiler() is None:
         missing.append("no C++ compiler (g++, clang++): arms with compile: true will fail")
+    if (problem := isolation_problem()) is not None:
+        missing.append(f"trials are not isolated and can read this node's keys: {problem}")
     return tuple(missing)
 
 

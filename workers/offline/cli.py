@@ -65,6 +65,7 @@ class _Job:
     resume: bool
     rehearse: bool
     signer: Signer | None
+    key: Path
 
 
 def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
@@ -91,7 +92,8 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
     try:
         plan_file = read_plan_file(plan.read_bytes())
-        signer = _signer((key or state_folder() / KEY_FILE).absolute(), console)
+        key_file = (key or state_folder() / KEY_FILE).absolute()
+        signer = _signer(key_file, console)
         job = _Job(
             plan_file=plan_file,
             folder=BundleFolder(out.absolute(), plan_file, signer),
@@ -100,6 +102,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             resume=resume,
             rehearse=rehearse,
             signer=signer,
+            key=key_file,
         )
         wanted = plan_file.plan.node_class
         name = node_name or own_node_name()
@@ -183,7 +186,13 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
         start_processes(wake_event, grace_s=_GRACE_S, preempted=stopping) as runner,
     ):
         context = NodeContext(
-            node=node, node_id=node_id, runner=runner, paths=job.folder.paths, data_dir=job.data_dir, proof=proof
+            node=node,
+            node_id=node_id,
+            runner=runner,
+            paths=job.folder.paths,
+            data_dir=job.data_dir,
+            proof=proof,
+            secrets=(state_folder(), job.folder.root, job.key),
         )
         yield context, stopping
 

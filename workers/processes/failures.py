@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
 from model.errors import ConfigError, DataError, DatasetDamaged, MeasurementError, NonFiniteLoss, StillCompiling
-from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing
+from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing, IsolationFailed, OutputTooLarge
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
 _DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
@@ -33,9 +33,10 @@ _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (
     ((NonFiniteLoss,), FailureClass.NUMERICS),
     ((KernelUnsupported,), FailureClass.GATE_REFUSED),
     ((ConfigError, DataError), FailureClass.USER_ERROR),
+    ((OutputTooLarge,), FailureClass.OUTPUT_LIMIT),
     ((StillCompiling,), FailureClass.INVALID_MEASUREMENT),
     (
-        (OSError, DatasetDamaged, MeasurementError, DeviceMissing, DeviceBusy, CompilerKilled),
+        (OSError, DatasetDamaged, MeasurementError, DeviceMissing, DeviceBusy, CompilerKilled, IsolationFailed),
         FailureClass.INFRA_NODE,
     ),
 )

@@ -10,10 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.runtime.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
@@ -28,6 +29,9 @@ _DEATH_PATIENCE_S = 10.0
 """Time that a killed fork server may take to end; only then does multiprocessing start another one."""
 _RETRY_S = 0.05
 _END_PATIENCE_S = 2.0
+_OWN_FILES = "/proc/self/fd"
+_ADDRESS = "_forkserver_address"
+"""Attribute of multiprocessing's server object."""
 
 _T = TypeVar("_T")
 
@@ -41,12 +45,19 @@ class ForkServer:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._preload = preload
         self._target = target
+        self._socket: int | None = None
+        """The server's socket, which has no other name."""
         self._context.set_forkserver_preload([preload])
 
     @property
     def pid(self) -> int | None:
         """The server's process number, None before its start."""
         return getattr(forkserver._forkserver, "_forkserver_pid", None)
+
+    @property
+    def tracker_pid(self) -> int | None:
+        """The process of multiprocessing that removes what others leave."""
+        return getattr(resource_tracker._resource_tracker, "_pid", None)
 
     def check(self) -> None:
         """Start the server and verify its preload.
@@ -71,6 +82,7 @@ class ForkServer:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_answer, args=(theirs, target, arguments))
         try:
+            self._ensure_running()
             process.start()
             theirs.close()  # the pipe then ends together with the process
             if not ours.poll(patience_s):
@@ -84,6 +96,21 @@ class ForkServer:
             _end(process)
         return answer
 
+    def _ensure_running(self) -> None:
+        """Start the server if it does not run, and remove its socket from the file system.
+
+        Who connects to the socket runs any code in a process that is not isolated. This process keeps the only path.
+        """
+        forkserver.ensure_running()
+        address = str(getattr(forkserver._forkserver, _ADDRESS))
+        if address.startswith(_OWN_FILES):
+            return
+        if self._socket is not None:
+            os.close(self._socket)
+        self._socket = os.open(address, os.O_PATH | os.O_CLOEXEC)
+        Path(address).unlink()
+        setattr(forkserver._forkserver, _ADDRESS, f"{_OWN_FILES}/{self._socket}")
+
     def start(self, order: TrialOrder) -> ForkServerProcess:
         """Start a trial; its process group has the number of its process.
 
@@ -93,6 +120,7 @@ class ForkServer:
         while True:
             process = self._context.Process(target=self._target, args=(order,), name=f"trial-{order.trial_id}")
             try:
+                self._ensure_running()
                 process.start()
             except (EOFError, ConnectionError):
                 if time.monotonic() > deadline:

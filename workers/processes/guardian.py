@@ -22,7 +22,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from experiments.runtime.processes import children_of, descendants_of, end_all, group_members
+from experiments.runtime.processes import (
+    children_of,
+    descendants_of,
+    end_all,
+    group_members,
+    parent_of,
+    start_of,
+    wait_until,
+)
 from workers.environment_variables import trial_mark
 from workers.lease import boot_time_s
 
@@ -32,6 +40,8 @@ _MODULE = "workers.processes.guardian"
 _ANSWER_PATIENCE_S = 10.0
 """A guardian that leaves a line unanswered for so long counts as frozen; its start takes most of a second."""
 _END_PATIENCE_S = 5.0
+_SERVER_PATIENCE_S = 2.0
+"""Time in which a fork server ends after its worker, unless somebody has stopped it."""
 _ANSWER = b"."
 _READ_BYTES = 65_536
 _CHECK_EVERY_S = 1.0
@@ -56,6 +66,12 @@ class Guardian:
         with self._lock:
             if self._process is not None:
                 self._process.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The guardian's process number, None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
 
     def watch(self, pgid: int, trial_id: str) -> None:
         """End this trial's processes when the worker dies, or when its lease is over."""
@@ -118,6 +134,11 @@ class _GuardianProcess:
         os.set_blocking(self._answers, False)
         self._unanswered: deque[float] = deque()
         """Times at which the unanswered lines were written."""
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
 
     def write(self, line: str) -> None:
         """Write one line. If that fails, `problem` shows it, and the next guardian receives everything."""
@@ -184,6 +205,8 @@ class Watch:
         self._torn = ""
         self.running: set[tuple[int, str]] = set()
         """Process groups and trials."""
+        self._servers: set[tuple[int, int]] = set()
+        """Parents of the trials, by number and start: fork servers."""
 
     def read(self, text: str) -> int:
         """Process text from the worker; return the number of complete lines."""
@@ -199,6 +222,10 @@ class Watch:
         group, _space, trial_id = line[1:].partition(" ")
         change = self.running.add if line.startswith("+") else self.running.discard
         change((int(group), trial_id))
+        server = parent_of(int(group)) if line.startswith("+") else None
+        # of an orphan, the parent may be any process
+        if server is not None and parent_of(server) == self._worker and (start := start_of(server)) is not None:
+            self._servers.add((server, start))
 
     def left_s(self) -> float:
         """Return the seconds until the lease is over, infinity without a lease."""
@@ -224,6 +251,11 @@ class Watch:
         """End the trials of a dead worker."""
         for pgid, trial_id in self.running:
             end_trial(pgid, trial_id=trial_id, grace_s=0)
+        wait_until(lambda: not self._living_servers(), patience_s=_SERVER_PATIENCE_S)  # they end all below them
+        end_all(lambda: sorted({*(alive := self._living_servers()), *descendants_of(alive)}), grace_s=0)
+
+    def _living_servers(self) -> list[int]:
+        return [server for server, start in self._servers if start_of(server) == start]
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from experiments.documents import write_whole
 from experiments.runtime.processes import die_with_parent
 from kernels.backends import Lane
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from workers.environment_variables import keep_kernels, peer_site, use_environment
+from workers.environment_variables import chosen_caches, keep_kernels, peer_site, use_environment
 from workers.errors import PreloadError
 from workers.identity.node import Node
 from workers.processes.forkserver import ForkServer
@@ -41,6 +41,8 @@ class LaneOrder:
     locks: tuple[str, ...]
     kernels: Path
     """Caches of compilers on disk."""
+    caches: Mapping[str, str]
+    """Those that the operator has chosen instead, by their environment variables."""
 
 
 def stored_lanes(node: Node, home: Path) -> frozenset[str]:
@@ -67,6 +69,7 @@ def run_lanes(
             environment=node_class.environment,
             locks=node.devices.locks("trainer"),
             kernels=node.kernels(data_dir),
+            caches=chosen_caches(),
         )
         for lane in node_class.lanes
     ]
@@ -112,6 +115,6 @@ def _run(order: LaneOrder) -> str | None:
     from workers.processes.trial import find_device
 
     use_environment(order.environment)
-    keep_kernels(order.kernels)
+    keep_kernels(order.kernels, order.caches)
     mamba3.use_lane(order.lane, peer_site())
     return mamba3.lane_problem(order.lane, find_device(order.device_type))

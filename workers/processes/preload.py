@@ -14,15 +14,13 @@ import model.hybrid
 import model.training.measurement
 import model.training.train
 import workers.processes.trial
-from experiments.runtime.processes import adopt_orphans, die_with_parent
+from experiments.runtime.processes import end_family_with_parent
 
 __all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 
 SERVER_PID = os.getpid()
 """The fork server. A trial inherits the number and compares it with its parent's, to see whether the server lives."""
 
-# This server does not end when its worker is already gone: a trial that was ordered before checks that itself.
-die_with_parent()
-
-# The processes that an ended trial leaves become this server's children, where the worker finds them.
-adopt_orphans()
+# The processes that an ended trial leaves become this server's children, where the worker finds them. When the worker
+# dies, this server ends them before itself. A trial that was ordered before checks itself whether its worker lives.
+end_family_with_parent()

@@ -3,17 +3,24 @@
 import math
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 
+from experiments.design.config_fields import read_config
+from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
+from model.data.corpus import TORCH_HEADERS
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from workers.paths import TrialPaths
+from workers.isolation import Isolation, system_folders
+from workers.paths import TrialPaths, open_plain
+
+MAX_RESULT_BYTES = 64 * 2**20
+"""Largest result file, and largest file of steps, that the worker reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,8 @@ class TrialOrder:
     """Whether compilers start with empty caches on disk."""
     kernels: Path | None = None
     """Caches of compilers on disk, for the versions of this node; None for the compilers' own places."""
+    caches: Mapping[str, str] = field(default_factory=dict)
+    """Those that the operator has chosen instead, by their environment variables."""
     dataset: Path | None = None
     """Folder of the prepared dataset; None for a process that trains on none."""
     prepare_only: bool = False
@@ -52,6 +61,32 @@ class TrialOrder:
     """Pipe to the worker, for a trial that runs in slices and waits for its turn."""
     corpus_roots: tuple[Path, ...] | None = None
     """Folders of this node that may contain a corpus; None for any."""
+    isolation: Isolation | None = None
+    """What the process may use; None on a node that isolates no trials."""
+
+    def isolated(self, hidden: tuple[Path, ...]) -> "TrialOrder":
+        """Return this order for an isolated process, from which the folders `hidden` stay closed.
+
+        It reads its dataset, or the corpus to make one from, and writes its own folder and the caches of compilers. A
+        preparation writes datasets, too.
+        """
+        corpus = read_config(self.config).data.corpus if self.prepare_only else TORCH_HEADERS
+        readable = [*system_folders(), *([] if corpus == TORCH_HEADERS else [Path(corpus)])]
+        writable = [self.paths.folder, *([self.data_dir] if self.prepare_only else [])]
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if self.dataset is not None:
+            readable.append(self.dataset)
+        for cache in (*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])):
+            cache.mkdir(parents=True, exist_ok=True)
+            writable.append(cache)
+        isolation = Isolation(
+            readable=tuple(readable),
+            writable=tuple(writable),
+            hidden=hidden,
+            sockets=self.device_type == "xla",  # its runtime talks to itself over sockets
+            temporary=self.paths.temporary,
+        )
+        return replace(self, isolation=isolation)
 
 
 class TrialResult(TrialMeasurements):
@@ -74,15 +109,33 @@ class TrialResult(TrialMeasurements):
 
 
 def read_steps(path: Path) -> tuple[Step, ...]:
-    """Return the steps that a trial wrote before it ended; an incomplete last line does not count."""
-    if not path.is_file():
-        return ()
-    whole, _newline, _torn = path.read_bytes().rpartition(b"\n")
-    return tuple(Step.model_validate_json(line) for line in whole.splitlines())
+    """Return the steps that a trial wrote before it ended, up to the first line that is no step."""
+    steps = []
+    whole, _newline, _torn = _read(path).rpartition(b"\n")
+    for line in whole.splitlines():
+        try:
+            steps.append(Step.model_validate_json(line))
+        except ValidationError:
+            break
+    return tuple(steps)
 
 
 def read_result(path: Path) -> TrialResult | None:
-    """Return the trial's result, None if it wrote none."""
-    if not path.is_file():
+    """Return the trial's result, None if it wrote none; one that is no result is a failure without a receipt."""
+    content = _read(path)
+    if not content:
         return None
-    return TrialResult.model_validate_json(path.read_bytes())
+    try:
+        return TrialResult.model_validate_json(content)
+    except ValidationError as error:
+        problem = f"the trial wrote a result file that is no result: {first_problem(error)}"
+        return TrialResult.partial(failure_class=FailureClass.NO_RECEIPT, message=problem)
+
+
+def _read(path: Path) -> bytes:
+    """Return a file's content, cut at `MAX_RESULT_BYTES`; nothing if there is no regular file."""
+    try:
+        with open_plain(path) as file:
+            return file.read(MAX_RESULT_BYTES)
+    except FileNotFoundError:
+        return b""

@@ -1,7 +1,10 @@
 """Run trainer processes to their ends, and make sure that none of their processes is left."""
 
 import logging
+import os
+import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,10 +13,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from experiments.runtime.processes import children_of
+from experiments.runtime.processes import adopt_orphans, children_of, descendants_of
 from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
+from workers.paths import Usage, usage_of
 from workers.processes.failures import TOO_LATE, kernel_oom_kills
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian, end_trial
@@ -24,6 +28,13 @@ _log = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.5
 """Time between two samples of the trial's peak resident set, which is lost when the kernel kills it."""
+
+
+MOST_OUTPUT = Usage(bytes=4 * 2**30, files=200_000)
+"""What the files of a running trial may use by default."""
+_LOOK_S = 1.0
+_LOOK_SHARE = 50
+"""The worker looks at a trial's files every second, and so seldom that it spends one part in 50 of its time on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +54,40 @@ class Ending:
     """Processes that SIGKILL did not end."""
 
 
+class _Output:
+    """The files of a running trial. Those that it has unlinked and still writes count, too."""
+
+    def __init__(self, folder: Path, limit: Usage) -> None:
+        self._folder, self._limit = folder, limit
+        self._device = folder.stat().st_dev
+        self._free_before = shutil.disk_usage(folder).free
+        self._look_at = 0.0
+
+    def look_is_due(self) -> bool:
+        """Return whether it is time for the next look."""
+        return time.monotonic() >= self._look_at
+
+    def is_too_much(self, pid: int) -> bool:
+        """Return whether the files of the trial, whose first process is `pid`, use more than allowed."""
+        began = time.monotonic()
+        used = usage_of(self._folder)
+        unlinked = 0
+        if self._free_before - shutil.disk_usage(self._folder).free > self._limit.bytes / 2:
+            unlinked = _unlinked_bytes({pid, *descendants_of({pid})}, self._device)
+        now = time.monotonic()
+        self._look_at = now + max(_LOOK_S, _LOOK_SHARE * (now - began))
+        return used.bytes + unlinked > self._limit.bytes or used.files > self._limit.files
+
+
 class RunningTrial:
     """A trainer process between its start and its end."""
 
     def __init__(
-        self, process: ForkServerProcess, trial_id: str, *, timeout_s: float, began: float, oom_before: int
+        self, process: ForkServerProcess, order: TrialOrder, *, timeout_s: float, began: float, oom_before: int
     ) -> None:
         self.process = process
-        self.trial_id = trial_id
+        self.order = order
+        self.trial_id = order.trial_id
         self.pid = _pid(process)
         self.timeout_s = timeout_s
         self.spent_s = 0.0
@@ -96,12 +133,21 @@ class TrialRunner:
         *,
         grace_s: float,
         preempted: Callable[[], bool],
+        most_output: Usage = MOST_OUTPUT,
+        adopts: bool = False,
     ) -> None:
+        """Start no process yet.
+
+        With `most_output`, a trial ends when its files use more. With `adopts`, this process is the parent of what a
+        killed fork server leaves: it must have no children except those of this class's arguments.
+        """
         self.server = server
         self.guardian = guardian
         self._wake_event = wake_event
         self._grace_s = grace_s
         self._preempted = preempted
+        self._most_output = most_output
+        self._adopts = adopts
         self._trainers: set[int] = set()
         """Process numbers of the trials that have not been cleaned up."""
 
@@ -116,7 +162,7 @@ class TrialRunner:
         """Start a trial; leaving the context ends it in any case."""
         start, oom_before = time.monotonic(), kernel_oom_kills()
         process = self.server.start(replace(order, start_by=lease.until))
-        trial = RunningTrial(process, order.trial_id, timeout_s=timeout_s, began=start, oom_before=oom_before)
+        trial = RunningTrial(process, order, timeout_s=timeout_s, began=start, oom_before=oom_before)
         self._trainers.add(trial.pid)
         self.guardian.watch(trial.pid, order.trial_id)
         try:
@@ -130,6 +176,7 @@ class TrialRunner:
         """Wait until the trial ends, has to stop, or writes to the pipe `until`; the wait counts for its time limit."""
         deadline = time.monotonic() + trial.timeout_s - trial.now_spent_s
         also = [trial.process.sentinel, *([] if until is None else [until.fileno()])]
+        output = self._output_of(trial)
         while (reason := self._reason(lease, deadline)) is None:
             patience = min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s())
             self._wake_event.wait(patience, also=also)
@@ -138,6 +185,9 @@ class TrialRunner:
             if any(_is_readable(descriptor) for descriptor in also):
                 break
             trial.peak_rss_bytes = _peak_rss(trial.pid) or trial.peak_rss_bytes
+            if output.look_is_due() and output.is_too_much(trial.pid):
+                reason = StopReason.OUTPUT_LIMIT
+                break
         trial.stopped = reason
         trial.waits()
 
@@ -149,14 +199,19 @@ class TrialRunner:
         trial.over = True
         self.guardian.forget(trial.pid, trial.trial_id)
         exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
+        shutil.rmtree(trial.order.paths.temporary, ignore_errors=True)
+        too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(trial.pid) else None
         return Ending(
-            stopped=trial.stopped or _fenced(exit_code, lease),
+            stopped=trial.stopped or _fenced(exit_code, lease) or too_much,
             exit_code=exit_code,
             wall_s=trial.spent_s + time.monotonic() - start,
             oom_kills=kernel_oom_kills() - trial.oom_before,
             peak_rss_bytes=trial.peak_rss_bytes,
             survivors=survivors,
         )
+
+    def _output_of(self, trial: RunningTrial) -> _Output:
+        return _Output(trial.order.paths.folder, self._most_output)
 
     def _reason(self, lease: Lease, deadline: float) -> StopReason | None:
         reason = lease.reason()
@@ -168,7 +223,8 @@ class TrialRunner:
 
     def _end(self, trial: RunningTrial) -> tuple[int, ...]:
         """End all processes of a trial, or only the children that outlived it; return the survivors."""
-        grace_s = 0.0 if trial.stopped in (None, StopReason.FENCED) else self._grace_s
+        at_once = (None, StopReason.FENCED, StopReason.OUTPUT_LIMIT)
+        grace_s = 0.0 if trial.stopped in at_once else self._grace_s
         survivors = self._end_trial(trial, grace_s=grace_s)
         if survivors:
             _log.error("trial %s: processes %s survived SIGKILL", trial.trial_id, list(survivors))
@@ -182,20 +238,35 @@ class TrialRunner:
         return survivors
 
     def _orphans(self) -> list[int]:
-        """Return what ended trials left: the fork server's children, except trainers."""
+        """Return what ended trials left: children of the fork server, or of this process, that we did not start."""
         server = self.server.pid
-        return [] if server is None else [pid for pid in children_of(server) if pid not in self._trainers]
+        left = [] if server is None else children_of(server)
+        if self._adopts:
+            helpers = {server, self.guardian.pid, self.server.tracker_pid}
+            left += [pid for pid in children_of(os.getpid()) if pid not in helpers]
+        return [pid for pid in left if pid not in self._trainers]
 
 
 @contextmanager
-def start_processes(wake_event: WakeEvent, *, grace_s: float, preempted: Callable[[], bool]) -> Iterator[TrialRunner]:
+def start_processes(
+    wake_event: WakeEvent, *, grace_s: float, preempted: Callable[[], bool], most_output: Usage = MOST_OUTPUT
+) -> Iterator[TrialRunner]:
     """Start the fork server and the guardian of this node; leaving the context ends the guardian."""
+    adopt_orphans()  # of a fork server that somebody kills
     wait_passively()
     keep_logs_plain()
     server = ForkServer()
     with Guardian() as guardian:
         server.check()
-        yield TrialRunner(server, guardian, wake_event, grace_s=grace_s, preempted=preempted)
+        yield TrialRunner(
+            server,
+            guardian,
+            wake_event,
+            grace_s=grace_s,
+            preempted=preempted,
+            most_output=most_output,
+            adopts=True,
+        )
 
 
 def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
@@ -206,6 +277,19 @@ def _fenced(exit_code: int, lease: Lease) -> StopReason | None:
 
 def _is_readable(descriptor: int) -> bool:
     return bool(wait([descriptor], 0))
+
+
+def _unlinked_bytes(pids: set[int], device: int) -> int:
+    """Return the space of files on `device` without a name that these processes have open."""
+    sizes: dict[int, int] = {}
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    file = link.stat()
+                    if stat.S_ISREG(file.st_mode) and not file.st_nlink and file.st_dev == device:
+                        sizes[file.st_ino] = file.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _peak_rss(pid: int) -> int | None:

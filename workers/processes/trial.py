@@ -9,9 +9,11 @@ import multiprocessing
 import os
 import resource
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,7 +44,7 @@ MAX_FILE_BYTES = 2 * 2**30
 """Largest file that a trial may write, its log included."""
 
 PIPE_BYTE = b"."
-"""Content of every message between a worker and a trainer that runs in slices."""
+"""Every message between a worker and a trainer that runs in slices. It has no length, on whose rest a reader waits."""
 
 
 def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
@@ -78,6 +80,8 @@ def _run(order: TrialOrder) -> None:
     lock = DeviceLock(order.locks)  # released by the end of this process
     try:
         lock.take(patience_s=TRAINER_PATIENCE_S)
+        if order.isolation is not None:
+            order.isolation.enter()  # after the locks, which are sockets
         use_environment(order.environment)
         result = _work(order)
     except Exception as error:  # the task boundary: the result file records it
@@ -118,8 +122,10 @@ def _detach(order: TrialOrder) -> None:
     adopt_orphans()
     if boot_time_s() > order.start_by:
         os._exit(TOO_LATE)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server's handler ends all trials
     mark_process(order.trial_id)
-    log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    _offer_to_oom_killer()
+    log = os.open(order.paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     empty = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((empty, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
@@ -127,6 +133,12 @@ def _detach(order: TrialOrder) -> None:
     os.close(empty)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _offer_to_oom_killer() -> None:
+    """Let the kernel end this trial rather than the worker or the service when memory runs out."""
+    with suppress(OSError):  # a system without the file ends whatever uses most
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _die_with_the_worker() -> None:
@@ -167,8 +179,8 @@ def _train(order: TrialOrder) -> TrialResult:
     dataset = open_prepared(order.dataset)
     if order.cold_caches:
         start_cold(order.paths.caches)
-    if order.kernels is not None:
-        keep_kernels(order.kernels)
+    elif order.kernels is not None:
+        keep_kernels(order.kernels, order.caches)
     mamba3.use_lane(config.model.scan.lane, peer_site())
     device = find_device(order.device_type, config.mesh.devices)
     wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)
@@ -212,9 +224,11 @@ def _xla_device(devices: int) -> "torch.device":
 def yield_to_others(worker: Connection) -> None:
     """Report that this trainer waits, and block until the worker lets it go on; exit when the worker is gone."""
     try:
-        worker.send_bytes(PIPE_BYTE)
-        worker.recv_bytes()
-    except (EOFError, OSError):
+        os.write(worker.fileno(), PIPE_BYTE)
+        go_on = os.read(worker.fileno(), 1)
+    except OSError:
+        go_on = b""
+    if not go_on:
         os._exit(TOO_LATE)
 
 

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from statistics import median
 
 from experiments.records.messages import LogChunk, TrialProgress
 from workers.lease import StopReason
-from workers.paths import TrialPaths
+from workers.paths import TrialPaths, open_plain
 
 CHUNK_BYTES = 65_536
 """Most log text of one trial in one message."""
@@ -22,6 +23,9 @@ MAX_LOG_JSON_BYTES = 512 * 2**10
 LOG_LIMIT_BYTES = 8 * 2**20
 """Most log text of one trial in all; the rest stays in the node's file."""
 
+_STEPS_BYTES = 4 * 2**20
+"""Most text of the step file that is read at once."""
+
 _RECENT_STEPS = 16
 """Number of steps for the median time of a step."""
 
@@ -30,8 +34,9 @@ _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
 def log_stop(log: Path, reason: StopReason, wall_s: float, how_far: str) -> None:
     """Write to a trial's log when and why the worker stopped it; otherwise the log would just end."""
-    with suppress(OSError), log.open("a", encoding="utf-8") as file:  # a full disk is reported elsewhere
-        file.write(f"\n[the worker stopped this trial after {wall_s:.1f} s and {how_far}: {reason}]\n")
+    line = f"\n[the worker stopped this trial after {wall_s:.1f} s and {how_far}: {reason}]\n"
+    with suppress(OSError), open_plain(log, os.O_WRONLY | os.O_APPEND) as file:  # a full disk is reported elsewhere
+        file.write(line.encode())
 
 
 class LogTail:
@@ -66,7 +71,7 @@ class LogTail:
 
     def _read(self) -> str:
         try:
-            with self._path.open("rb") as file:
+            with open_plain(self._path) as file:
                 file.seek(self._read_bytes)
                 data = file.read(CHUNK_BYTES)
         except FileNotFoundError:
@@ -106,14 +111,15 @@ class TrialOutput:
     def progress(self) -> TrialProgress:
         """Return the progress according to the last whole line of the step file."""
         try:
-            with self._steps.open("rb") as file:
+            with open_plain(self._steps) as file:
                 file.seek(self._read_bytes)
-                whole, newline, _torn = file.read().rpartition(b"\n")
+                whole, newline, _torn = file.read(_STEPS_BYTES).rpartition(b"\n")
         except FileNotFoundError:
             return self._progress
         self._read_bytes += len(whole) + len(newline)
         if whole:
-            self._progress = self._from_steps(whole.splitlines()[-_RECENT_STEPS:])
+            with suppress(ValueError, KeyError, TypeError):  # no step: the receipt says so
+                self._progress = self._from_steps(whole.splitlines()[-_RECENT_STEPS:])
         return self._progress
 
     def _from_steps(self, lines: Sequence[bytes]) -> TrialProgress:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from workers import doctor
+from workers import doctor, isolation
 from workers.devices.node_health import free_gib_at
+from workers.identity.node import find_node
 from workers.settings import Settings
 
 
@@ -28,3 +29,28 @@ def test_space_is_looked_for_where_datasets_are_too(tmp_path: Path) -> None:
 
 def test_the_space_of_a_folder_that_is_not_there_is_that_of_its_parent(tmp_path: Path) -> None:
     assert free_gib_at(tmp_path / "a" / "b") == pytest.approx(free_gib_at(tmp_path), rel=0.01)
+
+
+def test_the_doctor_names_the_isolation_and_its_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {
+        0: (False, "none: trials can read this node's keys, because this kernel has no Landlock"),
+        1: (True, "version 1; files that the worker may write can be emptied; other processes"),
+        5: (True, "version 5; other processes of the worker's user can be sent signals"),
+        7: (True, "trials run under Landlock, version 7"),
+    }
+    for version, (passed, words) in expected.items():
+        for module in (doctor, isolation):
+            monkeypatch.setattr(module, "landlock_version", lambda version=version: version)
+        check = doctor._isolation()
+        assert (check.name, check.passed, check.needed) == ("isolation", passed, False)
+        assert words in check.detail
+        assert check.detail.endswith("7") == (version == 7)
+
+
+def test_a_node_that_isolates_nothing_says_so_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "landlock_version", lambda: 0)
+    node = find_node("here", "cpu")
+    assert not node.isolates
+    assert node.versions["isolation"] == "none"
+    registered = node.registration(None)
+    assert any("trials are not isolated and can read this node's keys" in sentence for sentence in registered.lacks)

@@ -55,6 +55,7 @@ def runner_of(node: Node, tmp_path: Path) -> Callable[..., BlockRunner]:
             paths=WorkPaths(home=tmp_path),
             data_dir=tmp_path / "data",
             proof=proof,
+            secrets=(tmp_path,),
         )
         return BlockRunner(context)
 

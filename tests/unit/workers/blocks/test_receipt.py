@@ -97,3 +97,13 @@ def test_a_stopped_trial_says_how_far_it_came(done: int, node: Node, tmp_path: P
     record = replace(record, ending=replace(record.ending, stopped=StopReason.TIMEOUT))
     total = len(steps_of(block))
     assert str(record.receipt().message).endswith(f" s, after {done} of {total} steps")
+
+
+def test_a_trial_whose_files_used_too_much_space_is_a_result_of_its_arm(node: Node, tmp_path: Path) -> None:
+    block = claimed(2)
+    record = left_behind(block, node, tmp_path)
+    record = replace(record, ending=replace(record.ending, stopped=StopReason.OUTPUT_LIMIT))
+    receipt = record.receipt()
+    assert (receipt.outcome, receipt.failure_class) == (Outcome.FAILED, FailureClass.OUTPUT_LIMIT)
+    assert "files use more space than a trial may use, after" in str(receipt.message)
+    assert receipt.environment.versions["isolation"] in {"landlock", "none"}

@@ -13,7 +13,7 @@ from model.data.corpus import TORCH_HEADERS
 from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
 from tests.integration.worker_service import config_json, corpus
-from workers.environment_variables import keep_kernels
+from workers.environment_variables import chosen_caches, keep_kernels
 from workers.errors import DeviceMissing
 from workers.paths import WorkPaths
 from workers.processes import trial
@@ -56,7 +56,9 @@ def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
     monkeypatch.setenv("TILELANG_CACHE_DIR", "/own")
-    keep_kernels(tmp_path)
+    chosen = chosen_caches()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "as torch does when it is imported")
+    keep_kernels(tmp_path, chosen)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "torchinductor_cache_dir")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton_cache_dir")
     assert os.environ["TILELANG_CACHE_DIR"] == "/own"
@@ -127,7 +129,7 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
     assert child.exitcode == 0
     result = read_result(paths.result)
     assert result is not None
-    assert result.failure_class is FailureClass.USER_ERROR
+    assert result.failure_class is FailureClass.OUTPUT_LIMIT
     assert "to one file, such as its log" in (result.message or "")
     assert 2**20 <= paths.log.stat().st_size < 2**20 + 10_000 < tries * 40
     assert "File too large" in paths.log.read_text()[-1000:]

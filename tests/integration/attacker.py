@@ -1,0 +1,47 @@
+"""A trial that runs a program of the test, isolated as a real one: where it is forked, before it runs anything."""
+
+import os
+import sys
+from pathlib import Path
+
+from tests.integration.worker_service import config_json
+from workers.paths import WorkPaths
+from workers.processes.forkserver import ForkServer
+from workers.processes.result import TrialOrder
+from workers.processes.trial import _detach
+
+PREAMBLE = """
+import errno, json, os, shutil, signal, socket, subprocess, sys, time
+from pathlib import Path
+home, folder, worker = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+"""
+
+
+def server() -> ForkServer:
+    """Return a fork server that starts `attack` instead of a trial."""
+    return ForkServer(preload="tests.integration.adopting_preload", target=attack)
+
+
+def attack(order: TrialOrder) -> None:
+    """Become the program of the order."""
+    _detach(order)
+    if order.isolation is not None:
+        order.isolation.enter()
+    home, program = order.config["home"], PREAMBLE + order.config["program"]
+    arguments = [home, str(order.paths.folder), str(order.config["worker"])]
+    os.execv(sys.executable, [sys.executable, "-c", program, *arguments])  # noqa: S606 - the attacker
+
+
+def order_of(home: Path, program: str, *, isolated: bool = True, trial_id: str = "trl_attacks") -> TrialOrder:
+    """Return the order for a program in a home with a dataset, and the secrets of a node."""
+    paths = WorkPaths(home=home).trial("att_1", trial_id)
+    order = TrialOrder(
+        trial_id=paths.folder.name,
+        config={**config_json(home / "corpus"), "home": str(home), "program": program, "worker": os.getpid()},
+        paths=paths,
+        data_dir=home / "data",
+        kernels=home / "data" / "kernels" / "v1",
+        device_type="cpu",
+        dataset=home / "data" / "rows",
+    )
+    return order.isolated((home,)) if isolated else order

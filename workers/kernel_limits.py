@@ -1,0 +1,212 @@
+"""Limits that a Linux process sets on itself for ever, and on its later children: Landlock, seccomp, capabilities.
+
+They need no privilege and no package. The constants are those of the kernel's headers. The files of a Landlock rule are
+opened before the limits apply, so a rule survives a later change of its path.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import lru_cache
+from pathlib import Path
+
+from workers.errors import IsolationFailed
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+"""System calls; their numbers are the same on every machine."""
+_GET_ABI = 1
+_RULE_PATH_BENEATH = 1
+_SCOPE_SOCKETS_AND_SIGNALS = 0b11
+_SCOPES_FROM = 6
+"""Landlock's first version that keeps signals and abstract sockets inside."""
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+class FileRight(IntFlag):
+    """What a process may do with a file, or below a folder."""
+
+    EXECUTE = 1 << 0
+    WRITE_FILE = 1 << 1
+    READ_FILE = 1 << 2
+    READ_DIR = 1 << 3
+    REMOVE_DIR = 1 << 4
+    REMOVE_FILE = 1 << 5
+    MAKE_CHAR = 1 << 6
+    MAKE_DIR = 1 << 7
+    MAKE_REG = 1 << 8
+    MAKE_SOCK = 1 << 9
+    MAKE_FIFO = 1 << 10
+    MAKE_BLOCK = 1 << 11
+    MAKE_SYM = 1 << 12
+    REFER = 1 << 13
+    TRUNCATE = 1 << 14
+
+
+_DEVICE_FILES = FileRight.MAKE_CHAR | FileRight.MAKE_BLOCK
+_OF_FILES = FileRight.EXECUTE | FileRight.WRITE_FILE | FileRight.READ_FILE | FileRight.TRUNCATE
+"""Rights that a rule on a single file may contain."""
+_SINCE = {FileRight.REFER: 2, FileRight.TRUNCATE: 3}
+"""Landlock's version of a right; the others are of the first."""
+LIST = FileRight.READ_DIR
+READ = FileRight.EXECUTE | FileRight.READ_FILE | FileRight.READ_DIR
+CHANGE = FileRight.WRITE_FILE | FileRight.TRUNCATE
+WRITE = ~_DEVICE_FILES
+
+
+@lru_cache
+def landlock_version() -> int:
+    """Return the version of this kernel's Landlock, 0 without it."""
+    version: int = _LIBC.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _GET_ABI)
+    return max(0, version)
+
+
+def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None) -> None:
+    """Allow this process and its later children only `rules` on files; a path that does not exist is left out.
+
+    A rule on a folder is a rule on all below it. The processes may neither trace nor inspect one outside, nor mount.
+    From version 6 they may also neither signal one outside nor connect to its abstract sockets.
+
+    Raises:
+        IsolationFailed: this kernel has no Landlock, or refuses a step.
+
+    """
+    version = landlock_version() if version is None else version
+    if not version:
+        raise IsolationFailed("this kernel has no Landlock")
+    supported = ~FileRight(0)
+    for right, since in _SINCE.items():
+        supported &= ~right if version < since else ~FileRight(0)
+    scopes = _SCOPE_SOCKETS_AND_SIGNALS if version >= _SCOPES_FROM else 0
+    attributes = struct.pack("=QQQ", supported, 0, scopes)
+    ruleset = _call("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    try:
+        for path, rights in rules.items():
+            _add_rule(ruleset, path, rights & supported)
+        keep_privileges_out()
+        _call("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _add_rule(ruleset: int, path: Path, rights: FileRight) -> None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    try:
+        if not path.is_dir():
+            rights &= _OF_FILES
+        rule = struct.pack("=Qi", rights, handle)
+        _call(f"landlock_add_rule for {path}", _LANDLOCK_ADD, ruleset, _RULE_PATH_BENEATH, rule, 0)
+    finally:
+        os.close(handle)
+
+
+def keep_privileges_out() -> None:
+    """Let no later program of this process gain privileges, such as one with the setuid bit."""
+    if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise _failure("prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+_CAPABILITIES_VERSION = 0x20080522
+_KEPT_CAPABILITIES = (1 << 1) | (1 << 14)
+"""CAP_DAC_OVERRIDE, because root also runs from folders of other users, and CAP_IPC_LOCK, for pinned memory."""
+
+
+def drop_capabilities() -> None:
+    """Leave a process of root hardly more than the right to use its own files. Call `keep_privileges_out` as well."""
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITIES_VERSION, 0))
+    data = ctypes.create_string_buffer(struct.pack("=6I", *[0] * 6), 24)
+    if _LIBC.capget(header, data) != 0:
+        raise _failure("capget")
+    _effective, permitted, *_rest = struct.unpack("=6I", data.raw)
+    kept = permitted & _KEPT_CAPABILITIES
+    if _LIBC.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)) != 0:
+        raise _failure("capset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """What a filter of system calls must know about a processor."""
+
+    architecture: int
+    seccomp: int
+    socket: int
+    keys: tuple[int, ...]
+    """Calls that reach the kernel's keyrings, which all processes of a user share."""
+    foreign_from: int
+    """Numbers from here on belong to another calling convention."""
+
+
+_MACHINES = {
+    "x86_64": _Machine(architecture=0xC000003E, seccomp=317, socket=41, keys=(248, 249, 250), foreign_from=0x40000000),
+    "aarch64": _Machine(
+        architecture=0xC00000B7, seccomp=277, socket=198, keys=(217, 218, 219), foreign_from=0x40000000
+    ),
+}
+_IO_URING_SETUP = 425  # it could open a socket, too
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT = 0, 4
+_ALLOW = 0x7FFF0000
+_DENY = 0x00050000  # plus the error number
+_SET_FILTER = 1
+_NO_MITIGATIONS = 1 << 2
+"""Without it, kernels before 5.16 turn processor features off for the process, which slows every step down."""
+
+
+def can_filter_calls() -> bool:
+    """Return whether `filter_calls` works on this kind of processor."""
+    return platform.machine() in _MACHINES
+
+
+def filter_calls(*, sockets: bool) -> None:
+    """Refuse this process and its later children the kernel's keyrings and, unless `sockets`, every new socket.
+
+    Pipes, socket pairs and inherited sockets go on working. Raises IsolationFailed if this machine cannot do it.
+    """
+    machine = _MACHINES.get(platform.machine())
+    if machine is None:
+        raise IsolationFailed(f"processor {platform.machine()!r} is unknown; known: {', '.join(_MACHINES)}")
+    denied = [*machine.keys, _IO_URING_SETUP, *([] if sockets else [machine.socket])]
+    program = _program(machine, denied)
+    code = ctypes.create_string_buffer(b"".join(program))
+    header = struct.pack("@HP", len(program), ctypes.addressof(code))
+    keep_privileges_out()
+    _call("seccomp", machine.seccomp, _SET_FILTER, _NO_MITIGATIONS, header)
+
+
+def _program(machine: _Machine, denied: Collection[int]) -> list[bytes]:
+    """Return a filter as the kernel's instructions; a jump counts the instructions that it leaves out."""
+    checks = [
+        _instruction(_JUMP_IF_AT_LEAST, machine.foreign_from, if_true=len(denied) + 1),
+        *(_instruction(_JUMP_IF_EQUAL, number, if_true=len(denied) - place) for place, number in enumerate(denied)),
+    ]
+    return [
+        _instruction(_LOAD, _ARCHITECTURE_AT),
+        _instruction(_JUMP_IF_EQUAL, machine.architecture, if_false=len(checks) + 2),
+        _instruction(_LOAD, _NUMBER_AT),
+        *checks,
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_RETURN, _DENY | errno.EPERM),
+    ]
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _call(name: str, number: int, *arguments: object) -> int:
+    result: int = _LIBC.syscall(number, *arguments)
+    if result < 0:
+        raise _failure(name)
+    return result
+
+
+def _failure(name: str) -> IsolationFailed:
+    return IsolationFailed(f"{name}: {os.strerror(ctypes.get_errno())}")
