@@ -109,8 +109,16 @@ def compiler_environment(root: Path) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     library = xla_compiler.library()
     library_path = {} if library is None else {xla_compiler.LIBRARY_PATH: str(library)}
-    python_path = os.pathsep.join(part for part in (str(root), variables.get("PYTHONPATH", "")) if part)
-    return variables | xla_compiler.ENVIRONMENT | library_path | {"PYTHONPATH": python_path}
+    return variables | xla_compiler.ENVIRONMENT | library_path | {"PYTHONPATH": _python_path(root)}
+
+
+def environment_with(root: Path) -> dict[str, str]:
+    """Return this environment for a program that imports our packages from `root`."""
+    return {**os.environ, "PYTHONPATH": _python_path(root)}
+
+
+def _python_path(root: Path) -> str:
+    return os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH", "")) if part)
 
 
 _CACHES = ("TILELANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")

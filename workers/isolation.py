@@ -6,15 +6,17 @@ its registration, in its log and in `ablate worker doctor` that it isolates none
 
 import os
 import site
+import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
-from workers.environment_variables import library_folders, use_environment
+from workers.environment_variables import environment_with, library_folders, use_environment
 from workers.errors import IsolationFailed
 from workers.kernel_limits import (
     CHANGE,
@@ -52,11 +54,11 @@ _PACKAGES = ("kernels", "model", "experiments", "workers")
 class Isolation:
     """What one trial, or any program that runs as one, may use. Everything else is closed."""
 
-    readable: tuple[Path, ...]
+    readable: tuple[Path, ...] = ()
     """Files and folders to read and execute."""
-    writable: tuple[Path, ...]
+    writable: tuple[Path, ...] = ()
     """Folders to change. None of them may contain a hidden one."""
-    hidden: tuple[Path, ...]
+    hidden: tuple[Path, ...] = ()
     """Folders with secrets. They stay closed inside of a readable folder; a readable folder inside of them is open."""
     sockets: bool = False
     """Whether it may open sockets: networks, and Unix sockets of the worker's user."""
@@ -145,12 +147,21 @@ def system_folders() -> tuple[Path, ...]:
 
 
 def isolation_problem() -> str | None:
-    """Return why this machine cannot isolate trials, None when it can."""
+    """Return why this machine cannot isolate trials, None when it can: a process has tried it."""
     if not landlock_version():
         return "this kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of security modules)"
     if not can_filter_calls():
         return "a filter of system calls is not implemented for the processor of this machine"
-    return None
+    return _refusal()
+
+
+@lru_cache
+def _refusal() -> str | None:
+    """Return why a process could not isolate itself, None if it could."""
+    command = [sys.executable, "-c", "from workers.isolation import Isolation; Isolation().enter()"]
+    environment = environment_with(SOURCE_ROOT)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    return None if done.returncode == 0 else f"isolation was refused: {done.stderr.strip().rpartition(': ')[2]}"
 
 
 def isolation_gaps() -> tuple[str, ...]:

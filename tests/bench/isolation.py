@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 
 from experiments.design.recipes import RECIPES
 from model.config import StepsConfig, TrainConfig
-from tests.integration.worker_service import corpus
 from workers.errors import WorkerError
 from workers.identity.node import Node, find_node
 from workers.lease import Lease, boot_time_s
@@ -45,8 +44,7 @@ def main() -> None:
         start_processes(WakeEvent(), grace_s=1.0, preempted=lambda: False) as runner,
     ):
         home = Path(folder)
-        data = replace(recipe.config.data, corpus=str(corpus(home / "corpus")))
-        bench = _Bench(node, runner, home, replace(recipe.config, data=data, steps=steps))
+        bench = _Bench(node, runner, home, replace(recipe.config, steps=steps))
         rows = [bench.pair(number) for number in range(arguments.pairs + 1)][1:]
     sys.stdout.write(json.dumps({"node": node.versions, "pairs": len(rows), **_summary(rows)}, indent=1) + "\n")
 

@@ -1,5 +1,6 @@
 """Checks of the doctor that need no service: where it writes, and a broker's library that does not load."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,3 +55,15 @@ def test_a_node_that_isolates_nothing_says_so_everywhere(monkeypatch: pytest.Mon
     assert node.versions["isolation"] == "none"
     registered = node.registration(None)
     assert any("trials are not isolated and can read this node's keys" in sentence for sentence in registered.lacks)
+
+
+def test_a_kernel_that_refuses_a_step_isolates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose own filter forbids the system calls."""
+    refused = subprocess.CompletedProcess(
+        [], 1, "", "workers.errors.IsolationFailed: seccomp: Operation not permitted\n"
+    )
+    isolation._refusal.cache_clear()
+    monkeypatch.setattr(isolation.subprocess, "run", lambda *_arguments, **_options: refused)
+    monkeypatch.setattr(isolation, "landlock_version", lambda: 7)
+    assert isolation.isolation_problem() == "isolation was refused: Operation not permitted"
+    isolation._refusal.cache_clear()
