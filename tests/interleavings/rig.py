@@ -173,11 +173,14 @@ def _wait_or_blocked(world: World, call: "Future[Answer]") -> None:
 
 
 def faults(world: World, first: str, second: str, pool: ThreadPoolExecutor) -> Iterator[Fault | None]:
-    """Try `second` before every statement of `first`; yield a fault, or None, for each."""
+    """Try `second` before every statement of `first` but the first one; yield a fault, or None, for each.
+
+    Before the first statement it is the serial order.
+    """
     expected = [serial(world, first, second)]
     swapped = serial(world, second, first)
     expected.append(Outcome(first=swapped.second, second=swapped.first, state=swapped.state))
-    number = 0
+    number = 1
     while True:
         number += 1
         ended = interleaved(world, first, second, number, pool)
