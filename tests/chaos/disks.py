@@ -9,6 +9,7 @@ import fcntl
 import os
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,9 +69,20 @@ class SmallDisk:
             fcntl.ioctl(handle, _SHUTDOWN, _NOTHING_WRITTEN_BACK)
         finally:
             os.close(handle)
-        until(lambda: _run("umount", str(self.folder)), patience_s=20, what=f"{self.folder} is in use")
+        until(lambda: _run("umount", str(self.folder)), patience_s=20, what=f"end of the use of {self.folder}")
+        until(self._mounted_afresh, patience_s=60, what=f"a fresh mount of {self._image}")
+
+    def _mounted_afresh(self) -> bool:
+        """Mount the disk; return False if the kernel still has the file system that was stopped.
+
+        It keeps that one as long as a mount namespace of any process, made in the meantime, has a copy of the mount.
+        """
         if not self._mount():
-            raise OSError(f"{self._image} cannot be mounted again")
+            return False
+        with suppress(OSError), tempfile.TemporaryFile(dir=self.folder):
+            return True
+        _run("umount", str(self.folder))
+        return False
 
     def close(self) -> None:
         """Free the memory."""
