@@ -61,7 +61,7 @@ class Isolation:
     hidden: tuple[Path, ...] = ()
     """Folders with secrets. They stay closed inside of a readable folder; a readable folder inside of them is open."""
     sockets: bool = False
-    """Whether it may open sockets: networks, and Unix sockets of the worker's user."""
+    """Whether it may connect: to networks, and to Unix sockets of the worker's user."""
     temporary: Path | None = None
     """Its folder for temporary files, created on entry; it must be below a writable one."""
 

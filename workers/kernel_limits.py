@@ -8,12 +8,14 @@ import ctypes
 import errno
 import os
 import platform
+import socket
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from workers.errors import IsolationFailed
 
@@ -138,23 +140,20 @@ class _Machine:
     architecture: int
     seccomp: int
     socket: int
+    connect: int
     keys: tuple[int, ...]
     """Calls that reach the kernel's keyrings, which all processes of a user share."""
-    foreign_from: int
-    """Numbers from here on belong to another calling convention."""
 
 
 _MACHINES = {
-    "x86_64": _Machine(architecture=0xC000003E, seccomp=317, socket=41, keys=(248, 249, 250), foreign_from=0x40000000),
-    "aarch64": _Machine(
-        architecture=0xC00000B7, seccomp=277, socket=198, keys=(217, 218, 219), foreign_from=0x40000000
-    ),
+    "x86_64": _Machine(architecture=0xC000003E, seccomp=317, socket=41, connect=42, keys=(248, 249, 250)),
+    "aarch64": _Machine(architecture=0xC00000B7, seccomp=277, socket=198, connect=203, keys=(217, 218, 219)),
 }
+_FOREIGN_FROM = 0x40000000
+"""Numbers of system calls from here on belong to another calling convention of the same processor."""
 _IO_URING_SETUP = 425  # it could open a socket, too
-_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT = 0, 4
-_ALLOW = 0x7FFF0000
-_DENY = 0x00050000  # plus the error number
+_NUMBER_AT, _ARCHITECTURE_AT, _FAMILY_AT, _TYPE_AT = 0, 4, 16, 24
+_TYPE_MASK = 0xF
 _SET_FILTER = 1
 _NO_MITIGATIONS = 1 << 2
 """Without it, kernels before 5.16 turn processor features off for the process, which slows every step down."""
@@ -166,39 +165,65 @@ def can_filter_calls() -> bool:
 
 
 def filter_calls(*, sockets: bool) -> None:
-    """Refuse this process and its later children the kernel's keyrings and, unless `sockets`, every new socket.
+    """Refuse this process and its later children the kernel's keyrings and, unless `sockets`, every connection.
 
-    Pipes, socket pairs and inherited sockets go on working. Raises IsolationFailed if this machine cannot do it.
+    Pipes, socket pairs and inherited sockets go on working, and so do Unix sockets that only listen: CUDA opens one.
+    Raises IsolationFailed if this machine cannot do it.
     """
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         raise IsolationFailed(f"processor {platform.machine()!r} is unknown; known: {', '.join(_MACHINES)}")
-    denied = [*machine.keys, _IO_URING_SETUP, *([] if sockets else [machine.socket])]
-    program = _program(machine, denied)
+    program = _assembled(_filter(machine, sockets=sockets))
     code = ctypes.create_string_buffer(b"".join(program))
     header = struct.pack("@HP", len(program), ctypes.addressof(code))
     keep_privileges_out()
     _call("seccomp", machine.seccomp, _SET_FILTER, _NO_MITIGATIONS, header)
 
 
-def _program(machine: _Machine, denied: Collection[int]) -> list[bytes]:
-    """Return a filter as the kernel's instructions; a jump counts the instructions that it leaves out."""
-    checks = [
-        _instruction(_JUMP_IF_AT_LEAST, machine.foreign_from, if_true=len(denied) + 1),
-        *(_instruction(_JUMP_IF_EQUAL, number, if_true=len(denied) - place) for place, number in enumerate(denied)),
-    ]
-    return [
-        _instruction(_LOAD, _ARCHITECTURE_AT),
-        _instruction(_JUMP_IF_EQUAL, machine.architecture, if_false=len(checks) + 2),
-        _instruction(_LOAD, _NUMBER_AT),
-        *checks,
-        _instruction(_RETURN, _ALLOW),
-        _instruction(_RETURN, _DENY | errno.EPERM),
-    ]
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_ALLOW, _DENY = (_RETURN, 0x7FFF0000), (_RETURN, 0x00050000 | errno.EPERM)
+_Instruction: TypeAlias = tuple[int, int] | tuple[int, int, str, str]
+"""Code, value, and for a comparison the labels to go on with if it is true and if it is false; "" is the next one."""
 
 
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, if_false, value)
+def _filter(machine: _Machine, *, sockets: bool) -> dict[str, tuple[_Instruction, ...]]:
+    """Return a filter: its parts by their labels."""
+    denied = [*machine.keys, _IO_URING_SETUP, *([] if sockets else [machine.connect])]
+    return {
+        "begin": (
+            (_LOAD, _ARCHITECTURE_AT),
+            (_EQUAL, machine.architecture, "", "deny"),
+            (_LOAD, _NUMBER_AT),
+            (_AT_LEAST, _FOREIGN_FROM, "deny", ""),
+            *((_EQUAL, number, "deny", "") for number in denied),
+            *([] if sockets else [(_EQUAL, machine.socket, "socket", "")]),
+        ),
+        "allow": (_ALLOW,),
+        "socket": (
+            (_LOAD, _FAMILY_AT),
+            (_EQUAL, socket.AF_UNIX, "", "deny"),
+            (_LOAD, _TYPE_AT),
+            (_AND, _TYPE_MASK),
+            (_EQUAL, socket.SOCK_STREAM, "listener", ""),
+            (_EQUAL, socket.SOCK_SEQPACKET, "listener", "deny"),
+        ),
+        "listener": (_ALLOW,),
+        "deny": (_DENY,),
+    }
+
+
+def _assembled(parts: dict[str, tuple[_Instruction, ...]]) -> list[bytes]:
+    """Return the kernel's instructions; a jump counts the instructions that it leaves out."""
+    places: dict[str, int] = {}
+    lines: list[_Instruction] = []
+    for label, instructions in parts.items():
+        places[label] = len(lines)
+        lines += instructions
+    program = []
+    for place, (code, value, *labels) in enumerate(lines):
+        jumps = [places[label] - place - 1 if label else 0 for label in map(str, labels)] or [0, 0]
+        program.append(struct.pack("=HBBI", code, *jumps, value))
+    return program
 
 
 def _call(name: str, number: int, *arguments: object) -> int:
