@@ -37,6 +37,8 @@ class Sample:
     ended_s: float
     works: dict[str, bool]
     """The truth, by part."""
+    lit_s: float
+    """When `/readyz` had answered; other probes of the sample may take longer."""
     light: frozenset[str]
     """Names that `/readyz` gave as degraded, or RED, or DARK; empty is green."""
 
@@ -97,7 +99,7 @@ def table(samples: Sequence[Sample], *, lease_s: float) -> dict[str, Row]:
         if lasted_s > _may_be_late_s(part, lease_s):
             rows[part].outages += 1
             rows[part].failed_s += lasted_s
-            rows[part].late_s += [next((s.ended_s - failed_at for s in failing if s.shows(part)), lasted_s)]
+            rows[part].late_s += [next((s.lit_s - failed_at for s in failing if s.shows(part)), lasted_s)]
     for part in PARTS:
         rows[part].false_alarms = sum(
             _false_alarms([s for s in samples if s.api == api], part) for api in _apis(samples)
@@ -151,7 +153,8 @@ class Lights:
                 light = pool.submit(self._light, api)
                 works = {part: pool.submit(probe) for part, probe in probes.items()}
                 told = {part: answer.result() for part, answer in works.items()}
-                self.samples.append(Sample(api, began_s, time.monotonic(), told, light.result()))
+                names, lit_s = light.result()
+                self.samples.append(Sample(api, began_s, time.monotonic(), told, lit_s, names))
 
     def _answers(self, api: str, method: str, path: str, **options: Any) -> bool:
         with suppress(httpx.HTTPError), self._system.client(api) as client:
@@ -164,7 +167,11 @@ class Lights:
             return httpx.get(url, timeout=PATIENCE_S, trust_env=False).is_success
         return False
 
-    def _light(self, api: str) -> frozenset[str]:
+    def _light(self, api: str) -> tuple[frozenset[str], float]:
+        names = self._names(api)
+        return names, time.monotonic()
+
+    def _names(self, api: str) -> frozenset[str]:
         headers = {"Authorization": f"Bearer {ADMIN}"}
         try:
             with self._system.client(api) as client:
@@ -235,7 +242,7 @@ def _held(kind: str, targets: tuple[str, ...], system: System, people: People, l
         fault=f"{kind} {' and '.join(targets)}",
         failed=frozenset(part for sample in during for part, works in sample.works.items() if not works),
         shown=frozenset(name for sample in lit for name in sample.light),
-        first_s=round(lit[0].ended_s - began_s, 1) if lit else None,
+        first_s=round(lit[0].lit_s - began_s, 1) if lit else None,
         green_s=_all_green(lights, system, patience_s=120),
     )
 

@@ -348,8 +348,10 @@ def test_every_rule_is_seen_to_fail() -> None:
 def _samples(light: set[str], *, part: str = "writes", seconds: int = 10) -> list[Sample]:
     """Return one sample a second while `part` fails, after one in which everything works."""
     works = dict.fromkeys(PARTS, True)
-    failing = [Sample("api", at, at + 0.5, {**works, part: False}, frozenset(light)) for at in range(1, seconds)]
-    return [Sample("api", 0.0, 0.5, works, frozenset()), *failing]
+    failing = [
+        Sample("api", at, at + 0.5, {**works, part: False}, at + 0.1, frozenset(light)) for at in range(1, seconds)
+    ]
+    return [Sample("api", 0.0, 0.5, works, 0.1, frozenset()), *failing]
 
 
 @pytest.mark.parametrize("light", [{"writes"}, {RED}, {DARK}])
@@ -367,7 +369,7 @@ def test_green_light_for_a_part_that_fails_is_found(light: set[str]) -> None:
 
 def test_light_for_a_part_that_works_is_counted() -> None:
     works = dict.fromkeys(PARTS, True)
-    assert table([Sample("api", 0.0, 0.5, works, frozenset({"broker"}))], lease_s=3.0)["broker"].false_alarms == 1
+    assert table([Sample("api", 0.0, 0.5, works, 0.1, frozenset({"broker"}))], lease_s=3.0)["broker"].false_alarms == 1
 
 
 def test_disk_without_power_keeps_what_was_synced(tmp_path: Path) -> None:
