@@ -9,7 +9,6 @@ import fcntl
 import os
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,8 +33,9 @@ class SmallDisk:
         self._memory = folder.with_name(f"{folder.name}.memory")
         self._memory.mkdir()
         self._image = self._memory / "image"
+        self._number = 0
         self._filler = folder / "filler"
-        limit = f"size={SIZE_MIB + 32}m"
+        limit = f"size={2 * SIZE_MIB}m"  # two while a copy is made, though most is empty
         self._has_memory = _run("mount", "-t", "tmpfs", "-o", limit, "ablate-chaos", str(self._memory))
         self.mounted = self._has_memory and self._made()
 
@@ -70,19 +70,21 @@ class SmallDisk:
         finally:
             os.close(handle)
         until(lambda: _run("umount", str(self.folder)), patience_s=20, what=f"end of the use of {self.folder}")
-        until(self._mounted_afresh, patience_s=60, what=f"a fresh mount of {self._image}")
-
-    def _mounted_afresh(self) -> bool:
-        """Mount the disk; return False if the kernel still has the file system that was stopped.
-
-        It keeps that one as long as a mount namespace of any process, made in the meantime, has a copy of the mount.
-        """
+        self._image = self._copied(self._image)
         if not self._mount():
-            return False
-        with suppress(OSError), tempfile.TemporaryFile(dir=self.folder):
-            return True
-        _run("umount", str(self.folder))
-        return False
+            raise OSError(f"{self._image} cannot be mounted")
+
+    def _copied(self, image: Path) -> Path:
+        """Return a copy of an image, and drop the image.
+
+        A mount namespace that any process made in the meantime keeps the stopped file system alive. The image would
+        then be mounted as the same one, which is still stopped.
+        """
+        self._number += 1
+        copy = self._memory / f"image-{self._number}"
+        subprocess.run(["cp", "--sparse=always", str(image), str(copy)], check=True)
+        image.unlink()
+        return copy
 
     def close(self) -> None:
         """Free the memory."""
