@@ -56,7 +56,7 @@ def images() -> tuple[str, ...]:
     return (*own, "docker.io/library/postgres:16", "docker.io/library/redis:7", "docker.io/library/nginx:1")
 
 
-def compose(*words: str, timeout_s: float = 300.0) -> str:
+def compose(*words: str, timeout_s: float = 300.0, **more: str) -> str:
     """Run a compose command; raise with its output when it fails."""
     found = subprocess.run(
         [*COMPOSE, "-f", str(ROOT / "compose.yaml"), *words],
@@ -65,7 +65,7 @@ def compose(*words: str, timeout_s: float = 300.0) -> str:
         timeout=timeout_s,
         check=False,
         cwd=ROOT,
-        env=variables(),
+        env=variables() | more,
     )
     if found.returncode:
         raise RuntimeError(f"compose {' '.join(words)} failed:\n{found.stdout}\n{found.stderr}")
