@@ -147,7 +147,10 @@ def is_healthy(name: str) -> bool:
     if ENGINE == "docker":
         return engine("inspect", "--format", "{{.State.Health.Status}}", name).strip() == "healthy"
     command = [ENGINE, "healthcheck", "run", name]
-    return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+    try:
+        return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 @contextmanager
