@@ -96,11 +96,12 @@ class TrialPaths:
         return self.folder / "tmp"
 
     def make_room(self, path: Path) -> None:
-        """Remove whatever the trial has left at `path`, where the worker is going to write."""
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        """Remove whatever the trial has left at `path`, and where the worker is going to write its parts."""
+        for left in (path, path.with_name(f"{path.name}.part")):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
 
     def drop_output(self) -> None:
         """Remove everything except the files that the worker reads."""

@@ -1,8 +1,9 @@
 """`python -m tests.bench.isolation`: what isolation costs a trial, outside of its steps and in them.
 
 Trials of one configuration run in pairs on a real fork server, one isolated and one not, in turns of the order. The
-first pair, which compiles and fills caches, does not count. Outside means the time from the order to the end of the
-process without its steps. The program prints means of the differences in each pair with their standard errors.
+first pair, which compiles and fills caches, does not count. A step is the median of the timed ones. Outside means the
+time from the order to the end of the process without its steps. The program prints means of the differences in each
+pair with their standard errors.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class _Bench:
             if result is None or result.failure_class is not None:
                 raise WorkerError(f"{order.trial_id}: {result and result.message}; {order.paths.log.read_text()}")
             timed = [step.seconds for step in steps if step.phase == "timed"]
-            seconds[isolated] = ending.wall_s - sum(step.seconds for step in steps), statistics.mean(timed)
+            seconds[isolated] = ending.wall_s - sum(step.seconds for step in steps), statistics.median(timed)
         (outside, step), (plain_outside, plain_step) = seconds[True], seconds[False]
         row = {"outside_s": outside - plain_outside, "log_step": math.log(step / plain_step)}
         sys.stdout.write(f"{number}: {plain_outside:.3f} s outside and {plain_step:.4f} s a step plain; {row}\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
 from experiments.runtime.processes import group_members
 from tests.integration.attacker import order_of, server
@@ -229,8 +230,9 @@ def test_the_worker_follows_no_link_and_waits_for_no_pipe_that_a_trial_left(home
         answers.append(TrialOutput("trl", paths, steps_total=3).progress().steps_done)
         answers.extend((read_steps(paths.steps), read_result(paths.result)))
         log_stop(paths.log, StopReason.TIMEOUT, 1.0, "no steps")
+        paths.receipt.with_name("receipt.json.part").mkdir()
         paths.make_room(paths.receipt)
-        paths.receipt.write_text("{}")
+        write_whole(paths.receipt, "{}")
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()

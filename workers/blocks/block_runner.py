@@ -116,7 +116,7 @@ class BlockRunner:
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         order = replace(order, trace_only=self._node_class.compiles_only)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
-        how = "ended without a result" if ending.stopped is None else f"took longer than {trial.timeout_s:.0f} s"
+        how = _HOW_IT_ENDED.get(ending.stopped, f"took longer than {trial.timeout_s:.0f} s")
         result = read_result(order.paths.result) or TrialResult.partial(
             failure_class=FailureClass.NO_RECEIPT, message=f"the trial {how}"
         )
@@ -272,8 +272,14 @@ class BlockRunner:
             raise BlockStopped(ending.stopped)
 
 
+_HOW_IT_ENDED = {None: "ended without a result", StopReason.OUTPUT_LIMIT: "used more space than a trial may use"}
+"""Of a rehearsal; any other reason is its time limit."""
+
+
 def _prepared_folder(order: TrialOrder, ending: Ending) -> Path:
     """Return the folder that a preparation left. Raises BlockBroken with the reason why it left none."""
+    if ending.stopped is StopReason.OUTPUT_LIMIT:
+        raise BlockBroken(FailureClass.OUTPUT_LIMIT, "the data could not be prepared: its process used too much space")
     if ending.stopped is not None:
         raise BlockBroken(
             FailureClass.TIMEOUT,

@@ -81,6 +81,7 @@ def test_every_block_prepares_its_data_once_with_a_limit_of_its_own(
 
 
 STOPPED = replace(DONE, stopped=StopReason.TIMEOUT)
+FILLED = replace(DONE, stopped=StopReason.OUTPUT_LIMIT)
 FAILED = TrialResult.partial(failure_class=FailureClass.USER_ERROR, message="DataError: corpus '/corpus'")
 
 
@@ -88,6 +89,7 @@ FAILED = TrialResult.partial(failure_class=FailureClass.USER_ERROR, message="Dat
     ("prepared", "ending", "failure", "message"),
     [
         (None, STOPPED, FailureClass.TIMEOUT, "it took longer than 3600 s; use a smaller corpus or max_corpus_mib"),
+        (None, FILLED, FailureClass.OUTPUT_LIMIT, "its process used too much space"),
         (FAILED, DONE, FailureClass.USER_ERROR, "DataError: corpus '/corpus'"),
         (None, replace(DONE, exit_code=-9), FailureClass.INFRA_NODE, "ended with exit code -9 without a result"),
     ],
