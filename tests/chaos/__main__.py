@@ -87,7 +87,11 @@ def _round(outcome: Outcome, system: System, people: People, injector: Injector,
         settled_s = _settle(system, people, injector)
     books = system.books()
     books.accepted, books.cancelled = dict(people.accepted), set(people.cancelled)
-    outcome.problems = [*people.refusals, *problems(books), *wrong_greens(lights.samples, lease_s=system.lease_s)]
+    outcome.problems = [
+        *people.refusals,
+        *problems(books),
+        *wrong_greens(lights.probes, lights.lights, lease_s=system.lease_s),
+    ]
     (system.home / "faults.json").write_text(json.dumps(injector.history(), indent=1))
     outcome.settled_s.append(round(settled_s, 1))
     outcome.count_books(books)

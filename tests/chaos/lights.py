@@ -1,4 +1,4 @@
-"""Compares the light of `/readyz` with the truth: what an API process really does for its clients, every second.
+"""Compares the light of `/readyz` with the truth: what an API process really does for its clients.
 
 A light may be late by the age of its answer and the patience of its checks. Green after that, while a part does not
 work, is a problem. Red or degraded while everything works is counted only.
@@ -8,9 +8,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from tests.chaos.people import People
 from tests.chaos.system import ADMIN, BACKGROUNDS, System
 
 PARTS = ("reads", "writes", "background", "broker", "mlflow")
-EVERY_S = 1.0
+EVERY_S = 0.7
 PATIENCE_S = 5.0
 """A probe without an answer for so long failed."""
 LATE_S = 6.0
@@ -29,24 +30,46 @@ DARK, RED = "no answer", "red"
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One look at one API process."""
+class Probe:
+    """The truth about one part: one try to use it."""
+
+    api: str
+    part: str
+    began_s: float
+    ended_s: float
+    works: bool
+
+
+@dataclass(frozen=True)
+class Light:
+    """One answer of `/readyz`."""
 
     api: str
     began_s: float
     ended_s: float
-    works: dict[str, bool]
-    """The truth, by part."""
-    lit_s: float
-    """When `/readyz` had answered; other probes of the sample may take longer."""
-    light: frozenset[str]
-    """Names that `/readyz` gave as degraded, or RED, or DARK; empty is green."""
+    names: frozenset[str]
+    """Names of degraded checks, or RED, or DARK; empty is green."""
 
     def shows(self, part: str) -> bool:
         """Return whether the light says that a part fails."""
         name = {"reads": "database"}.get(part, part)
         more = {"writes"} if part == "reads" else set()  # whoever cannot read cannot write a row either
-        return bool(self.light & {DARK, RED, name, *more})
+        return bool(self.names & {DARK, RED, name, *more})
+
+
+@dataclass(frozen=True)
+class Outage:
+    """Probes of one part that failed one after another, without a success between them."""
+
+    api: str
+    part: str
+    began_s: float
+    ended_s: float
+
+    def must_show(self, light: Light, *, lease_s: float) -> bool:
+        """Return whether a light of this process can know of the outage, and the outage lasts until its answer."""
+        late_s = LATE_S + (lease_s if self.part == "background" else 0.0)
+        return light.api == self.api and light.began_s - self.began_s > late_s and light.ended_s <= self.ended_s
 
 
 @dataclass
@@ -60,71 +83,68 @@ class Row:
     """From the first failed probe to the light, of these outages."""
     false_green: int = 0
     false_alarms: int = 0
-    """Samples with a light for the part while it works, before and after."""
+    """Lights for the part while it works, before and after."""
 
 
-def wrong_greens(samples: Sequence[Sample], *, lease_s: float) -> Iterator[str]:
+def outages(probes: Sequence[Probe]) -> list[Outage]:
+    """Return the outages of every part; a single failed probe is none."""
+    by_part: dict[tuple[str, str], list[Probe]] = defaultdict(list)
+    for probe in probes:
+        by_part[probe.api, probe.part].append(probe)
+    return [
+        Outage(*key, failed[0].began_s, failed[-1].ended_s)
+        for key, row in by_part.items()
+        for works, group in groupby(row, key=attrgetter("works"))
+        if not works and len(failed := list(group)) > 1
+    ]
+
+
+def wrong_greens(probes: Sequence[Probe], lights: Sequence[Light], *, lease_s: float) -> Iterator[str]:
     """Yield a sentence for every green light after a part had failed for too long."""
-    for api, part, failed_at, sample in _failing(samples):
-        late_s = _may_be_late_s(part, lease_s)
-        if not sample.shows(part) and sample.began_s - failed_at > late_s:
-            at = f"{sample.began_s - failed_at:.1f} s after its first failure"
-            yield f"/readyz of {api} shows {sorted(sample.light) or 'green'} for {part}, {at}"
+    for outage in outages(probes):
+        for light in lights:
+            if outage.must_show(light, lease_s=lease_s) and not light.shows(outage.part):
+                shown = ", ".join(sorted(light.names)) or "green"
+                after_s = light.began_s - outage.began_s
+                yield f"/readyz of {light.api} shows {shown} for {outage.part}, {after_s:.1f} s after it failed"
 
 
-def _may_be_late_s(part: str, lease_s: float) -> float:
-    return LATE_S + (lease_s if part == "background" else 0.0)
-
-
-def _failing(samples: Sequence[Sample]) -> Iterator[tuple[str, str, float, Sample]]:
-    """Yield API process, part, time of the first failure and sample for each sample in which a part fails."""
-    since: dict[tuple[str, str], float] = {}
-    for sample in samples:
-        for part, works in sample.works.items():
-            if works:
-                since.pop((sample.api, part), None)
-            else:
-                yield sample.api, part, since.setdefault((sample.api, part), sample.began_s), sample
-
-
-def table(samples: Sequence[Sample], *, lease_s: float) -> dict[str, Row]:
+def table(probes: Sequence[Probe], lights: Sequence[Light], *, lease_s: float) -> dict[str, Row]:
     """Return the table of truth and light."""
     rows = {part: Row() for part in PARTS}
-    outages: dict[tuple[str, str, float], list[Sample]] = defaultdict(list)
-    for api, part, failed_at, sample in _failing(samples):
-        outages[api, part, failed_at].append(sample)
-        rows[part].false_green += not sample.shows(part) and sample.began_s - failed_at > _may_be_late_s(part, lease_s)
-    for (_, part, failed_at), failing in outages.items():
-        lasted_s = failing[-1].ended_s - failed_at
-        if lasted_s > _may_be_late_s(part, lease_s):
-            rows[part].outages += 1
-            rows[part].failed_s += lasted_s
-            rows[part].late_s += [next((s.lit_s - failed_at for s in failing if s.shows(part)), lasted_s)]
-    for part in PARTS:
-        rows[part].false_alarms = sum(
-            _false_alarms([s for s in samples if s.api == api], part) for api in _apis(samples)
-        )
+    everything = outages(probes)
+    for outage in everything:
+        row, own = rows[outage.part], [light for light in lights if light.api == outage.api]
+        due = [light for light in own if outage.must_show(light, lease_s=lease_s)]
+        shown = [light.ended_s for light in own if light.shows(outage.part) and light.ended_s > outage.began_s]
+        if due:
+            row.outages += 1
+            row.failed_s += outage.ended_s - outage.began_s
+            row.late_s.append(min(shown, default=outage.ended_s) - outage.began_s)
+            row.false_green += sum(not light.shows(outage.part) for light in due)
+    failed = [probe for probe in probes if not probe.works]
+    for light in lights:
+        for part in PARTS:
+            near = (one for one in failed if (one.api, one.part) == (light.api, part))
+            named = {"reads": "database"}.get(part, part) in light.names
+            if named and not any(abs(one.ended_s - light.ended_s) < 2 * LATE_S + lease_s for one in near):
+                rows[part].false_alarms += 1
     return rows
-
-
-def _false_alarms(samples: Sequence[Sample], part: str) -> int:
-    failed = [sample.ended_s for sample in samples if not sample.works[part]]
-    named = [sample for sample in samples if {"reads": "database"}.get(part, part) in sample.light]
-    return sum(not any(abs(at - sample.ended_s) < 2 * LATE_S for at in failed) for sample in named)
-
-
-def _apis(samples: Sequence[Sample]) -> set[str]:
-    return {sample.api for sample in samples}
 
 
 class Lights:
     """Threads that look at every API process until the end."""
 
     def __init__(self, system: System) -> None:
-        self.samples: list[Sample] = []
+        self.probes: list[Probe] = []
+        self.lights: list[Light] = []
         self._system = system
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(api,), daemon=True) for api in system.apis]
+        self._threads = [
+            threading.Thread(target=run, args=(api, part), daemon=True)
+            for api in system.apis
+            for part, run in [*((part, self._probe) for part in PARTS), ("light", self._look)]
+        ]
 
     def __enter__(self) -> "Lights":
         for api in self._system.apis:
@@ -139,22 +159,24 @@ class Lights:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, api: str) -> None:
-        probes: dict[str, Callable[[], bool]] = {
+    def _probe(self, api: str, part: str) -> None:
+        probe: Callable[[], bool] = {
             "reads": lambda: self._answers(api, "GET", "/v1/ablations?limit=1"),
             "writes": lambda: self._answers(api, "POST", f"/v1/nodes/{_probe_of(api)}:rotate-key", json={"grace_s": 0}),
             "background": self._system.has_background,
             "broker": self._system.broker_pongs,
             "mlflow": self._mlflow_answers,
-        }
-        with ThreadPoolExecutor(len(probes) + 1) as pool:
-            while not self._over.wait(EVERY_S):
-                began_s = time.monotonic()
-                light = pool.submit(self._light, api)
-                works = {part: pool.submit(probe) for part, probe in probes.items()}
-                told = {part: answer.result() for part, answer in works.items()}
-                names, lit_s = light.result()
-                self.samples.append(Sample(api, began_s, time.monotonic(), told, lit_s, names))
+        }[part]
+        while not self._over.wait(EVERY_S):
+            began_s = time.monotonic()
+            works = probe()
+            self.probes.append(Probe(api, part, began_s, time.monotonic(), works))
+
+    def _look(self, api: str, _part: str) -> None:
+        while not self._over.wait(EVERY_S):
+            began_s = time.monotonic()
+            names = self._names(api)
+            self.lights.append(Light(api, began_s, time.monotonic(), names))
 
     def _answers(self, api: str, method: str, path: str, **options: Any) -> bool:
         with suppress(httpx.HTTPError), self._system.client(api) as client:
@@ -166,10 +188,6 @@ class Lights:
             url = f"http://127.0.0.1:{self._system.mlflow_link.port}/health"
             return httpx.get(url, timeout=PATIENCE_S, trust_env=False).is_success
         return False
-
-    def _light(self, api: str) -> tuple[frozenset[str], float]:
-        names = self._names(api)
-        return names, time.monotonic()
 
     def _names(self, api: str) -> frozenset[str]:
         headers = {"Authorization": f"Bearer {ADMIN}"}
@@ -236,13 +254,12 @@ def _held(kind: str, targets: tuple[str, ...], system: System, people: People, l
         _pass_time(system, hold_s)
     for link in system.all_links().values():
         link.end_stranded()
-    during = [sample for sample in lights.samples if sample.began_s > began_s]
-    lit = [sample for sample in during if sample.light]
+    lit = [light for light in lights.lights if light.began_s > began_s and light.names]
     return HeldRow(
         fault=f"{kind} {' and '.join(targets)}",
-        failed=frozenset(part for sample in during for part, works in sample.works.items() if not works),
-        shown=frozenset(name for sample in lit for name in sample.light),
-        first_s=round(lit[0].lit_s - began_s, 1) if lit else None,
+        failed=frozenset(one.part for one in lights.probes if one.began_s > began_s and not one.works),
+        shown=frozenset(name for light in lit for name in light.names),
+        first_s=round(lit[0].ended_s - began_s, 1) if lit else None,
         green_s=_all_green(lights, system, patience_s=120),
     )
 
@@ -255,13 +272,13 @@ def _pass_time(system: System, seconds: float) -> None:
 
 
 def _all_green(lights: Lights, system: System, *, patience_s: float) -> float | None:
-    """Wait until the newest sample of every API process is green and true; return how long it took."""
+    """Wait until every part works and every light is green; return how long it took."""
     began_s = time.monotonic()
     while time.monotonic() - began_s < patience_s:
         _pass_time(system, EVERY_S)
-        newest = {sample.api: sample for sample in lights.samples if sample.began_s > began_s}
-        if newest.keys() >= set(system.apis) and not any(
-            one.light or not all(one.works.values()) for one in newest.values()
-        ):
+        probes = {(one.api, one.part): one.works for one in lights.probes if one.began_s > began_s}
+        newest = {light.api: light.names for light in lights.lights if light.began_s > began_s}
+        complete = newest.keys() >= set(system.apis) and len(probes) == len(system.apis) * len(PARTS)
+        if complete and all(probes.values()) and not any(newest.values()):
             return round(time.monotonic() - began_s, 1)
     return None

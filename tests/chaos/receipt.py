@@ -45,7 +45,7 @@ class Outcome:
     def close(self, system: System, people: People, injector: Injector, lights: Lights, *, seconds: float) -> None:
         """Record the injected faults, and the table of truth and light."""
         self.faults = injector.history()
-        self.lights = table(lights.samples, lease_s=system.lease_s)
+        self.lights = table(lights.probes, lights.lights, lease_s=system.lease_s)
         self.facts = {
             "seconds": round(seconds),
             "nodes": len(system.nodes),

@@ -19,7 +19,7 @@ from tests.chaos.checker import RULES, problems, sealed
 from tests.chaos.clocks import Clocks
 from tests.chaos.disks import SmallDisk
 from tests.chaos.ledger import Ledger, books_of, settle
-from tests.chaos.lights import DARK, PARTS, RED, Sample, table, wrong_greens
+from tests.chaos.lights import DARK, RED, Light, Probe, table, wrong_greens
 from tests.chaos.trainers import Span
 
 
@@ -345,31 +345,34 @@ def test_every_rule_is_seen_to_fail() -> None:
     assert {rule for rule, _ in DOCTORED.values()} == {rule.__name__ for rule in RULES}
 
 
-def _samples(light: set[str], *, part: str = "writes", seconds: int = 10) -> list[Sample]:
-    """Return one sample a second while `part` fails, after one in which everything works."""
-    works = dict.fromkeys(PARTS, True)
-    failing = [
-        Sample("api", at, at + 0.5, {**works, part: False}, at + 0.1, frozenset(light)) for at in range(1, seconds)
-    ]
-    return [Sample("api", 0.0, 0.5, works, 0.1, frozenset()), *failing]
+def _probes(*, works_at: int | None = None, seconds: int = 10) -> list[Probe]:
+    """Return one failed probe a second after one that works; `works_at` is the second of another one that works."""
+    failing = [Probe("api", "writes", at, at + 0.5, at == works_at) for at in range(1, seconds)]
+    return [Probe("api", "writes", 0.0, 0.5, works=True), *failing]
 
 
-@pytest.mark.parametrize("light", [{"writes"}, {RED}, {DARK}])
-def test_light_for_a_part_that_fails_is_right(light: set[str]) -> None:
-    assert list(wrong_greens(_samples(light), lease_s=3.0)) == []
-    assert table(_samples(light), lease_s=3.0)["writes"].outages == 1
+def _lights(*names: str) -> list[Light]:
+    return [Light("api", at, at + 0.1, frozenset(names)) for at in range(10)]
 
 
-@pytest.mark.parametrize("light", [set(), {"mlflow"}])
-def test_green_light_for_a_part_that_fails_is_found(light: set[str]) -> None:
-    assert len(list(wrong_greens(_samples(light), lease_s=3.0))) == 2  # at 8 and 9 s; the light may be late by 6
-    assert not list(wrong_greens(_samples(light, seconds=7), lease_s=3.0))
-    assert table(_samples(light), lease_s=3.0)["writes"].false_green == 2
+@pytest.mark.parametrize("light", ["writes", RED, DARK])
+def test_light_for_a_part_that_fails_is_right(light: str) -> None:
+    assert list(wrong_greens(_probes(), _lights(light), lease_s=3.0)) == []
+    row = table(_probes(), _lights(light), lease_s=3.0)["writes"]
+    assert (row.outages, row.false_green) == (1, 0)
+
+
+@pytest.mark.parametrize("light", [[], ["mlflow"]])
+def test_green_light_for_a_part_that_fails_is_found(light: list[str]) -> None:
+    lights = _lights(*light)
+    assert len(list(wrong_greens(_probes(), lights, lease_s=3.0))) == 2  # at 8 and 9 s; the light may be late by 6
+    assert table(_probes(), lights, lease_s=3.0)["writes"].false_green == 2
+    assert not list(wrong_greens(_probes(seconds=7), lights, lease_s=3.0))
+    assert not list(wrong_greens(_probes(works_at=5), lights, lease_s=3.0))
 
 
 def test_light_for_a_part_that_works_is_counted() -> None:
-    works = dict.fromkeys(PARTS, True)
-    assert table([Sample("api", 0.0, 0.5, works, 0.1, frozenset({"broker"}))], lease_s=3.0)["broker"].false_alarms == 1
+    assert table(_probes(seconds=1), _lights("broker"), lease_s=3.0)["broker"].false_alarms == 10
 
 
 def test_disk_without_power_keeps_what_was_synced(tmp_path: Path) -> None:
