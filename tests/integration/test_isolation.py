@@ -1,9 +1,11 @@
 """Programs that try to reach what is closed to trials, each as a real trial of a real fork server."""
 
 import json
+import multiprocessing
 import os
 import socket
 import sqlite3
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from experiments.outcomes import FailureClass
 from experiments.runtime.processes import group_members
 from tests.integration.attacker import order_of, server
 from tests.integration.worker_service import is_gone
+from workers.blocks.slices import _waits
 from workers.errors import IsolationFailed
 from workers.isolation import Isolation, isolation_problem
 from workers.kernel_limits import FileRight
@@ -339,3 +342,23 @@ def test_a_writable_folder_around_a_secret_is_refused(tmp_path: Path) -> None:
 def _below(pid: int) -> list[str]:
     lines = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True, check=False)
     return [line for line in lines.stdout.split() if not is_gone(int(line))]
+
+
+def test_a_trial_cannot_announce_a_message_and_let_the_worker_wait_for_it() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        os.write(theirs.fileno(), struct.pack("!i", 2**31 - 1))
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda: answers.append(_waits(ours)), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert answers == [True]
+        assert not ours.poll()
+    assert not _waits_on_closed()
+
+
+def _waits_on_closed() -> bool:
+    ours, theirs = multiprocessing.Pipe()
+    with ours:
+        theirs.close()
+        return _waits(ours)
