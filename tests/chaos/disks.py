@@ -53,6 +53,9 @@ class SmallDisk:
         """Fill the disk; yield whether that worked."""
         yield self.mounted and self._fill()
         self._filler.unlink(missing_ok=True)
+        handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(handle)  # or the file would be back after a power loss
+        os.close(handle)
 
     def _fill(self) -> bool:
         with self._filler.open("ab") as filler:
