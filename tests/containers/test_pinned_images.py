@@ -17,7 +17,9 @@ REGISTRY = shutil.which("docker-registry") or shutil.which("registry")
 NAMES = {"NGINX": "nginx:1", "POSTGRES": "postgres:16", "PYTHON": "python:3.11-slim-bookworm", "REDIS": "redis:7"}
 DIGESTS = {"Accept": "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json"}
 pytestmark = [
-    pytest.mark.skipif(shutil.which(stack.ENGINE) is None, reason="no container engine is here"),
+    pytest.mark.skipif(
+        shutil.which(stack.COMPOSE[0]) is None, reason="neither a Docker engine nor podman-compose is here"
+    ),
     pytest.mark.skipif(REGISTRY is None, reason="no registry is here (Debian's package docker-registry)"),
 ]
 
