@@ -181,6 +181,8 @@ class BlockRunner:
             log_stop(paths.log, ending.stopped, ending.wall_s, how_far(paths, trial))
         if ending.stopped is StopReason.OUTPUT_LIMIT:
             paths.drop_output()
+        elif paths.drop_excess():
+            _log.warning("trial %s: its output was removed, because its attempt uses too much space", trial.trial_id)
         after = look_around(self._context.node.devices)
         receipt = TrialRecord(
             block=block,
