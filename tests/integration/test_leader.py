@@ -24,8 +24,8 @@ from service.store.tables import outbox as outbox_table
 from tests import mlflow_server
 from tests.api_stack import Api, api_fixture, database_url, running_api
 from tests.chaos.books import read_runs
+from tests.chaos.checker import mlflow_equals_the_database
 from tests.chaos.ledger import Ledger, books_of
-from tests.chaos.projection import mlflow_equals_the_database
 from tests.integration.test_outbox import RecordingSink
 from tests.projectors import projector
 from tests.service_process import BACKGROUND, service_process
