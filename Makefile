@@ -113,7 +113,7 @@ chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite
 faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product; the tests must find each; hours; SEED=1
 	$(BIN)/python -m tests.faults --count $(COUNT) --seed $(SEED) $(FAULTS)
 
-interleavings: $(STAMP)  ## on PostgreSQL, do each operation before every statement of each other one; 40 minutes; SEED=1
+interleavings: $(STAMP)  ## on PostgreSQL, do each operation before every statement of each other one; an hour or two; SEED=1
 	$(BIN)/python -m tests.interleavings --seed $(SEED) $(INTERLEAVINGS)
 
 screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
