@@ -39,8 +39,9 @@ class Metric:
     """`ratio`: compared by ln(variant / baseline); `absolute`: by the difference; `loss`: by identity or envelope."""
     per: float = 1.0
     """Divisor from the receipt's number to `unit`."""
-    source: Literal["training", "compilation", "both"] = "training"
-    """Trials that have it: trials that train, trials of a node class that only compiles, or both."""
+    source: Literal["training", "compilation", "both", "step", "program"] = "training"
+    """Trials that have it: trials of the built-in model that train, trials of a node class that only compiles, or both;
+    `step`: trials of the built-in model that train and trials of commands; `program`: trials of commands."""
     summed: str | None = None
     """Where `field` is a table: the key whose values are added up over its rows."""
     counted: bool = False
@@ -70,10 +71,10 @@ class Step(BaseModel):
     """Wall time of the whole step: reading the batch, forward, backward, update, until the device is done."""
     tokens: int
     """B * S, masked targets included."""
-    loss: float
-    """Mean cross entropy in nats over valid tokens, before the update."""
-    grad_norm: float
-    """Global L2 norm before clipping."""
+    loss: OmitNone[float] = None
+    """Mean cross entropy in nats over valid tokens, before the update; of a command as it reports it, or None."""
+    grad_norm: OmitNone[float] = None
+    """Global L2 norm before clipping; None for commands."""
     began_s: OmitNone[float] = None
     """Start of the step in seconds since training began, by a clock that is never set; None in receipts of earlier
     code."""
@@ -103,6 +104,7 @@ class _MeasurementsInParts(BaseModel):
             "memory.peak_reserved_bytes",
             per=GIB,
             resident_on=("cpu", "xla"),
+            source="step",
         ),
     ] = None
     peak_allocated_bytes: Annotated[
@@ -114,6 +116,7 @@ class _MeasurementsInParts(BaseModel):
             "memory.peak_allocated_bytes",
             per=GIB,
             resident_on=("xla",),
+            source="step",
         ),
     ] = None
     foreign_load: float | None = None
@@ -175,6 +178,12 @@ class Measurements(BaseModel):
     """Seconds this trial waited while the others of its block ran their slices; None where it ran in one go."""
     training_s: float
     """Wall seconds of the trial's own work, without waiting: build, steps, validation, memory reading."""
+    process_s: Annotated[
+        float | None,
+        Metric("process_s", "time of the whole process", "s", source="program", decides="paired", alike="nothing"),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """Wall seconds of a command's process from its start to its end; None for the built-in model."""
 
 
 class TrialMeasurements(Measurements, _MeasurementsInParts):

@@ -83,13 +83,12 @@ def _median(receipt: Receipt) -> float:
     return receipt.summary.step_s_median if receipt.summary else math.nan
 
 
-def _counted(metric: str, receipt: Receipt) -> int:
+def _counted(metric: str, receipt: Receipt) -> float:
     """Return the work of one step in the unit that `metric` counts: tokens, model FLOPs, or one step."""
-    done = {
-        "tokens_per_s": receipt.config["micro_batch"] * receipt.config["data"]["seq_len"],
-        "model_tflops_per_s": receipt.flops_per_step,
-    }
-    return int(done.get(metric, 1))
+    if metric == "tokens_per_s":
+        timed = [step.tokens for step in receipt.steps if step.phase == "timed"]
+        return sum(timed) / len(timed)
+    return receipt.flops_per_step if metric == "model_tflops_per_s" else 1
 
 
 def _outliers(receipt: Receipt) -> int:

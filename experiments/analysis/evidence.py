@@ -9,6 +9,7 @@ from experiments.analysis.guards import (
     block_problems,
     clock_problem,
     order_problems,
+    program_problem,
     receipt_problems,
     unchanged_kernels,
 )
@@ -18,6 +19,7 @@ from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.plan import BlockPlan, Plan
+from experiments.design.program import is_program
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
@@ -151,7 +153,10 @@ def _excluded_by_guards(pairs: Sequence[Pair], whole: WholeBlocks) -> Exclusion 
         if problem is not None:
             return Exclusion(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
     own, others = [pair.variant for pair in pairs], [pair.baseline for pair in pairs]
-    problem = between_blocks_problem([*others, *own]) or (clock_problem(own, others) if whole.plan.timed else None)
+    changed = program_problem(others) or program_problem(own)
+    problem = (
+        between_blocks_problem([*others, *own]) or changed or (clock_problem(own, others) if whole.plan.timed else None)
+    )
     return None if problem is None else Exclusion(word=VerdictWord.INVALID, reason=problem)
 
 
@@ -179,7 +184,9 @@ def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], 
 
 
 def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
-    """Return the weakest claim among the gates in which `arm` differs from `baseline`."""
+    """Return the weakest claim among the gates in which `arm` differs from `baseline`; a command claims nothing."""
+    if is_program(baseline.config):
+        return Claim.CHANGES_MODEL
     claims = {GATES[name].claim for name, value in arm.gates.items() if value != baseline.gates.get(name)}
     order = (Claim.CHANGES_MODEL, Claim.RE_ASSOCIATES)
     return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)

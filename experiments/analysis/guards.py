@@ -39,6 +39,15 @@ _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
 """Values that must be equal over all blocks. Nodes of a class may differ in serial number, kernel and isolation."""
 
 
+_SAME_PROGRAM: dict[str, Callable[[Receipt], Any]] = {
+    "the program's code": lambda receipt: receipt.program and receipt.program.code,
+    "the interpreter": lambda receipt: receipt.program and receipt.program.interpreter,
+    "an installed package": lambda receipt: receipt.program and receipt.program.packages,
+    "the number of ranks": lambda receipt: receipt.program and receipt.program.ranks,
+}
+"""Values that must be equal over all blocks of one arm."""
+
+
 def _software(receipt: Receipt) -> dict[str, str]:
     versions = receipt.environment.versions.items()
     return {name: version for name, version in versions if name not in {"kernel", "isolation"}}
@@ -72,6 +81,15 @@ def between_blocks_problem(receipts: Sequence[Receipt]) -> str | None:
     for what, other in _differing(measured, _SAME_EVERYWHERE).items():
         one, two = block_name(measured[0].ids.block_index), block_name(other.ids.block_index)
         return f"{what} of {one} and {two} differ: a comparison over both would compare more than the arms"
+    return None
+
+
+def program_problem(receipts: Sequence[Receipt]) -> str | None:
+    """Return the first difference between the programs of one arm's measured trials, or None."""
+    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED and receipt.program]
+    for what, other in _differing(measured, _SAME_PROGRAM).items():
+        one, two = block_name(measured[0].ids.block_index), block_name(other.ids.block_index)
+        return f"{what} of arm '{other.arm}' changed between {one} and {two}"
     return None
 
 

@@ -22,6 +22,7 @@ from experiments.analysis.comparing import Levels, compare, sample_of
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
+from experiments.analysis.programs import other_tokens, program_notes
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.sample_checks import spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
@@ -30,6 +31,7 @@ from experiments.block_numbers import block_list, block_name
 from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of, level_shares
+from experiments.design.program import DECLARED, is_program
 from experiments.design.rule import other_model, other_work, rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Blocks
 from experiments.documents import seal
@@ -133,7 +135,10 @@ class _Judge:
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else self._requirements(evidence)
-        other = other_work(METRICS[rule.metric], evidence.arm.config, self._plan.baseline.config)
+        metric = METRICS[rule.metric]
+        other = other_work(metric, evidence.arm.config, self._plan.baseline.config) or (
+            other_tokens(evidence) if metric.kind == "ratio" else None
+        )
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
         when_met = exact.decision if exact else adopt_or_reject(primary, rule)
         chances = self._chances(name, answer, primary)
@@ -162,6 +167,7 @@ class _Judge:
             notes=(
                 *notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
+                *program_notes(evidence, rule.metric),
                 *self._family_notes(name),
             ),
         )
@@ -280,6 +286,8 @@ def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:
     """Return how many gates were live in the trials that finished; a stopped trial had not shown all of them."""
+    if any(is_program(receipt.config) for receipt in receipts):
+        return DECLARED
     whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
     live = [(name, reading.live) for receipt in whole for name, reading in receipt.gates.items()]
     idle = ", ".join(sorted({name for name, is_live in live if not is_live}))

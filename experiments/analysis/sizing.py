@@ -133,6 +133,6 @@ def budget_problems(spec: AblationSpec, sizing: Sizing | None, minutes: float | 
 
 def workload_of(plan: Plan, spec: AblationSpec) -> str:
     """Return the digest that a calibration must have to size `plan`, on any device and with any code."""
-    config, recipe = plan.baseline.config, spec.workload.recipe
+    config, recipe = plan.baseline.config, spec.workload.name
     estimator = estimator_digest(config, spec.verdict.primary.metric)
     return workload_digest(plan.node_class, recipe, shape_digest(config), estimator)

@@ -5,7 +5,6 @@ from typing import Any
 import yaml
 
 from experiments.design.arms import resolve
-from experiments.design.gate import GateValue
 from experiments.design.gates import GATES
 from experiments.design.load import parse_spec
 from experiments.design.recipes import RECIPES
@@ -52,7 +51,7 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         "ablation": like.ablation if like.purpose == "calibration" else f"aa-{like.ablation}"[:63],
         "question": f"What is the noise of ablations such as '{like.ablation}' on {node_class}?",
         "placement": {**values["placement"], "node_class": node_class},
-        "variants": {REPEAT: {"gates": _baseline_gates(like)}},
+        "variants": {REPEAT: _like_baseline(like)},
     }
     values["design"] |= {"blocks": {"count": blocks}, "order_seed": order_seed}
     values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
@@ -70,9 +69,12 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     return text
 
 
-def _baseline_gates(like: AblationSpec) -> dict[str, GateValue]:
-    """Return the gates that the baseline names, or one at its recipe's value: a variant needs at least one."""
-    return dict(like.baseline.gates) or {"loss": GATES["loss"].read(RECIPES[like.workload.recipe].config)}
+def _like_baseline(like: AblationSpec) -> dict[str, Any]:
+    """Return a variant that repeats the baseline: its gates, or one at its recipe's value; or its arguments."""
+    if like.workload.recipe is None:
+        return {"args": list(like.baseline.args), "env": dict(like.baseline.env)}
+    recipe = RECIPES[like.workload.recipe].config
+    return {"gates": dict(like.baseline.gates) or {"loss": GATES["loss"].read(recipe)}}
 
 
 def _yaml(values: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gates import GATES
 from experiments.design.problems import listed, pointer, without_repeats
+from experiments.design.program import program_arms, program_problems, recipe_problems
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
@@ -58,9 +59,9 @@ class Arm(Frozen):
     name: str
     role: ArmRole
     gates: Mapping[str, Any]
-    """All gates with their values, defaults included."""
+    """All gates with their values, defaults included; of a command its declared settings."""
     config: Mapping[str, Any]
-    """TrainConfig as plain JSON, without the seed (the block sets it)."""
+    """TrainConfig or ProgramConfig as plain JSON, without the seed (the block sets it)."""
     digest: str
     """Digest of gates and configuration (`arm_digest`)."""
 
@@ -80,10 +81,12 @@ class Resolution:
 
 def resolve(spec: AblationSpec) -> Resolution:
     """Resolve the arms of `spec`; there are none when there are problems."""
+    if spec.workload.recipe is None:
+        return _resolve_command(spec)
     recipe = RECIPES[spec.workload.recipe]
     node_class = NODE_CLASSES[spec.placement.node_class]
     slice_problems = list(_slice_problems(spec, node_class))
-    problems = [*_recipe_problems(recipe, node_class), *slice_problems]
+    problems = [*recipe_problems(spec), *_recipe_problems(recipe, node_class), *slice_problems]
     if slice_problems:  # illegal slices make no configuration
         return Resolution(arms=(), problems=tuple(problems))
     base, override_problems = _workload(spec, recipe)
@@ -92,11 +95,32 @@ def resolve(spec: AblationSpec) -> Resolution:
         return Resolution(arms=(), problems=tuple(problems))
     inherited = spec.baseline.gates
     arms = [_arm(base, BASELINE, inherited, {}, node_class)]
-    arms += [_arm(base, name, own.gates, inherited, node_class) for name, own in spec.variants.items()]
+    arms += [_arm(base, name, own.gates or {}, inherited, node_class) for name, own in spec.variants.items()]
     resolved = tuple(arm for part in arms for arm in part.arms)
-    equality = _unequal_arms(resolved) if spec.purpose == "calibration" else _equal_arms(resolved)
-    problems = without_repeats([*(part.problems for part in arms), equality])
+    problems = without_repeats([*(part.problems for part in arms), _equality_problems(spec, resolved)])
     return Resolution(arms=() if problems else resolved, problems=tuple(problems))
+
+
+def _resolve_command(spec: AblationSpec) -> Resolution:
+    problems = list(program_problems(spec))
+    if problems:
+        return Resolution(arms=(), problems=tuple(problems))
+    arms = tuple(
+        Arm(
+            name=name,
+            role=BASELINE if name == BASELINE else VARIANT,
+            gates=declared,
+            config=config,
+            digest=arm_digest(declared, config),
+        )
+        for name, declared, config in program_arms(spec)
+    )
+    problems = _equality_problems(spec, arms)
+    return Resolution(arms=() if problems else arms, problems=tuple(problems))
+
+
+def _equality_problems(spec: AblationSpec, arms: Sequence[Arm]) -> list[SpecProblem]:
+    return _unequal_arms(arms) if spec.purpose == "calibration" else _equal_arms(arms)
 
 
 def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProblem]:
@@ -257,14 +281,14 @@ def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
         if first != arm.name:
             other = "the baseline" if first == BASELINE else f"variant '{first}'"
             detail = f"variant '{arm.name}' resolves to the same configuration as {other}"
-            hint = "change at least one gate, or remove the variant"
+            hint = "change at least one setting, or remove the variant"
             problems.append(SpecProblem(pointer=pointer("variants", arm.name), detail=detail, hint=hint))
     return problems
 
 
 def _unequal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
     """Find variants of a calibration that do not repeat the baseline: equal arms measure the noise."""
-    hint = "give it the baseline's gates, or leave out purpose: calibration"
+    hint = "give it the baseline's settings, or leave out purpose: calibration"
     return [
         SpecProblem(
             pointer=pointer("variants", arm.name),

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from model.config import TrainConfig
+from model.config import StepsConfig, TrainConfig
 from model.errors import ConfigError
 
 Config = TypeVar("Config")
@@ -34,6 +34,11 @@ def replace_fields(config: Config, changes: Mapping[str, Any]) -> Config:
     for head, part in nested.items():
         own[head] = replace_fields(getattr(config, head), part)
     return replace(config, **own)  # type: ignore[type-var]  # every part of TrainConfig is a dataclass
+
+
+def read_steps(config: Mapping[str, Any]) -> StepsConfig:
+    """Return the steps in the JSON of a recipe's or a command's configuration, also of earlier code."""
+    return StepsConfig(**config["steps"])
 
 
 def read_config(config: Mapping[str, Any], *, may_be_older: bool = False) -> TrainConfig:

@@ -4,6 +4,11 @@ from typing import Any
 
 from model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
+
+def _loss(name: str, label: str) -> Metric:
+    return Metric(name, label, "nats", f"summary.{name}", better=None, kind="loss", alike="nothing", source="step")
+
+
 _SUMMARY = (
     Metric(
         "tokens_per_s",
@@ -14,8 +19,9 @@ _SUMMARY = (
         kind="ratio",
         decides="paired",
         alike="token",
+        source="step",
     ),
-    Metric("step_s", "step time", "s", "summary.step_s_mean", kind="ratio", decides="paired"),
+    Metric("step_s", "step time", "s", "summary.step_s_mean", kind="ratio", decides="paired", source="step"),
     Metric(
         "model_tflops_per_s",
         "model TFLOP/s",
@@ -26,10 +32,8 @@ _SUMMARY = (
         decides="paired",
         alike="nothing",
     ),
-    Metric("loss_step1", "loss of step 1", "nats", "summary.loss_step1", better=None, kind="loss", alike="nothing"),
-    Metric(
-        "loss_final", "final training loss", "nats", "summary.loss_final", better=None, kind="loss", alike="nothing"
-    ),
+    _loss("loss_step1", "loss of step 1"),
+    _loss("loss_final", "final training loss"),
 )
 """Metrics that the declared estimator derives from the steps."""
 
@@ -65,6 +69,9 @@ METRICS: dict[str, Metric] = {
     )
 }
 """All metrics by name: ratios, then single numbers, numbers of tables, losses."""
+
+PROCESS_METRIC = "process_s"
+"""Metric of commands that mark no steps."""
 
 PAIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "paired")
 """Metrics that can decide by statistics over blocks."""

@@ -20,7 +20,8 @@ from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.recipes import OVERRIDES, RECIPES
 from experiments.design.rule import rule_digest
-from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationSpec, Workload
+from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationSpec
+from experiments.design.workload import Workload
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
@@ -209,15 +210,18 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     node_class = NODE_CLASSES[spec.placement.node_class]
     metrics: dict[tuple[str | int, ...], str] = {("primary",): spec.verdict.primary.metric}
     metrics |= {("require", index): part.metric for index, part in enumerate(spec.verdict.require)}
-    source, why = (
-        ("compilation", "compiles the step and executes nothing, so it has no speed, no loss and no memory in use")
-        if node_class.compiles_only
-        else ("training", "trains, so no compiler reports a plan")
-    )
-    there = [n for n in PRIMARY_METRICS if METRICS[n].source in (source, "both") and not is_resident(n, node_class)]
+    where_to, why = f"on node class '{node_class}'", "it trains, so no compiler reports a plan"
+    sources = {"training", "both", "step"}
+    if node_class.compiles_only:
+        sources = {"compilation", "both"}
+        why = "it compiles the step and executes nothing, so it has no speed, no loss and no memory in use"
+    elif spec.workload.recipe is None:
+        sources, where_to = {"step", "program"}, "of a command"
+        why = "only the built-in model reports it"
+    there = [n for n in PRIMARY_METRICS if METRICS[n].source in sources and not _resident(n, spec)]
     for part, name in metrics.items():
-        if METRICS[name].source not in (source, "both"):
-            detail = f"metric '{name}' is not measured on node class '{node_class}': it {why}"
+        if METRICS[name].source not in sources:
+            detail = f"metric '{name}' is not measured {where_to}: {why}"
             where = pointer("verdict", *part, "metric")
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
     yield from _resident_problems(spec, node_class, there)
@@ -227,16 +231,23 @@ def _resident_problems(spec: AblationSpec, node_class: NodeClass, there: Sequenc
     """Find rules that compare resident sets of two processes; metrics in `there` can decide."""
     primary, memory = spec.verdict.primary.metric, [name for name in there if name in PEAK_METRICS]
     why = f"on node class '{node_class}': there it is the resident set of the process, which differs in every run"
-    if is_resident(primary, node_class):
+    if _resident(primary, spec):
         detail = f"metric '{primary}' cannot decide {why}, so no repeats agree"
         hint = f"metrics that can decide there: {listed(memory or there)}"
         yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail, hint=hint)
     for index, part in enumerate(spec.verdict.require):
-        if part.max_delta is not None and is_resident(part.metric, node_class):
+        if part.max_delta is not None and _resident(part.metric, spec):
             detail = f"metric '{part.metric}' cannot be compared with the baseline's {why}, so a rise proves nothing"
             other = [f"metric {listed(memory)}"] if memory else []
             hint = "use " + " or ".join([*other, "max_value, an absolute budget"])
             yield SpecProblem(pointer=pointer("verdict", "require", index, "max_delta"), detail=detail, hint=hint)
+
+
+def _resident(metric: str, spec: AblationSpec) -> bool:
+    """Say whether a memory metric of `spec` is a resident set; a command on the host has no other memory."""
+    node_class = NODE_CLASSES[spec.placement.node_class]
+    command = spec.workload.recipe is None and node_class.on_host and bool(METRICS[metric].resident_on)
+    return command or is_resident(metric, node_class)
 
 
 def is_resident(metric: str, node_class: NodeClass) -> bool:
@@ -247,6 +258,8 @@ def is_resident(metric: str, node_class: NodeClass) -> bool:
 def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
     """Find arms that compile nothing before step 0 where compile time decides."""
     if not METRICS[spec.verdict.primary.metric].cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
+        return
+    if spec.workload.recipe is None:  # its metric is refused
         return
     silent = [arm.name for arm in arms if not generates_code(read_config({**arm.config, "seed": 0}))]
     if silent:
@@ -291,8 +304,7 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
     A variant that repeats the baseline has no question.
     """
     shared = {
-        "recipe": spec.workload.recipe,
-        "overrides": _overrides(spec.workload),
+        **_shared_work(spec.workload, plan.baseline),
         "baseline": _gates(plan.baseline),
         "metric": spec.verdict.primary.metric,
         "node_class": plan.node_class,
@@ -313,10 +325,17 @@ def question_digest(variants: Iterable[str]) -> str | None:
 
 def _gates(arm: Arm) -> dict[str, Any]:
     """Return the gates that differ from their defaults, so that a later gate changes no question."""
-    return {name: value for name, value in arm.gates.items() if value != GATES[name].default}
+    return {name: value for name, value in arm.gates.items() if name not in GATES or value != GATES[name].default}
 
 
-def _overrides(workload: Workload) -> Mapping[str, Any]:
+def _shared_work(workload: Workload, baseline: Arm) -> dict[str, Any]:
+    """Return the part of a question that describes the work of all arms."""
+    if workload.recipe is None:
+        return {"command": baseline.config["command"], "environment": baseline.config["environment"]}
+    return {"recipe": workload.recipe, "overrides": _overrides(workload, workload.recipe)}
+
+
+def _overrides(workload: Workload, name: str) -> Mapping[str, Any]:
     """Return the overrides that change the recipe."""
-    recipe = RECIPES[workload.recipe].config
+    recipe = RECIPES[name].config
     return {key: value for key, value in workload.overrides.items() if value != read_field(recipe, OVERRIDES[key].path)}

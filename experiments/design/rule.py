@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from experiments.design.config_fields import read_config
 from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
+from experiments.design.program import is_program
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from model.counts import step_flops
@@ -89,9 +90,27 @@ OTHER_MODEL: dict[str, Any] = {
 """Addition to the comparison where a gate changes the numerical model."""
 
 
+OTHER_PROGRAM: dict[str, Any] = {
+    "other_work": "no word where the steps of two arms have different tokens, as the program reports them",
+}
+"""Addition to the comparison where the arms are commands."""
+
+PROCESS_TIME: dict[str, Any] = {
+    "estimate": "wall seconds of the whole process, its start and its end included",
+}
+"""How a whole process becomes one number."""
+
+
 def window_estimator(slice_steps: int) -> dict[str, Any]:
     """Return the estimator of windows whose slices have `slice_steps` steps; 0: no slices."""
     return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
+
+
+def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
+    """Return how one trial becomes one number of `metric`."""
+    if METRICS[metric].cold:
+        return COMPILE_TIME
+    return PROCESS_TIME if metric == PROCESS_METRIC else window_estimator(slice_steps)
 
 
 def rule_of(spec: AblationSpec) -> dict[str, Any]:
@@ -107,15 +126,17 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
-        "estimator": COMPILE_TIME if METRICS[primary.metric].cold else window_estimator(spec.workload.steps.slice),
+        "estimator": estimator_of(primary.metric, spec.workload.steps.slice),
         "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _other_model(spec),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
 
 
 def _other_model(spec: AblationSpec) -> dict[str, Any]:
-    changes = any(GATES[gate].claim is Claim.CHANGES_MODEL for arm in spec.variants.values() for gate in arm.gates)
-    return OTHER_MODEL if changes else {}
+    if spec.workload.recipe is None:
+        return OTHER_PROGRAM
+    gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())
+    return OTHER_MODEL if any(GATES[gate].claim is Claim.CHANGES_MODEL for gate in gates) else {}
 
 
 def rule_digest(spec: AblationSpec) -> str:
@@ -151,8 +172,11 @@ def _work_of(config: Mapping[str, Any]) -> _Work:
 def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
     """Say how the work of two arms' configurations differs.
 
-    Returns None when it is equal in everything that `metric` counts (`Metric.alike`).
+    Returns None when it is equal in everything that `metric` counts (`Metric.alike`), and for commands, whose receipts
+    have their work (`experiments.analysis.programs.other_tokens`).
     """
+    if is_program(base):
+        return None
     mine, theirs = _work_of(own), _work_of(base)
     if metric.alike == "step" and mine.tokens != theirs.tokens:
         return f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}"
@@ -163,10 +187,10 @@ def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) 
 
 
 def other_model(own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """List the differing gates that change the numerical model; None without one."""
+    """List the differing gates that change the numerical model; None without one, and for commands."""
     changed = [
         f"{name} {show(value)} instead of {show(base[name])}"
         for name, value in own.items()
-        if value != base[name] and GATES[name].claim is Claim.CHANGES_MODEL
+        if value != base[name] and name in GATES and GATES[name].claim is Claim.CHANGES_MODEL
     ]
     return ", ".join(changed) or None

@@ -20,29 +20,25 @@ from experiments.design.metrics import (
 )
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
-from experiments.design.recipes import RECIPES
 from experiments.design.spec_values import (
     NAME_PATTERN,
     NO_MARGIN,
     PERCENT_PATTERN,
     TEXT_PATTERN,
-    BaselineGates,
     Labels,
     Margin,
     Name,
-    Overrides,
     Percent,
     Seconds,
     Text,
-    VariantGates,
     number_in,
     one_of,
     raise_all,
     refuse,
     show_percent,
 )
+from experiments.design.workload import ArmSpec, SpecPart, VariantSpec, Workload, without_null
 from experiments.digest import digest
-from experiments.documents import Frozen
 from experiments.outcomes import BASELINE
 from kernels.backends import NODE_CLASSES
 from model.config import MESH_SIZES
@@ -59,15 +55,6 @@ COMPARED_WITH_REPEATS = frozenset({"envelope", "as_claimed"})
 MAX_VARIANTS = 64
 MAX_SEEDS = 64
 MAX_REQUIREMENTS = 32
-
-
-def _without_null(schema: dict[str, Any], *names: str) -> None:
-    """Publish optional keys as present or absent, never null."""
-    for name in names:
-        entry = schema["properties"][name]
-        (present,) = [option for option in entry.pop("anyOf") if option != {"type": "null"}]
-        entry.pop("default", None)
-        entry.update(present)
 
 
 def _primary_schema(schema: dict[str, Any]) -> None:
@@ -90,7 +77,7 @@ def _primary_schema(schema: dict[str, Any]) -> None:
 
 def _requirement_schema(schema: dict[str, Any]) -> None:
     """Publish that a requirement has exactly one bound, and the metrics that take a rule."""
-    _without_null(schema, "max_delta", "max_value", "rule")
+    without_null(schema, "max_delta", "max_value", "rule")
     loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
     schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
 
@@ -102,61 +89,8 @@ def _nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
     return schema
 
 
-class _SpecPart(Frozen):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class Steps(_SpecPart):
-    """Optimiser steps of one trial: step 0 (compilation), warm-up, then the timed window."""
-
-    warmup: int = Field(default=3, ge=0, le=10_000, description="Steps after step 0 that are recorded, not timed.")
-    warmup_s: float = Field(
-        default=0.5,
-        ge=0,
-        le=3600,
-        description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
-    )
-    timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
-    slice: int = Field(
-        default=0,
-        ge=0,
-        le=5_000,
-        exclude_if=lambda value: not value,
-        description="Timed steps that a trial runs before the other trials of its block run as many; an even number of "
-        "slices makes the window. For machines whose speed drifts within a window. 0: no slices.",
-    )
-    val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
-
-
-class Workload(_SpecPart):
-    """The model, data and steps that all arms share."""
-
-    recipe: Annotated[
-        str, Field(description="A named, versioned configuration.", json_schema_extra={"enum": [*RECIPES]})
-    ]
-    overrides: Overrides = Field(default_factory=dict, description="Values changed in the recipe, for every arm.")
-    steps: Steps = Field(default_factory=Steps)
-
-    @field_validator("recipe")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return one_of(value, RECIPES, f"unknown recipe {shown(value)}; known")
-
-
-class ArmSpec(_SpecPart):
-    """The baseline: gates by name; other gates keep the recipe's value."""
-
-    gates: BaselineGates = Field(default_factory=dict, description="Gates by name; others keep the recipe's value.")
-
-
-class VariantSpec(_SpecPart):
-    """One variant: the gates in which it differs from the baseline."""
-
-    gates: VariantGates = Field(description="Gates by name; others keep the baseline's value.")
-
-
 def _blocks_schema(schema: dict[str, Any]) -> None:
-    _without_null(schema, "count", "looks")
+    without_null(schema, "count", "looks")
     schema["properties"]["looks"] |= {"maxItems": MAX_LOOKS, "uniqueItems": True}
     schema["oneOf"] = [{"required": ["count"]}, {"required": ["looks"]}]
 
@@ -174,7 +108,7 @@ def _few_blocks_schema(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [enough, exact]
 
 
-class Blocks(_SpecPart):
+class Blocks(SpecPart):
     """Number of blocks: a count, a schedule of looks at which the ablation may answer and stop, or `auto`."""
 
     model_config = ConfigDict(json_schema_extra=_blocks_schema)
@@ -226,7 +160,7 @@ class Blocks(_SpecPart):
         return self.looks or (int(self.count or 0),)
 
 
-class Design(_SpecPart):
+class Design(SpecPart):
     """Seeds, number of blocks and the seed of the running order."""
 
     seeds: Annotated[
@@ -261,7 +195,7 @@ def _placement_schema(schema: dict[str, Any]) -> None:
     ]
 
 
-class Placement(_SpecPart):
+class Placement(SpecPart):
     """Where the trials run."""
 
     model_config = ConfigDict(json_schema_extra=_placement_schema)
@@ -304,7 +238,7 @@ class Placement(_SpecPart):
         return value
 
 
-class Limits(_SpecPart):
+class Limits(SpecPart):
     """Budgets of the ablation and its place in the queue."""
 
     trial: Seconds = Field(
@@ -328,7 +262,7 @@ class Limits(_SpecPart):
         return number_in("minutes", value)
 
 
-class Primary(_SpecPart):
+class Primary(SpecPart):
     """The deciding metric with its practical margin."""
 
     model_config = ConfigDict(json_schema_extra=_primary_schema)
@@ -381,7 +315,7 @@ class Primary(_SpecPart):
         return self.margin if self.adopt_if is None else self.adopt_if
 
 
-class Requirement(_SpecPart):
+class Requirement(SpecPart):
     """A condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
 
     model_config = ConfigDict(json_schema_extra=_requirement_schema)
@@ -420,7 +354,7 @@ class Requirement(_SpecPart):
         return self
 
 
-class VerdictRule(_SpecPart):
+class VerdictRule(SpecPart):
     """The verdict rule, hashed before the first sample."""
 
     primary: Primary
@@ -430,7 +364,7 @@ class VerdictRule(_SpecPart):
     ] = ()
 
 
-class AblationSpec(_SpecPart):
+class AblationSpec(SpecPart):
     """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
 
     model_config = ConfigDict(json_schema_extra=_few_blocks_schema)

@@ -34,9 +34,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def refuse(detail: str, hint: str | None = None) -> PydanticCustomError:
-    """Return the error that a validator raises for `detail`."""
-    escaped = detail.replace("{", "{{").replace("}", "}}")
-    return PydanticCustomError("spec", escaped, {"hint": hint})
+    """Return the error that a validator raises for `detail`; braces in it stay as they are, except `{hint}`."""
+    return PydanticCustomError("spec", detail, {"hint": hint})
 
 
 def one_of(value: str, allowed: Collection[str], sentence: str, labels: Mapping[str, str] | None = None) -> str:

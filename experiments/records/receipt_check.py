@@ -25,22 +25,25 @@ from experiments.design.config_fields import read_config
 from experiments.design.gate import Gate
 from experiments.design.gates import GATES, NOT_CUDA, NOT_XLA
 from experiments.design.problems import shown
+from experiments.design.program import DECLARED, is_program, read_program
 from experiments.digest import digest
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
+from experiments.records.program_report import report_contradictions
 from experiments.records.receipt_clocks import clock_problems, start_problems
 from experiments.records.receipts import (
     SCHEMA_VERSION,
     GateReading,
     Receipt,
+    declared_readings,
     outlier_cutoff,
     read_gate,
     summarise,
 )
 from experiments.records.signing import Signature, block_statement, signature_problem
-from experiments.records.trial_guards import trial_problems
+from experiments.records.trial_guards import trial_problems, window_s
 from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig, TrainConfig
 from model.counts import step_flops
@@ -97,6 +100,8 @@ def verify(receipt: Mapping[str, Any]) -> list[str]:
 
 def contradictions(receipt: Receipt) -> list[str]:
     """Return sentences about contradictions of a receipt to itself or to a guard."""
+    if is_program(receipt.config):
+        return _program_contradictions(receipt)
     try:
         config = read_config(receipt.config, may_be_older=True)
     except ConfigError as error:
@@ -111,6 +116,27 @@ def contradictions(receipt: Receipt) -> list[str]:
     ]
 
 
+def _program_contradictions(receipt: Receipt) -> list[str]:
+    """Return contradictions of the receipt of a command."""
+    try:
+        config = read_program(receipt.config)
+    except ConfigError as error:
+        return [f"config is unknown to this program: {error}"]
+    problems = [*_outcome_problems(receipt), *_arm_problems(receipt, config.seed), *start_problems(receipt)]
+    declared = declared_readings({name: reading.requested for name, reading in receipt.gates.items()})
+    if dict(receipt.gates) != declared:
+        problems.append(f"a setting of a command is {DECLARED}; the receipt says more")
+    steps = [*_phase_problems(receipt, config.steps), *_summary_problems(receipt)]
+    if receipt.outcome is Outcome.MEASURED and receipt.program is None:
+        problems.append("outcome is measured, but there is no report of the program")
+    if receipt.program is not None and receipt.outcome is Outcome.MEASURED:
+        timed_s = window_s(receipt) if receipt.steps else None
+        problems += report_contradictions(receipt.program, config, timed_s)
+    if receipt.steps:
+        problems += [*steps, *(clock_problems(receipt, config.steps) if receipt.outcome is Outcome.MEASURED else ())]
+    return [*problems, *trial_problems(receipt)]
+
+
 def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     """Find contradictions in the trial's steps, or in the compilation report that replaces them."""
     node_class = NODE_CLASSES.get(receipt.environment.node_class)
@@ -120,7 +146,8 @@ def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
         yield f"node class '{node_class}' {there}; compilation is {'absent' if compiles_only else 'present'}"
     if receipt.compilation is None:
         yield from _step_problems(receipt, config)
-        yield from _summary_problems(receipt, config)
+        yield from _summary_problems(receipt)
+        yield from _validation_problems(receipt, config)
         if receipt.outcome is Outcome.MEASURED:
             yield from clock_problems(receipt, config.steps)
         return
@@ -136,19 +163,24 @@ def _outcome_problems(receipt: Receipt) -> Iterator[str]:
         yield f"outcome is measured, and failure_class is {receipt.failure_class}"
     if not measured and receipt.failure_class is None:
         yield f"outcome is {receipt.outcome}, but there is no failure_class"
-    if measured and receipt.summary is None and receipt.compilation is None:
+    without = receipt.compilation is not None or (receipt.program is not None and not receipt.program.ranks)
+    if measured and receipt.summary is None and not without:
         yield "outcome is measured, but there is no summary"
-    if measured and receipt.memory is None:
+    if measured and receipt.memory is None and receipt.program is None:
         yield "outcome is measured, but there is no memory"
 
 
-def _config_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
-    if config.seed != receipt.seed:
-        yield f"seed is {receipt.seed}; the configuration says {config.seed}"
+def _arm_problems(receipt: Receipt, seed: int) -> Iterator[str]:
+    if seed != receipt.seed:
+        yield f"seed is {receipt.seed}; the configuration says {seed}"
     plain = {name: value for name, value in receipt.config.items() if name != "seed"}
     expected = arm_digest({name: reading.requested for name, reading in receipt.gates.items()}, plain)
     if receipt.digests.arm != expected:
         yield f"digests.arm is {receipt.digests.arm}; gates and configuration give {expected}"
+
+
+def _config_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
+    yield from _arm_problems(receipt, config.seed)
     flops = step_flops(config)
     if receipt.flops_per_step not in ({flops} if receipt.outcome is Outcome.MEASURED else {0, flops}):
         yield f"flops_per_step is {receipt.flops_per_step}; the configuration gives {flops}"
@@ -193,7 +225,16 @@ def phases(steps: StepsConfig) -> list[str]:
 
 
 def _step_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
-    expected = phases(config.steps)
+    yield from _phase_problems(receipt, config.steps)
+    for place, step in enumerate(receipt.steps):
+        if step.tokens != config.tokens_per_step:
+            yield f"step {place} has {step.tokens} tokens; the configuration gives {config.tokens_per_step}"
+        if step.loss is None or step.grad_norm is None:
+            yield f"step {place} has no loss or no gradient norm"
+
+
+def _phase_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
+    expected = phases(steps)
     count = len(receipt.steps)
     if count > len(expected) or (receipt.outcome is Outcome.MEASURED and count < len(expected)):
         yield f"{count} steps; the configuration gives {len(expected)}"
@@ -202,11 +243,9 @@ def _step_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
             yield f"step {place} has index {step.index}"
         if step.phase != phase:
             yield f"step {place} is marked {step.phase}; the configuration makes it {phase}"
-        if step.tokens != config.tokens_per_step:
-            yield f"step {place} has {step.tokens} tokens; the configuration gives {config.tokens_per_step}"
 
 
-def _summary_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
+def _summary_problems(receipt: Receipt) -> Iterator[str]:
     summary = receipt.summary
     if summary is None:
         return
@@ -224,7 +263,11 @@ def _summary_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
     for key in stored:
         if stored[key] != recomputed[key]:
             yield f"summary.{key} is {stored[key]}; the steps give {recomputed[key]}"
-    if (summary.loss_val is None) != (config.steps.val_rows == 0):
+
+
+def _validation_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
+    summary = receipt.summary
+    if summary is not None and (summary.loss_val is None) != (config.steps.val_rows == 0):
         yield f"summary.loss_val is {summary.loss_val}; the configuration has {config.steps.val_rows} validation rows"
 
 

@@ -11,10 +11,12 @@ from pydantic import Field, ValidationError
 from experiments import documents
 from experiments.design.gate import Gate, show
 from experiments.design.gates import GATES
+from experiments.design.program import DECLARED
 from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
+from experiments.records.program_report import ProgramReport
 from model.config import BLOCK_KINDS
 from model.measurements import Measurements, Metric, OmitNone, Step
 
@@ -138,14 +140,14 @@ class Summary(Frozen):
     """Tokens of the whole window over its seconds."""
     tokens_per_s_median: float
     """Tokens of a step over the median step time: the throughput without stalls."""
-    model_tflops_per_s: float
-    """From `step_s_mean`."""
+    model_tflops_per_s: float | None
+    """From `step_s_mean`; None where nobody counts model FLOPs."""
     mfu: float | None
     outlier_steps: int
     """Timed steps above median + 5 * max(1.4826 * MAD, 0.2 % of the median); counted, not dropped."""
-    loss_step1: float
-    """Loss of step 0, before any update."""
-    loss_final: float
+    loss_step1: float | None
+    """Loss of step 0, before any update; None if the program reported none, as are the other losses."""
+    loss_final: float | None
     """Mean loss of the last quarter of the timed steps, at least one."""
     loss_val: float | None
 
@@ -166,7 +168,7 @@ class _FieldOrder(Frozen):
     message: str | None = None
     digests: Digests
     config: Mapping[str, Any]
-    """The whole TrainConfig that ran."""
+    """The whole TrainConfig or ProgramConfig that ran."""
     environment: Environment
     gates: Mapping[str, GateReading]
     facts: Any
@@ -176,6 +178,8 @@ class _FieldOrder(Frozen):
     """None when the trial did not finish its window, or executed nothing."""
     compilation: OmitNone[CompilationReport] = None
     """Output of the compiler; only on node classes that compile and execute nothing."""
+    program: OmitNone[ProgramReport] = None
+    """How a command was run, and its own reports; None for the built-in model."""
     memory: Memory | None
     compile_s: Any
     compile_cache_hit: Any
@@ -226,21 +230,31 @@ def summarise(
         step_s_median=median,
         tokens_per_s=tokens / seconds,
         tokens_per_s_median=tokens / len(timed) / median,
-        model_tflops_per_s=rate / 1e12,
+        model_tflops_per_s=rate / 1e12 if flops_per_step else None,
         mfu=None if peak_flops is None else rate / peak_flops,
         outlier_steps=_count_outliers([step.seconds for step in timed]),
         loss_step1=first.loss,
-        loss_final=math.fsum(step.loss for step in last) / len(last),
+        loss_final=_mean_loss(last),
         loss_val=loss_val,
     )
 
 
+def is_finite(step: Step) -> bool:
+    """Return whether the numbers of `step` are finite; absent ones are."""
+    return all(math.isfinite(value) for value in (step.loss, step.grad_norm) if value is not None)
+
+
+def _mean_loss(steps: Sequence[Step]) -> float | None:
+    losses = [step.loss for step in steps if step.loss is not None]
+    return math.fsum(losses) / len(losses) if len(losses) == len(steps) else None
+
+
 def _check_samples(steps: Sequence[Step]) -> None:
     for step in steps:
-        if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
+        if not is_finite(step):
             raise ReceiptError(f"step {step.index} has loss {step.loss} and gradient norm {step.grad_norm}")
-        if not (math.isfinite(step.seconds) and step.seconds > 0 and step.tokens > 0):
-            raise ReceiptError(f"step {step.index} has {step.seconds} s for {step.tokens} tokens; both must be above 0")
+        if not (math.isfinite(step.seconds) and step.seconds > 0 and step.tokens >= 0):
+            raise ReceiptError(f"step {step.index} has {step.seconds} s for {step.tokens} tokens; too little")
 
 
 def _count_outliers(seconds: Sequence[float]) -> int:
@@ -283,6 +297,13 @@ def read_gates(
     requested gate without facts is not live.
     """
     return {name: read_gate(GATES[name], requested, facts, pattern=pattern) for name in requested}
+
+
+def declared_readings(requested: Mapping[str, Any]) -> dict[str, GateReading]:
+    """Return the readings of a command's settings, which nothing observes."""
+    return {
+        name: GateReading(requested=value, observed=None, live=True, how=DECLARED) for name, value in requested.items()
+    }
 
 
 def read_gate(

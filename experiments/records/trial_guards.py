@@ -69,13 +69,15 @@ def _sample_problems(receipt: Receipt) -> Iterator[str]:
         yield f"gate '{dead[0]}' was requested and not live"
     if receipt.compilation is not None:  # nothing was executed
         return
+    if receipt.program is not None and not receipt.program.ranks:  # no step was marked
+        return
     if receipt.summary is None:
         yield "samples are missing"
     timed = [step for step in receipt.steps if step.phase == "timed"]
     expected = receipt.config.get("steps", {}).get("timed")
     if len(timed) != expected:
         yield f"{len(timed)} timed steps; the configuration has {expected}"
-    if any(not (math.isfinite(step.seconds) and math.isfinite(step.loss)) for step in timed):
+    if any(not (math.isfinite(step.seconds) and math.isfinite(step.loss or 0.0)) for step in timed):
         yield "a sample is not finite"
 
 

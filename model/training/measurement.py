@@ -63,15 +63,19 @@ class _Moment(NamedTuple):
 
     wall_s: float
     own_s: float
-    """Processor time of this process on all cores."""
+    """Processor time of the measured processes on all cores."""
     cores: CoreTimes | None
     """Times of our cores."""
 
 
 class HostLoad:
-    """Measures the load by others from its construction on, except during pauses."""
+    """Measures the load by others from its construction on, except during pauses.
 
-    def __init__(self) -> None:
+    `own_s` returns the processor time that is not foreign; default: that of this process.
+    """
+
+    def __init__(self, own_s: Callable[[], float] = time.process_time) -> None:
+        self._own_s = own_s
         self._cores = os.sched_getaffinity(0)
         self._parts: list[tuple[_Moment, _Moment]] = []
         self._start = self._read()
@@ -102,7 +106,7 @@ class HostLoad:
         return HostShares(foreign=_share(total - spent - slack, whole), stolen=_share(stolen - slack, whole))
 
     def _read(self) -> _Moment:
-        return _Moment(time.perf_counter(), time.process_time(), core_times(self._cores))
+        return _Moment(time.perf_counter(), self._own_s(), core_times(self._cores))
 
 
 def _share(part: float, whole: float) -> float:

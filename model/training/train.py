@@ -370,5 +370,5 @@ def _check_fit(config: TrainConfig, dataset: Dataset) -> None:
 
 def _check_finite(record: Step) -> None:
     for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
-        if not math.isfinite(value):
+        if value is None or not math.isfinite(value):
             raise NonFiniteLoss(f"the {name} of step {record.index} ({record.phase}) is {value}")

@@ -12,9 +12,10 @@ import scipy
 from experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
 from experiments.design.aa_spec import REPEAT, SENTINEL
 from experiments.design.gates import GATES
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.plan import Plan
-from experiments.design.rule import COMPILE_TIME, window_estimator
+from experiments.design.program import is_program
+from experiments.design.rule import COMPILE_TIME, PROCESS_TIME, window_estimator
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
 from experiments.documents import seal, seal_problem
@@ -25,7 +26,12 @@ from experiments.records.receipts import Receipt, read_metric
 METRIC = "tokens_per_s"
 """All metrics of the window follow from throughput, so its noise calibrates them all."""
 COMPILE_METRIC = "compile_s"
-_COMPILE_TIME = digest({"estimator": COMPILE_TIME})
+_BY_ESTIMATOR = {
+    digest({"estimator": COMPILE_TIME}): COMPILE_METRIC,
+    digest({"estimator": PROCESS_TIME}): PROCESS_METRIC,
+}
+"""Metrics that no other metric shares its noise with, by the digest of their estimator."""
+_ESTIMATOR_OF = {metric: estimator for estimator, metric in _BY_ESTIMATOR.items()}
 CONFIDENCE = 0.95
 _TOLERANCE = 1e-9
 
@@ -36,7 +42,7 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
     return CalibrationKey(
         device_serial=device_serial(environment.device_serial, environment.node_name, environment.device_name),
         node_class=environment.node_class,
-        recipe=spec.workload.recipe,
+        recipe=spec.workload.name,
         shape_digest=shape_digest(receipt.config),
         estimator_digest=estimator_digest(receipt.config, spec.verdict.primary.metric),
         software_digest=software_digest(receipt.digests.code, environment.versions),
@@ -54,25 +60,27 @@ def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:
 
 
 def shape_digest(config: Mapping[str, Any]) -> str:
-    """Return the digest of a TrainConfig without its gates, seed and steps."""
+    """Return the digest of a TrainConfig without its gates, seed and steps, or of the command that all arms share."""
+    if is_program(config):
+        return digest({name: config[name] for name in ("command", "environment", "devices")})
     return digest(_without_gates({name: value for name, value in config.items() if name not in {"seed", "steps"}}))
 
 
 def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
     """Return the digest of the estimator of `metric` and, for a metric of the window, of a TrainConfig's window."""
-    if METRICS[metric].cold:
-        return _COMPILE_TIME
+    if metric in _ESTIMATOR_OF:
+        return _ESTIMATOR_OF[metric]
     steps = {name: value for name, value in config["steps"].items() if name not in {"val_rows", "slice"}}
     return digest({"estimator": window_estimator(config["steps"].get("slice", 0)), "steps": steps})
 
 
 def _measured_by(spec: AblationSpec) -> str:
-    return COMPILE_METRIC if METRICS[spec.verdict.primary.metric].cold else METRIC
+    return spec.verdict.primary.metric if spec.verdict.primary.metric in _ESTIMATOR_OF else METRIC
 
 
 def metric_of(key: CalibrationKey) -> str:
     """Return the metric whose noise A/A blocks of `key` measure."""
-    return COMPILE_METRIC if key.estimator_digest == _COMPILE_TIME else METRIC
+    return _BY_ESTIMATOR.get(key.estimator_digest, METRIC)
 
 
 _ALSO_SHAPE = {"micro_batch"}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES
+from experiments.design.program import is_program
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Decision
 from experiments.records.receipts import Receipt
@@ -111,7 +112,8 @@ def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
 
 def datasets(receipts: Iterable[Receipt]) -> tuple[RunDataset, ...]:
     """Return the distinct data sets of the trials of `receipts`."""
-    corpora = {r.digests.data: PurePath(r.config["data"]["corpus"]).name for r in receipts}
+    trained = [receipt for receipt in receipts if not is_program(receipt.config)]
+    corpora = {r.digests.data: PurePath(r.config["data"]["corpus"]).name for r in trained}
     return tuple(RunDataset(name, data) for data, name in sorted(corpora.items()))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import load_values
+from experiments.design.workload import COMMAND
 from experiments.digest import canonical_json
 from experiments.outcomes import AblationState
 from experiments.records.circumstances import Circumstances
@@ -110,7 +111,7 @@ def _params(view: AblationView) -> dict[str, str]:
         same
         | gates
         | {
-            "recipe": str(workload["recipe"]),
+            "recipe": str(workload.get("recipe", COMMAND)),
             "design.blocks": str(len(plan.blocks)),
             "design.arms": str(len(plan.arms)),
             "placement.devices": str(plan.devices),

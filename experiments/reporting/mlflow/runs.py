@@ -126,7 +126,8 @@ def _step_points(receipt: Receipt, started_ms: int) -> list[content.Point]:
 
 
 def _step_values(step: Step) -> dict[str, float]:
-    values = {"loss": step.loss, "grad_norm": step.grad_norm, "seconds": step.seconds}
+    values = {"seconds": step.seconds}
+    values |= {name: value for name in ("loss", "grad_norm") if (value := getattr(step, name)) is not None}
     if step.seconds > 0:
         values["tokens_per_s"] = step.tokens / step.seconds
     if step.clock_mhz is not None:

@@ -16,6 +16,7 @@ from experiments.reporting.pages.circumstance_tables import rule_in_words
 from experiments.reporting.pages.evidence_tables import compilation_table
 from experiments.reporting.pages.first_screen import first_screen
 from experiments.reporting.pages.page_templates import make_environment
+from experiments.reporting.pages.program_tables import program_tables
 from experiments.reporting.pictures import registry
 from experiments.reporting.pictures.theme import theme_css
 from experiments.reporting.table import Table
@@ -41,6 +42,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.gates_table(view),
                 compilation_table(view),
                 evidence_tables.kernels_table(view),
+                *program_tables(view),
                 evidence_tables.blocks_table(view),
             ),
             evidence=None if view.verdict is None else _evidence(view.verdict),

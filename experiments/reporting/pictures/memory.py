@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis.verdicts import ArmSummary
+from experiments.design.program import is_program
 from experiments.outcomes import Outcome
 from experiments.reporting import wording
 from experiments.reporting.pictures import drawing
@@ -35,6 +36,8 @@ class _Bars:
     not_drawn: int
     limit_gib: float | None
     on_cpu: bool
+    only_resident: bool
+    """Whether there are no other peaks than resident sets, as for commands on the host."""
 
     @property
     def top(self) -> float:
@@ -52,12 +55,14 @@ def memory(view: AblationView) -> drawing.Picture | None:
     peaks = [(name, peak) for name, arm in view.arms.items() if (peak := _peak(arm)) is not None][:MOST_BARS]
     if not peaks:
         return None
+    on_host = NODE_CLASSES[view.plan.node_class].on_host
     limits = [r.memory.limit_bytes for r in view.receipts if r.memory and r.memory.limit_bytes]
     bars = _Bars(
         peaks=peaks,
         not_drawn=len(view.arms) - len(peaks),
         limit_gib=min(limits) / 2**30 if limits else None,
-        on_cpu=NODE_CLASSES[view.plan.node_class].on_host,
+        on_cpu=on_host,
+        only_resident=on_host and is_program(view.plan.baseline.config),
     )
     styles = drawing.arm_styles(list(view.arms))
     return drawing.draw("memory", "Peak memory", _caption(bars), lambda figure: _paint(figure, bars, styles))
@@ -65,7 +70,8 @@ def memory(view: AblationView) -> drawing.Picture | None:
 
 def _caption(bars: _Bars) -> str:
     light = "resident set of the process" if bars.on_cpu else "reserved by the allocator"
-    sentences = [f"Largest peak over all trials of each arm. Dark: in tensors. Light: {light}."]
+    parts = "Resident set of the largest process" if bars.only_resident else f"Dark: in tensors. Light: {light}"
+    sentences = [f"Largest peak over all trials of each arm. {parts}."]
     if any(peak.out_of_memory for _, peak in bars.peaks):
         sentences.append("Hatched: the arm ran out of memory at this peak.")
     if bars.limit_gib is not None:

@@ -186,7 +186,7 @@ Curve = dict[int, float]
 
 def _curve(receipt: Receipt) -> Curve:
     steps = drawing.thin(receipt.steps, MOST_CURVE_POINTS)
-    return {step.index: step.loss for step in steps if math.isfinite(step.loss)}
+    return {step.index: step.loss for step in steps if step.loss is not None and math.isfinite(step.loss)}
 
 
 def _gather(curves: Sequence[Curve]) -> dict[int, list[float]]:

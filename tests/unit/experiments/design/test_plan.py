@@ -36,7 +36,7 @@ def test_read_catalog_file_names_the_known_ones() -> None:
     with pytest.raises(SpecError) as caught:
         read_catalog_file("demos")
     (problem,) = caught.value.problems
-    assert problem.detail.startswith("no catalog spec is named 'demos'; known: demo, ")
+    assert problem.detail.startswith("no catalog spec is named 'demos'; known: command, demo, ")
     assert problem.hint == "did you mean 'demo'?"
 
 

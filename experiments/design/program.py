@@ -1,0 +1,182 @@
+"""The configuration of a trial that runs a user's command, and its arms. Torch-free.
+
+Arms of a command are declared: their arguments, variables and code are recorded, and nothing proves that the program
+obeyed them. They are stored like gates, so that pages and MLflow show them in the same place.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiments.design.metrics import PROCESS_METRIC
+from experiments.design.problems import pointer
+from experiments.design.spec import AblationSpec
+from experiments.design.workload import COMMAND, Commit, RepositoryCommit, SpecPart, VariantSpec
+from experiments.digest import canonical_json
+from experiments.errors import SpecProblem
+from experiments.outcomes import BASELINE
+from kernels.backends import NODE_CLASSES
+from model.config import StepsConfig
+from model.errors import ConfigError
+
+DECLARED = "declared, not attested"
+"""How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""
+CLOCK_SHARE = 0.001
+CLOCK_S = 0.002
+"""The worker's clock and the program's may differ by this share of the window plus these seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramConfig:
+    """Complete configuration of one trial of a command: that of its arm, and the block's seed."""
+
+    command: tuple[str, ...]
+    """Program and arguments of all arms, with placeholders."""
+    args: tuple[str, ...] = ()
+    """Arguments of the arm, appended."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the arm, the workload's included."""
+    code: str | Mapping[str, str] | None = None
+    """A folder on the node, {git, commit}, or None without files."""
+    environment: str | None = None
+    """A Python environment that the node's operator has named."""
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """Better direction of each declared metric."""
+    profile: bool = False
+    needs: Literal["process", "steps", "tokens"] = "process"
+    """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
+    steps: StepsConfig = field(default_factory=StepsConfig)
+    devices: int = 1
+    seed: int = 0
+
+
+_CONFIG = TypeAdapter(ProgramConfig)
+_NEEDS: Mapping[str, Literal["process", "tokens"]] = {PROCESS_METRIC: "process", "tokens_per_s": "tokens"}
+
+
+def is_program(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration as JSON belongs to a command, and not to a recipe."""
+    return COMMAND in config
+
+
+def read_program(config: Mapping[str, Any]) -> ProgramConfig:
+    """Return the typed configuration of its JSON. Raises ConfigError for other fields or illegal values."""
+    try:
+        typed = _CONFIG.validate_python(dict(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
+    if canonical_json(_CONFIG.dump_python(typed, mode="json")) != canonical_json(config):
+        raise ConfigError("config", "has fields that are unknown to this code, or changed their values when read")
+    return typed
+
+
+def program_json(config: ProgramConfig) -> dict[str, Any]:
+    """Return the JSON of a configuration, which `read_program` reads."""
+    values: dict[str, Any] = _CONFIG.dump_python(config, mode="json")
+    return values
+
+
+def argv_of(config: ProgramConfig, *, out: str) -> list[str]:
+    """Return the program and its arguments with placeholders filled in."""
+    values = {"{seed}": str(config.seed), "{out}": out, "{steps}": str(config.steps.total)}
+    filled = []
+    for argument in (*config.command, *config.args):
+        for name, value in values.items():
+            argument = argument.replace(name, value)
+        filled.append(argument)
+    return filled
+
+
+def lane_of(config: Mapping[str, Any]) -> str:
+    """Return the lane that a node must offer for the commands of this configuration (service/store/nodes/placement)."""
+    environment = config.get("environment")
+    return COMMAND if environment is None else f"{COMMAND}:{environment}"
+
+
+def program_arms(spec: AblationSpec) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield name, declared settings and configuration without the seed of every arm, the baseline first."""
+    workload, base = spec.workload, spec.baseline
+    steps = StepsConfig(warmup=workload.steps.warmup, warmup_s=0.0, timed=workload.steps.timed, slice=0, val_rows=0)
+    first = ProgramConfig(
+        command=workload.command or (),
+        args=base.args,
+        env={**workload.env, **base.env},
+        code=_plain(workload.code),
+        environment=workload.environment,
+        metrics={name: metric.better for name, metric in workload.metrics.items()},
+        profile=workload.profile,
+        needs=_NEEDS.get(spec.verdict.primary.metric, "steps"),
+        steps=steps,
+        devices=spec.placement.devices,
+    )
+    configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
+    variables = sorted({name for config in configs.values() for name in config.env})
+    for name, config in configs.items():
+        declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
+        declared |= {f"env.{variable}": config.env.get(variable, "") for variable in variables}
+        values = program_json(config)
+        del values["seed"]
+        yield name, declared, values
+
+
+def _changed(spec: AblationSpec, first: ProgramConfig, own: VariantSpec) -> ProgramConfig:
+    changes: dict[str, Any] = {}
+    if own.args is not None:
+        changes["args"] = own.args
+    if own.env is not None:
+        changes["env"] = {**spec.workload.env, **own.env}
+    if own.code is not None:
+        code, repository = _plain(own.code), first.code if isinstance(first.code, Mapping) else {}
+        changes["code"] = {**repository, **code} if isinstance(code, dict) else code
+    return ProgramConfig(**{**_fields(first), **changes})
+
+
+def _plain(code: str | SpecPart | None) -> str | dict[str, str] | None:
+    return code.model_dump() if isinstance(code, SpecPart) else code
+
+
+def _fields(config: ProgramConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in asdict(config)}
+
+
+def _shown_code(code: str | Mapping[str, str] | None) -> str:
+    if code is None or isinstance(code, str):
+        return code or ""
+    return f"{code['git']} {code['commit'][:12]}"
+
+
+def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find parts of a spec with a command that only fit a recipe, or do not fit each other."""
+    node_class = NODE_CLASSES[spec.placement.node_class]
+    if node_class.compiles_only or node_class.device_type == "xla":
+        able = [name for name, entry in NODE_CLASSES.items() if entry.device_type in ("cpu", "cuda")]
+        detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
+        yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
+    if spec.baseline.gates:
+        detail = "gates belong to recipes; this workload is a command"
+        yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
+    for name, own in spec.variants.items():
+        if own.gates is not None:
+            detail = "gates belong to recipes; this workload is a command"
+            where = pointer("variants", name, "gates")
+            yield SpecProblem(pointer=where, detail=detail, hint="use args, env or code")
+        if isinstance(own.code, Commit) and not isinstance(spec.workload.code, RepositoryCommit):
+            detail = "a commit alone needs workload.code with a repository"
+            where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
+            yield SpecProblem(pointer=where, detail=detail, hint=hint)
+
+
+def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find parts of a spec with a recipe that only fit a command."""
+    hint = "use gates; or workload.command"
+    for key in ("args", "env"):
+        if getattr(spec.baseline, key):
+            detail = f"'{key}' belongs to a command; this workload is recipe '{spec.workload.recipe}'"
+            yield SpecProblem(pointer=pointer("baseline", key), detail=detail, hint=hint)
+    for name, own in spec.variants.items():
+        if own.gates is None:
+            detail = f"the variant changes a command; this workload is recipe '{spec.workload.recipe}'"
+            yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)

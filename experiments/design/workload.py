@@ -1,0 +1,309 @@
+"""The work that all arms of a spec share, and the changes of each arm.
+
+A workload is a recipe of the built-in model, whose arms differ by gates, or a command that trains any other model,
+whose arms differ by arguments, environment variables or code.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from experiments.design.problems import listed, shown
+from experiments.design.recipes import RECIPES
+from experiments.design.spec_values import (
+    BaselineGates,
+    Name,
+    Overrides,
+    Text,
+    VariantGates,
+    one_of,
+    raise_all,
+    refuse,
+)
+from experiments.documents import Frozen
+
+COMMAND = "command"
+"""Name of a workload that is a command, in the place of a recipe's."""
+PLACEHOLDERS = ("seed", "out", "steps")
+"""Words in braces that are filled in: the block's seed, a folder for the trial's files, the number of steps."""
+MAX_ARGUMENTS = 200
+MAX_VARIABLES = 64
+MAX_METRICS = 32
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
+_VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+_METRIC = "^[a-z][a-z0-9_]{0,62}$"
+_FOLDER = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
+_COMMIT = "^[0-9a-f]{7,40}$"
+_OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
+"""Variables that a spec may not set: they would change the worker's marks, its device locks or its program."""
+
+
+class SpecPart(Frozen):
+    """A part of a spec: values have exactly the declared types."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def without_null(schema: dict[str, Any], *names: str) -> None:
+    """Publish optional keys as present or absent, never null."""
+    for name in names:
+        entry = schema["properties"][name]
+        present = [option for option in entry.pop("anyOf") if option != {"type": "null"}]
+        entry.pop("default", None)
+        entry.update(present[0] if len(present) == 1 else {"anyOf": present})
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_empty(value: object) -> bool:
+    return not value
+
+
+def _check_argument(value: str) -> str:
+    if "\0" in value:
+        raise refuse("an argument cannot contain a NUL character", "remove it")
+    unknown = next((name for name in _PLACEHOLDER.findall(value) if name not in PLACEHOLDERS), None)
+    if unknown is not None:
+        detail = f"unknown placeholder {{{unknown}}}; known: {listed(f'{{{name}}}' for name in PLACEHOLDERS)}"
+        raise refuse(detail, "write other braces without a lower-case word inside")
+    return value
+
+
+def _check_variables(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    bad = [name for name in value if not isinstance(name, str) or not re.fullmatch(_VARIABLE[1:-1], name)]
+    rule = "allowed: letters, digits and '_', not beginning with a digit"
+    errors = [(str(name), refuse(f"variable {shown(name)} is not allowed; {rule}"), value[name]) for name in bad]
+    ours = [name for name in value if name not in bad and _OURS.fullmatch(name)]
+    errors += [
+        (name, refuse(f"variable {name} belongs to the worker; a spec cannot set it"), value[name]) for name in ours
+    ]
+    raise_all(errors)
+    return value
+
+
+def _check_code(value: object) -> object:
+    if isinstance(value, str):
+        if not re.fullmatch(_FOLDER[1:-1], value):
+            detail = f"code {shown(value)} is no absolute folder; allowed: a folder on the node, such as /srv/lab"
+            raise refuse(detail, "or {git: /srv/git/lab.git, commit: 4f2a9c1}")
+        return value
+    if isinstance(value, Mapping) and set(value) == {"git", "commit"}:
+        _check_code(value["git"])
+        _check_commit(value["commit"])
+        return dict(value)
+    raise refuse(f"code is {shown(value)}; allowed: an absolute folder, or {{git: folder, commit: hexadecimal digits}}")
+
+
+def _check_commit(value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(_COMMIT[1:-1], value):
+        raise refuse(f"commit is {shown(value)}; allowed: 7 to 40 hexadecimal digits; a branch may move")
+
+
+def _check_variant_code(value: object) -> object:
+    if isinstance(value, Mapping) and set(value) == {"commit"}:
+        _check_commit(value["commit"])
+        return dict(value)
+    return _check_code(value)
+
+
+class Commit(SpecPart):
+    """A commit of the workload's repository."""
+
+    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 40 hexadecimal digits.")]
+
+
+class RepositoryCommit(SpecPart):
+    """A commit of a repository on the node."""
+
+    git: Annotated[str, Field(pattern=_FOLDER, description="Folder of the repository, also a bare one.")]
+    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 40 hexadecimal digits.")]
+
+
+_Folder: TypeAlias = Annotated[str, Field(pattern=_FOLDER)]
+Code: TypeAlias = Annotated[_Folder | RepositoryCommit, BeforeValidator(_check_code)]
+"""A folder on the node, or a commit of a repository on the node."""
+VariantCode: TypeAlias = Annotated[_Folder | RepositoryCommit | Commit, BeforeValidator(_check_variant_code)]
+"""As `Code`, or another commit of the workload's repository."""
+_Argument: TypeAlias = Annotated[str, Field(max_length=4000), AfterValidator(_check_argument)]
+Arguments: TypeAlias = Annotated[tuple[_Argument, ...], Field(strict=False, max_length=MAX_ARGUMENTS)]
+Command: TypeAlias = Annotated[tuple[_Argument, ...], Field(strict=False, min_length=1, max_length=MAX_ARGUMENTS)]
+Variables: TypeAlias = Annotated[
+    dict[str, Annotated[Text, Field(max_length=4000)]],
+    Field(max_length=MAX_VARIABLES, json_schema_extra={"propertyNames": {"pattern": _VARIABLE}}),
+    BeforeValidator(_check_variables),
+]
+
+
+class Steps(SpecPart):
+    """Optimiser steps of one trial: step 0 (compilation), warm-up, then the timed window."""
+
+    warmup: int = Field(default=3, ge=0, le=10_000, description="Steps after step 0 that are recorded, not timed.")
+    warmup_s: float = Field(
+        default=0.5,
+        ge=0,
+        le=3600,
+        description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
+    )
+    timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
+    slice: int = Field(
+        default=0,
+        ge=0,
+        le=5_000,
+        exclude_if=_is_empty,
+        description="Timed steps that a trial runs before the other trials of its block run as many; an even number of "
+        "slices makes the window. For machines whose speed drifts within a window. 0: no slices.",
+    )
+    val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
+
+
+class DeclaredMetric(SpecPart):
+    """A number that a program reports at its end."""
+
+    better: Literal["higher", "lower"] = Field(description="Direction of improvement.")
+
+
+_OF_A_COMMAND = ("code", "environment", "env", "metrics", "profile")
+"""Keys that only a workload with a command has."""
+
+
+def _workload_schema(schema: dict[str, Any]) -> None:
+    """Publish that a workload is a recipe or a command, and the keys of each."""
+    without_null(schema, "recipe", "command", "code", "environment")
+    forbidden = {"anyOf": [{"required": [name]} for name in (COMMAND, *_OF_A_COMMAND)]}
+    own_steps = {"properties": {"slice": {"const": 0}}}
+    schema["oneOf"] = [
+        {"required": ["recipe"], "not": forbidden},
+        {"required": [COMMAND], "not": {"required": ["recipe"]}, "properties": {
+            "overrides": {"maxProperties": 0}, "steps": own_steps}},
+    ]  # fmt: skip
+
+
+class Workload(SpecPart):
+    """The work and steps that all arms share: a recipe of the built-in model, or a command that trains another one."""
+
+    model_config = ConfigDict(json_schema_extra=_workload_schema)
+
+    recipe: Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})] | None = Field(
+        default=None, exclude_if=_is_none, description="A named, versioned configuration."
+    )
+    overrides: Overrides = Field(default_factory=dict, description="Values changed in the recipe, for every arm.")
+    steps: Steps = Field(default_factory=Steps)
+    command: Command | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Program and arguments, without a shell; {seed}, {out} and {steps} are filled in.",
+    )
+    code: Code | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="The program's files: a folder on the node, or a commit of a repository there. Each trial runs in "
+        "a copy.",
+    )
+    environment: Name | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="A Python environment that the node's operator has named; default: the worker's own.",
+    )
+    env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables of every arm.")
+    metrics: Annotated[
+        dict[str, DeclaredMetric],
+        Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": {"pattern": _METRIC}}),
+    ] = Field(
+        default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports at the end of a run."
+    )
+    profile: bool = Field(
+        default=False,
+        exclude_if=_is_empty,
+        description="Run one more step after the window under torch's profiler, and store its table of kernels.",
+    )
+
+    @field_validator("recipe")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        return value if value is None else one_of(value, RECIPES, f"unknown recipe {shown(value)}; known")
+
+    @field_validator("metrics")
+    @classmethod
+    def _named(cls, value: dict[str, DeclaredMetric]) -> dict[str, DeclaredMetric]:
+        rule = "allowed: 1 to 63 of a-z, 0-9 and '_', beginning with a letter"
+        bad = [name for name in value if not re.fullmatch(_METRIC[1:-1], name)]
+        raise_all([(name, refuse(f"metric name {shown(name)} is not allowed; {rule}"), name) for name in bad])
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Workload":
+        if (self.recipe is None) == (self.command is None):
+            raise refuse("give exactly one of 'recipe' and 'command'", f"recipes: {listed(RECIPES)}")
+        if self.command is None:
+            extra = next((name for name in _OF_A_COMMAND if name in self.model_fields_set), None)
+            if extra is not None:
+                raise refuse(f"'{extra}' belongs to a command; this workload is recipe '{self.recipe}'")
+        elif self.overrides:
+            raise refuse("'overrides' change a recipe; this workload is a command", "use arguments of the command")
+        elif self.steps.slice:
+            raise refuse("the trials of a command cannot run in slices", "leave steps.slice out")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe, or `command`."""
+        return self.recipe or COMMAND
+
+
+class ArmSpec(SpecPart):
+    """The baseline: gates of a recipe, or additions to a command."""
+
+    gates: BaselineGates = Field(default_factory=dict, description="Gates by name; others keep the recipe's value.")
+    args: Arguments = Field(default=(), exclude_if=_is_empty, description="Arguments appended to the command.")
+    env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables besides the workload's.")
+
+
+def _variant_schema(schema: dict[str, Any]) -> None:
+    """Publish that a variant differs by gates, or by arguments, variables or code."""
+    without_null(schema, "gates", "args", "env", "code")
+    changes = [{"required": [name]} for name in ("args", "env", "code")]
+    schema["oneOf"] = [{"required": ["gates"], "not": {"anyOf": changes}}, {"anyOf": changes}]
+
+
+class VariantSpec(SpecPart):
+    """One variant: the gates in which it differs from the baseline, or its arguments, variables or code."""
+
+    model_config = ConfigDict(json_schema_extra=_variant_schema)
+
+    gates: VariantGates | None = Field(
+        default=None, exclude_if=_is_none, description="Gates by name; others keep the baseline's value."
+    )
+    args: Arguments | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Arguments appended to the command, instead of the baseline's.",
+    )
+    env: Variables | None = Field(
+        default=None, exclude_if=_is_none, description="Variables besides the workload's, instead of the baseline's."
+    )
+    code: VariantCode | None = Field(
+        default=None, exclude_if=_is_none, description="Another folder, or another commit of the same repository."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "VariantSpec":
+        own = [name for name in ("args", "env", "code") if getattr(self, name) is not None]
+        if self.gates is None and not own:
+            raise refuse("a variant changes 'gates' of a recipe, or 'args', 'env' or 'code' of a command; it has none")
+        if self.gates is not None and own:
+            raise refuse(f"'gates' belong to recipes and '{own[0]}' to commands; give one of them")
+        return self

@@ -1,0 +1,322 @@
+"""Mark the steps of a training program, so that Ablate can measure it.
+
+    import ablate
+
+    with ablate.trial() as trial:
+        for step in trial.steps():
+            loss = train_step(next(batches))
+            step.report(loss=loss, tokens=batch.numel())
+        trial.report(val_bpb=evaluate(model))
+
+Outside of a trial nothing is measured and nothing is sent. This file needs the standard library only and Python 3.9 or
+newer, because it runs in the interpreter of the measured program. The program never reports a time: this module stamps
+moments, and the worker compares them with the kernel's stamps of the messages.
+"""
+
+import json
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+VARIABLE = "ABLATE_TRIAL"
+"""Environment variable with the trial's settings as JSON; absent outside of a trial."""
+_FLUSH_S = 0.25
+"""Least time between two messages with steps."""
+_MOST_ROWS = 500
+"""Most rows in one message, which keeps it far below the kernel's limit of a datagram."""
+_MOST_KERNELS = 400
+"""Most rows of the kernel table; the rest is added up in one row."""
+
+_now = time.monotonic
+
+
+class MarkedStep:
+    """One step of the training loop."""
+
+    __slots__ = ("index", "loss", "timed", "tokens")
+
+    def __init__(self, index: int, *, timed: bool = False) -> None:
+        self.index = index
+        """From 0."""
+        self.timed = timed
+        """Whether the step belongs to the measured window."""
+        self.loss: Any = None
+        self.tokens = 0
+
+    def report(self, *, loss: Any = None, tokens: Optional[int] = None) -> None:
+        """Report the loss and the tokens of this step on this rank.
+
+        `loss` is a number or a tensor with one element in any unit that all arms share. A tensor on an accelerator is
+        read after the window, so that the report does not wait for the device. `tokens` of all ranks are added up.
+        Raises TypeError or ValueError for other values.
+        """
+        if tokens is not None:
+            if isinstance(tokens, bool) or int(tokens) != tokens or tokens < 0:
+                raise ValueError(f"tokens is {tokens!r}; allowed: a whole number from 0")
+            self.tokens = int(tokens)
+        if loss is not None:
+            self.loss = loss.detach() if hasattr(loss, "detach") else float(loss)
+
+
+class Trial:
+    """The connection of this process to the worker that measures it; without a worker, it does nothing."""
+
+    def __init__(self, settings: Optional[dict[str, Any]], *, seed: Optional[int] = None) -> None:
+        self._settings = settings
+        self._echo = seed
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._socket: Optional[socket.socket] = None
+        self._steps: list[MarkedStep] = []
+        self._ended: list[float] = []
+        self._sent = 0
+        self._flushed_at = 0.0
+        self._reported: dict[str, float] = {}
+        self._marked = False
+
+    @property
+    def active(self) -> bool:
+        """Whether a worker measures this process."""
+        return self._settings is not None
+
+    @property
+    def seed(self) -> int:
+        """The seed that the program has to use; 0 outside of a trial."""
+        if self._settings is None:
+            return 0
+        self._echo = int(self._settings["seed"])
+        return self._echo
+
+    @property
+    def out(self) -> Path:
+        """A folder for the program's files; the working folder outside of a trial."""
+        return Path.cwd() if self._settings is None else Path(self._settings["out"])
+
+    def steps(self, total: Optional[int] = None) -> Iterator[MarkedStep]:
+        """Yield the steps to run: the first one, warm-up steps, then the measured window.
+
+        In a trial, Ablate sets their number. Outside of a trial there are `total` steps, or no end. Raises RuntimeError
+        when called twice in one trial.
+        """
+        if self._settings is None:
+            index = 0
+            while total is None or index < total:
+                yield MarkedStep(index)
+                index += 1
+            return
+        if self._marked:
+            raise RuntimeError("trial.steps() was called twice; a trial has one training loop")
+        self._marked = True
+        yield from self._measured(1 + int(self._settings["warmup"]), int(self._settings["timed"]))
+        if self._settings["profile"]:
+            yield from self._profiled()
+
+    def report(self, **values: Any) -> None:
+        """Report results of the whole run, such as `val_bpb`: numbers, or tensors with one element."""
+        for name, value in values.items():
+            self._reported[name] = _number(value)
+
+    def _measured(self, untimed: int, timed: int) -> Iterator[MarkedStep]:
+        self._send(
+            "began", at=_now(), python=platform.python_version(), implementation=platform.python_implementation()
+        )
+        last = untimed + timed - 1
+        self._flushed_at = _now()
+        for index in range(untimed + timed):
+            if index == untimed:
+                self._edge("window began")
+            step = MarkedStep(index, timed=index >= untimed)
+            self._steps.append(step)
+            yield step
+            if index == last:
+                self._ended.append(self._edge("window ended"))
+                self._flush()
+            else:
+                now = _now()
+                self._ended.append(now)
+                if now - self._flushed_at >= _FLUSH_S:
+                    self._flush()
+
+    def _edge(self, which: str) -> float:
+        """Wait for the device, send a mark, and return its moment."""
+        head = self._text(which)[:-1]
+        _synchronize()
+        now = _now()
+        self._send_text(f'{head}, "at": {now!r}}}')  # at once: the kernel stamps the message when it is sent
+        return now
+
+    def _flush(self) -> None:
+        """Send the steps that ended and were not sent yet, without waiting for a device."""
+        while self._sent < len(self._ended):
+            upto = min(self._sent + _MOST_ROWS, len(self._ended))
+            rows = [[i, self._ended[i], self._steps[i].tokens, _free_number(self._steps[i].loss)]
+                    for i in range(self._sent, upto)]  # fmt: skip
+            self._send("steps", steps=rows)
+            self._sent = upto
+        self._flushed_at = _now()
+
+    def _profiled(self) -> Iterator[MarkedStep]:
+        """Yield one more step after the window, under torch's profiler where torch is loaded; send its kernels."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        with torch.profiler.profile() as profile:
+            yield MarkedStep(len(self._ended))
+            _synchronize()
+        rows = _kernel_table(profile.key_averages())
+        for first in range(0, len(rows), _MOST_ROWS // 4):
+            self._send("kernels", rows=rows[first : first + _MOST_ROWS // 4])
+
+    def __enter__(self) -> "Trial":
+        if self._settings is not None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.connect(self._settings["socket"])
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._settings is None:
+            return
+        if error is not None:
+            self._send("failed", type=f"{kind.__module__}.{kind.__qualname__}", message=str(error)[:2000])
+        self._flush()
+        losses = [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None]
+        late = [[i, step.tokens] for i, step in enumerate(self._steps)]
+        for first in range(0, len(losses), _MOST_ROWS):
+            self._send("losses", losses=losses[first : first + _MOST_ROWS])
+        for first in range(0, len(late), _MOST_ROWS):
+            self._send("tokens", tokens=late[first : first + _MOST_ROWS])
+        if self._reported:
+            self._send("reported", values=self._reported)
+        self._send("ended", at=_now(), seed=self._echo, whole=error is None, memory=_memory(), packages=_packages())
+        if self._socket is not None:
+            self._socket.close()
+
+    def _send(self, event: str, **values: Any) -> None:
+        self._send_text(self._text(event, **values))
+
+    def _text(self, event: str, **values: Any) -> str:
+        return json.dumps({"event": event, "rank": self._rank, **values})
+
+    def _send_text(self, message: str) -> None:
+        if self._socket is None:
+            raise RuntimeError("the trial is not open: write `with ablate.trial() as trial:`")
+        try:
+            self._socket.send(message.encode())
+        except (ConnectionError, FileNotFoundError):  # the worker is gone, and the kernel ends this process, too
+            return
+
+
+def trial(*, seed: Optional[int] = None) -> Trial:
+    """Return the trial that this process is a part of, for a `with` statement.
+
+    Pass the `seed` that the program used if it got it by other ways than `trial.seed`, such as an argument.
+    """
+    text = os.environ.get(VARIABLE)
+    return Trial(None if not text else json.loads(text), seed=seed)
+
+
+def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> Any:
+    """Return a callback for `transformers.Trainer` that marks its steps and stops it after the window.
+
+    Losses arrive with `logging_steps=1`. Tokens are `tokens_per_step`, or counted with
+    `include_num_input_tokens_seen=True`.
+    """
+    from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
+
+    class TrainerMarks(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        """Marks of one training loop."""
+
+        def __init__(self) -> None:
+            self._steps = trial.steps()
+            self._current: Optional[MarkedStep] = None
+            self._last: Optional[MarkedStep] = None
+            self._seen = 0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:
+            self._current = next(self._steps, None)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_rest: Any) -> None:
+            if self._current is None:
+                return
+            seen = int(getattr(state, "num_input_tokens_seen", 0) or 0)
+            self._current.report(tokens=seen - self._seen if tokens_per_step is None else tokens_per_step)
+            self._seen, self._last = seen, self._current
+            self._current = next(self._steps, None)
+            if self._current is None:
+                control.should_training_stop = True
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_rest: Any) -> None:
+            if self._last is not None and logs and "loss" in logs:
+                self._last.report(loss=float(logs["loss"]))
+
+    return TrainerMarks()
+
+
+def _synchronize() -> None:
+    """Wait until the devices of this process have done their work."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    xla = sys.modules.get("torch_xla")
+    if xla is not None:
+        xla.sync(wait=True)
+
+
+def _number(value: Any) -> float:
+    """Return a number or a tensor's only element as float."""
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def _free_number(value: Any) -> Optional[float]:
+    """Return the value as float if that does not wait for a device, else None."""
+    if value is None or isinstance(value, float):
+        return value
+    device = getattr(getattr(value, "device", None), "type", None)
+    return _number(value) if device == "cpu" else None
+
+
+def _memory() -> Optional[tuple[int, int]]:
+    """Return the peaks of torch's allocator in bytes over all devices of this process: allocated, reserved."""
+    torch = sys.modules.get("torch")
+    if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    devices = range(torch.cuda.device_count())
+    return (
+        max(torch.cuda.max_memory_allocated(device) for device in devices),
+        max(torch.cuda.max_memory_reserved(device) for device in devices),
+    )
+
+
+def _packages() -> dict[str, str]:
+    """Return the versions of the packages that can be imported, by name."""
+    from importlib import metadata
+
+    versions: dict[str, str] = {}
+    for package in metadata.distributions():
+        name = package.metadata["Name"]
+        if name:
+            versions.setdefault(str(name).lower(), str(package.version))
+    return versions
+
+
+def _kernel_table(averages: Any) -> list[tuple[str, int, float]]:
+    """Return [name, count, microseconds] of the device's kernels, or of the operators where the CPU computes."""
+    rows: list[tuple[str, int, float]] = []
+    for on_device in (True, False):
+        for entry in averages:
+            device = str(getattr(entry, "device_type", "")).rpartition(".")[2] != "CPU"
+            spent = entry.self_device_time_total if on_device else entry.self_cpu_time_total
+            if device == on_device and spent > 0 and not getattr(entry, "is_user_annotation", False):
+                rows.append((str(entry.key)[:300], int(entry.count), round(float(spent), 3)))
+        if rows:
+            break
+    rows.sort(key=lambda row: (-row[2], row[0]))
+    rest = rows[_MOST_KERNELS:]
+    if rest:
+        rows[_MOST_KERNELS:] = [("(all others)", sum(row[1] for row in rest), math.fsum(row[2] for row in rest))]
+    return rows

@@ -1,0 +1,67 @@
+"""How a command was run in a trial, and the program's own reports."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from experiments.design.program import CLOCK_S, CLOCK_SHARE, ProgramConfig, argv_of
+from experiments.documents import Frozen
+from model.measurements import OmitNone
+
+OUT = "{out}"
+"""Stands in a stored argument for the trial's folder, which differs in every trial."""
+
+
+class ProgramReport(Frozen):
+    """The record of a command beside its steps."""
+
+    argv: tuple[str, ...]
+    """Program and arguments; the trial's folder is written as {out}."""
+    code: OmitNone[str] = None
+    """Digest of the files that the program ran in; None without files."""
+    interpreter: OmitNone[str] = None
+    """Such as "CPython 3.12.4"; None if the program did not import the module `ablate`."""
+    packages: OmitNone[str] = None
+    """Digest of names and versions of all packages that the interpreter can import."""
+    seed: OmitNone[int] = None
+    """The seed that the program reported; None without."""
+    ranks: Annotated[int, Field(ge=0)]
+    """Processes that marked steps."""
+    window_s: OmitNone[float] = None
+    """Seconds of the slowest rank's window by the program's clock."""
+    window_seen_s: OmitNone[float] = None
+    """Seconds between the arrivals of the same two marks at the worker."""
+    reported: Mapping[str, float] = Field(default_factory=dict)
+    """Numbers that the program reported at its end."""
+    kernels: tuple[tuple[str, int, float], ...] = ()
+    """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
+    exit_code: int
+
+
+def clocks_differ(window_s: float, seen_s: float) -> bool:
+    """Return whether the program's clock and the worker's disagree about the window."""
+    return abs(window_s - seen_s) > CLOCK_SHARE * seen_s + CLOCK_S
+
+
+def report_contradictions(report: ProgramReport, config: ProgramConfig, timed_s: float | None) -> Iterator[str]:
+    """Find contradictions of a report to the configuration and to the seconds of the timed steps, None without."""
+    expected = argv_of(config, out=OUT)
+    if list(report.argv) != expected:
+        yield f"program.argv is {list(report.argv)}; the configuration gives {expected}"
+    if (report.code is None) != (config.code is None):
+        yield f"program.code is {report.code}; the configuration has code {config.code!r}"
+    if report.seed is not None and report.seed != config.seed:
+        yield f"the program trained with seed {report.seed}; the block has seed {config.seed}"
+    if report.window_s is None or report.window_seen_s is None:
+        if timed_s is not None:
+            yield "the window has no clocks"
+        return
+    if timed_s is None or not math.isclose(timed_s, report.window_s, rel_tol=1e-9, abs_tol=1e-6):
+        yield f"program.window_s is {report.window_s:.6g}; the timed steps give {timed_s}"
+    if clocks_differ(report.window_s, report.window_seen_s):
+        yield (
+            f"the program's clock gives its window {report.window_s:.6g} s, the worker's {report.window_seen_s:.6g} s; "
+            f"allowed: {CLOCK_SHARE:.1%} and {1e3 * CLOCK_S:g} ms"
+        )

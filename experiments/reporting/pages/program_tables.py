@@ -1,0 +1,133 @@
+"""Tables about commands: how each arm ran, its own reports, and the kernels of one step."""
+
+import statistics
+from collections.abc import Sequence
+
+from experiments.analysis.programs import KernelUse, kernel_changes, kernels_of
+from experiments.design.program import DECLARED, is_program
+from experiments.outcomes import Outcome
+from experiments.records.program_report import ProgramReport
+from experiments.records.receipts import Receipt
+from experiments.reporting import wording
+from experiments.reporting.table import Cell, Column, Table, codes, numbers, row, texts
+from experiments.reporting.view import AblationView
+
+MOST_KERNELS = 25
+"""Kernels of one variant on the page."""
+
+
+def program_tables(view: AblationView) -> tuple[Table, ...]:
+    """Return the tables of an ablation of commands; none for the built-in model."""
+    if not is_program(view.plan.baseline.config):
+        return ()
+    by_arm = {arm.name: _measured(view, arm.name) for arm in view.plan.arms}
+    kernels = [
+        _kernels_table(arm.name, by_arm[arm.name], by_arm[view.plan.baseline.name]) for arm in view.plan.variants
+    ]
+    return _commands_table(view, by_arm), _reports_table(by_arm), *kernels
+
+
+def _measured(view: AblationView, arm: str) -> list[Receipt]:
+    return [receipt for receipt in view.receipts if receipt.arm == arm and receipt.outcome is Outcome.MEASURED]
+
+
+def _reports(receipts: Sequence[Receipt]) -> list[ProgramReport]:
+    return [receipt.program for receipt in receipts if receipt.program]
+
+
+def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Table:
+    rows = []
+    for arm in view.plan.arms:
+        reports = _reports(by_arm[arm.name])
+        first = reports[0] if reports else None
+        rows.append(
+            row(
+                arm.name,
+                " ".join(first.argv if first else (*arm.config["command"], *arm.config["args"])),
+                _digest(first.code if first else None),
+                (first.interpreter if first else None) or wording.NOTHING,
+                _digest(first.packages if first else None),
+                f"{first.ranks:,}" if first else wording.NOTHING,
+                _spread([abs(r.window_s - r.window_seen_s) for r in reports if r.window_s and r.window_seen_s]),
+            )
+        )
+    return Table(
+        title=f"Commands: {DECLARED}",
+        columns=(
+            *codes("arm", "arguments of its first trial", "code"),
+            *texts("interpreter"),
+            *codes("packages"),
+            *numbers("ranks", "clocks differ by at most, ms"),
+        ),
+        rows=tuple(rows),
+        note="Nothing proves that a program obeys its arguments. Code and packages are digests of the files that ran. "
+        "The clocks are the program's and the worker's, over the window.",
+    )
+
+
+def _digest(digest: str | None) -> str:
+    return wording.NOTHING if digest is None else digest.removeprefix("sha256:")[:12]
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{1e3 * max(seconds):.2f}" if seconds else wording.NOTHING
+
+
+def _reports_table(by_arm: dict[str, list[Receipt]]) -> Table:
+    names = sorted({name for receipts in by_arm.values() for report in _reports(receipts) for name in report.reported})
+    rows = []
+    for name in names:
+        values = {arm: [r.reported[name] for r in _reports(own) if name in r.reported] for arm, own in by_arm.items()}
+        rows.append(row(name, *(_mean(of_arm) for of_arm in values.values())))
+    return Table(
+        title="Reported by the program",
+        columns=(Column("metric", "code"), *numbers(*by_arm)),
+        rows=tuple(rows),
+        note="Means over the measured trials, with the smallest and the largest value. They decide nothing.",
+    )
+
+
+def _mean(values: Sequence[float]) -> Cell:
+    if not values:
+        return Cell(text=wording.NOTHING)
+    mean = statistics.fmean(values)
+    return Cell(text=f"{mean:.6g}", note=f"{min(values):.6g} to {max(values):.6g}", numbers={"mean": mean})
+
+
+def _kernels_table(arm: str, own: Sequence[Receipt], base: Sequence[Receipt]) -> Table:
+    ours, theirs = kernels_of(own), kernels_of(base)
+    changes = kernel_changes(ours, theirs) if ours and theirs else ()
+    same = bool(changes) and all(change.same_calls for change in changes)
+    left = len(changes) - MOST_KERNELS
+    note = "One step after the window, under torch's profiler, which slows it down. The largest change comes first."
+    if same:
+        note = f"These arms ran the same kernels, equally often; sizes may differ. {note}"
+    if left > 0:
+        note += f" {wording.counted(left, 'kernel')} more in the receipts."
+    return Table(
+        title=f"Kernels of {arm} against the baseline",
+        columns=(
+            Column("kernel", "code"),
+            *numbers("calls", "calls, baseline", "us", "us, baseline", "change, us"),
+        ),
+        rows=tuple(
+            row(
+                change.name,
+                _calls(change.variant),
+                _calls(change.baseline),
+                _us(change.variant),
+                _us(change.baseline),
+                f"{change.change_us:+,.1f}",
+            )
+            for change in changes[:MOST_KERNELS]
+        ),
+        note=note,
+    )
+
+
+def _calls(use: KernelUse | None) -> str:
+    return wording.NOTHING if use is None else f"{use.calls:g}"
+
+
+def _us(use: KernelUse | None) -> str:
+    return wording.NOTHING if use is None else f"{use.us:,.1f}"

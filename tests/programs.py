@@ -1,0 +1,63 @@
+"""Small training programs without torch, run as trials."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from experiments.design.program import ProgramConfig, program_json
+from model.config import StepsConfig
+from workers.paths import WorkPaths
+from workers.processes.code_copy import copy_code
+from workers.processes.program import run_program
+from workers.processes.result import TrialOrder, TrialResult
+
+LOOP = """
+import ablate, argparse, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int)
+parser.add_argument("--step", type=float, default=0.0)
+seed, step_s = parser.parse_args().seed, parser.parse_args().step
+with ablate.trial(seed=seed) as trial:
+    for step in trial.steps(10):
+        time.sleep(0.8 * step_s)
+        began = time.process_time()
+        while time.process_time() - began < 0.2 * step_s:
+            pass
+        step.report(loss=1.0 / (seed + step.index), tokens=100)
+    trial.report(val_bpb=1.5)
+"""
+"""A loop whose loss depends on its seed, and whose steps take the seconds after --step, a fifth of them working."""
+
+
+def write_program(folder: Path, source: str = LOOP) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.joinpath("train.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    return folder
+
+
+def program_config(folder: Path | None, **changes: Any) -> ProgramConfig:
+    fields: dict[str, Any] = {
+        "command": ("python", "train.py", "--seed", "{seed}"),
+        "code": None if folder is None else str(folder),
+        "needs": "tokens",
+        "steps": StepsConfig(warmup=1, warmup_s=0.0, timed=3, slice=0, val_rows=0),
+        "seed": 7,
+    }
+    return ProgramConfig(**{**fields, **changes})
+
+
+def order_for(config: ProgramConfig, home: Path, trial: str = "trl_1") -> TrialOrder:
+    paths = WorkPaths(home=home).trial("att_1", trial)
+    return TrialOrder(
+        trial_id=trial, config=program_json(config), paths=paths, data_dir=home / "data", device_type="cpu"
+    )
+
+
+def ran(config: ProgramConfig, home: Path) -> TrialResult:
+    """Copy the code and run the program once in this process."""
+    order = order_for(config, home)
+    order.paths.log.touch()
+    if config.code is None:
+        return run_program(order)
+    folder = copy_code(order).data_folder
+    return run_program(TrialOrder(**{**vars(order), "dataset": folder}))

@@ -1,0 +1,176 @@
+"""Specs whose workload is a command: what they accept, what they refuse and where, and the arms that they make."""
+
+import copy
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from experiments.design.aa_spec import calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan, questions
+from experiments.design.program import ProgramConfig, argv_of, is_program, lane_of, program_json, read_program
+from experiments.design.spec import ablation_json_schema
+from experiments.errors import SpecError
+from tests.factories import spec_values
+
+COMMAND: dict[str, Any] = {
+    "command": ["python", "train.py", "--seed", "{seed}"],
+    "code": "/srv/lab",
+    "steps": {"warmup": 2, "timed": 5},
+}
+SCHEMA = jsonschema_rs.Draft202012Validator(ablation_json_schema())
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    base = {"workload": copy.deepcopy(COMMAND), "baseline": {}, "variants": {"fused": {"args": ["--loss=fused"]}}}
+    made = spec_values(**base)
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target = made
+        for name in parents:
+            target = target.setdefault(name, {})
+        target[last] = value
+    return made
+
+
+def parse(made: dict[str, Any]) -> Any:
+    return parse_spec(yaml.safe_dump(made, sort_keys=False).encode(), "application/yaml")
+
+
+def problems(made: dict[str, Any]) -> list[tuple[str, str]]:
+    try:
+        make_plan(parse(made))
+    except SpecError as error:
+        return [(problem.pointer, problem.detail) for problem in error.problems]
+    return []
+
+
+def test_arms_are_the_command_with_their_own_arguments_variables_and_code() -> None:
+    made = values(
+        workload__env={"A": "1"},
+        variants={
+            "fused": {"args": ["--loss=fused"]},
+            "ring": {"env": {"NCCL_ALGO": "Ring"}},
+            "other": {"code": "/srv/other"},
+        },
+    )
+    plan = make_plan(parse(made))
+    base, fused, ring, other = (read_program({**arm.config, "seed": 3}) for arm in plan.arms)
+    assert argv_of(base, out="/o") == ["python", "train.py", "--seed", "3"]
+    assert argv_of(fused, out="/o") == ["python", "train.py", "--seed", "3", "--loss=fused"]
+    assert (base.env, ring.env) == ({"A": "1"}, {"A": "1", "NCCL_ALGO": "Ring"})
+    assert (base.code, other.code) == ("/srv/lab", "/srv/other")
+    assert plan.arms[1].gates == {"args": "--loss=fused", "code": "/srv/lab", "env.A": "1", "env.NCCL_ALGO": ""}
+    assert len(set(questions(parse(made), plan).values())) == 3
+
+
+def test_a_commit_is_an_arm_of_the_same_repository() -> None:
+    made = values(
+        workload__code={"git": "/srv/git/lab.git", "commit": "4f2a9c1"},
+        variants={"new": {"code": {"commit": "9c1b77e"}}},
+    )
+    base, new = make_plan(parse(made)).arms
+    assert base.config["code"] == {"git": "/srv/git/lab.git", "commit": "4f2a9c1"}
+    assert new.config["code"] == {"git": "/srv/git/lab.git", "commit": "9c1b77e"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "words"),
+    [
+        ({"workload__recipe": "hybrid-tiny"}, "#/workload", "exactly one of 'recipe' and 'command'"),
+        ({"workload__overrides": {"seq_len": 64}}, "#/workload", "'overrides' change a recipe"),
+        ({"workload__steps": {"timed": 4, "slice": 2}}, "#/workload", "cannot run in slices"),
+        ({"workload__command": []}, "#/workload/command", "at least 1"),
+        ({"workload__command": "python train.py"}, "#/workload/command", "must be a list"),
+        ({"workload__command": ["python", "{sed}"]}, "#/workload/command/1", "unknown placeholder {sed}"),
+        ({"workload__code": "lab"}, "#/workload/code", "no absolute folder"),
+        ({"workload__code": {"git": "/srv/x", "commit": "main"}}, "#/workload/code", "a branch may move"),
+        ({"workload__code": 3}, "#/workload/code", "allowed: an absolute folder"),
+        ({"workload__env": {"ABLATE_TOKEN": "x"}}, "#/workload/env/ABLATE_TOKEN", "belongs to the worker"),
+        ({"workload__env": {"CUDA_VISIBLE_DEVICES": "1"}}, "#/workload/env/CUDA_VISIBLE_DEVICES", "belongs to"),
+        ({"workload__env": {"1A": "x"}}, "#/workload/env/1A", "not beginning with a digit"),
+        ({"workload__env": {"A": "a\nb"}}, "#/workload/env/A", "control character"),
+        ({"workload__metrics": {"Val": {"better": "lower"}}}, "#/workload/metrics/Val", "metric name"),
+        ({"workload__metrics": {"val": {"better": "less"}}}, "#/workload/metrics/val/better", "higher, lower"),
+        ({"workload__environment": "Torch!"}, "#/workload/environment", "not allowed"),
+        ({"baseline": {"gates": {"chunk_size": 16}}}, "#/baseline/gates", "gates belong to recipes"),
+        ({"variants": {"x": {"gates": {"chunk_size": 16}}}}, "#/variants/x/gates", "gates belong to recipes"),
+        ({"variants": {"x": {}}}, "#/variants/x", "it has none"),
+        ({"variants": {"x": {"args": ["a"], "gates": {"chunk_size": 16}}}}, "#/variants/x", "give one of them"),
+        ({"variants": {"x": {"args": []}}}, "#/variants/x", "the same configuration as the baseline"),
+        ({"variants": {"x": {"code": {"commit": "9c1b77e"}}}}, "#/variants/x/code", "needs workload.code"),
+        ({"placement": {"node_class": "tpu-v6e"}}, "#/placement/node_class", "commands do not run"),
+        (
+            {"verdict": {"primary": {"metric": "compile_s", "margin": "1%"}}},
+            "#/verdict/primary/metric",
+            "not measured of a command",
+        ),
+        (
+            {"verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}}},
+            "#/verdict/primary/metric",
+            "resident set",
+        ),
+    ],
+)
+def test_a_wrong_command_is_refused_with_its_place(changes: dict[str, Any], where: str, words: str) -> None:
+    found = problems(values(**changes))
+    assert [pointer for pointer, _detail in found] == [where], found
+    assert words in found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"workload__code": "/srv/lab"}, "#/workload"),
+        ({"workload__env": {"A": "1"}}, "#/workload"),
+        ({"baseline__args": ["a"]}, "#/baseline/args"),
+        ({"variants": {"x": {"args": ["a"]}}}, "#/variants/x"),
+    ],
+)
+def test_a_recipe_takes_nothing_of_a_command(changes: dict[str, Any], where: str) -> None:
+    assert [pointer for pointer, _detail in problems(spec_values(**changes))] == [where]
+
+
+def test_the_schema_agrees_about_recipes_and_commands() -> None:
+    assert SCHEMA.is_valid(values())
+    assert SCHEMA.is_valid(spec_values())
+    for wrong in (
+        values(workload__recipe="hybrid-tiny"),
+        values(workload__overrides={"seq_len": 64}),
+        values(workload__code="lab"),
+        values(variants={"x": {}}),
+        spec_values(workload__code="/srv/lab"),
+    ):
+        assert not SCHEMA.is_valid(wrong)
+
+
+def test_a_calibration_repeats_the_baseline_of_a_command() -> None:
+    spec = parse(values(baseline={"args": ["--width=4"], "env": {"A": "1"}}, workload__env={"B": "2"}))
+    calibration = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), "application/yaml")
+    base, repeat = make_plan(calibration).arms
+    assert base.digest == repeat.digest
+    assert base.config == make_plan(spec).arms[0].config
+
+
+def test_the_deciding_metric_says_which_marks_are_needed() -> None:
+    needs = {
+        metric: make_plan(parse(values(verdict={"primary": {"metric": metric, "margin": "1%"}})))
+        .arms[0]
+        .config["needs"]
+        for metric in ("tokens_per_s", "step_s", "process_s")
+    }
+    assert needs == {"tokens_per_s": "tokens", "step_s": "steps", "process_s": "process"}
+
+
+def test_json_of_a_configuration_is_read_back_and_a_strange_field_is_refused() -> None:
+    config = ProgramConfig(
+        command=("a", "b"), env={"A": "1"}, code={"git": "/g", "commit": "abcdef1"}, environment="lab"
+    )
+    values_of = program_json(config)
+    assert read_program(values_of) == config
+    assert is_program(values_of)
+    assert (lane_of(values_of), lane_of({**values_of, "environment": None})) == ("command:lab", "command")
+    with pytest.raises(Exception, match="unknown to this code"):
+        read_program({**values_of, "more": 1})
