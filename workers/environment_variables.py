@@ -86,6 +86,32 @@ def hide_secrets() -> None:
         del os.environ[name]
 
 
+def python_environments(pairs: str | None = None) -> dict[str, Path]:
+    """Return the folders of Python environments by name from `name=folder` pairs; default: ABLATE_ENVIRONMENTS."""
+    text = os.environ.get("ABLATE_ENVIRONMENTS", "") if pairs is None else pairs
+    split = (part.strip().partition("=") for part in text.split(",") if part.strip())
+    return {name: Path(folder) for name, _equals, folder in split}
+
+
+_FOR_PROGRAMS = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)|ABLATE_TRIAL_ID|"
+    "(OMP|KMP|MKL|OPENBLAS|NUMEXPR|NCCL|GLOO|CUDA|NVIDIA|TORCH|PYTORCH|KINETO)_.*"
+)
+"""Variables of the worker that a program of a user gets. Others may contain keys of the operator."""
+
+
+def outside_variables() -> dict[str, str]:
+    """Return the environment for a program of a user on one device.
+
+    Only variables without secrets are in it, and no cache of a compiler, because a command may not write into one.
+    The program sees the first GPU of this worker only.
+    """
+    names = (name for name in os.environ if _FOR_PROGRAMS.fullmatch(name) and name not in _CACHES)
+    variables = {name: os.environ[name] for name in names}
+    gpus = visible_gpus()
+    return {**variables, VISIBLE_GPUS: "0" if gpus is None else ",".join(gpus[:1])}
+
+
 def trial_mark(trial_id: str) -> Mark:
     """Return the mark of every process of a trial, which identifies stray processes."""
     return Mark("ABLATE_TRIAL_ID", trial_id)

@@ -62,6 +62,9 @@ class Isolation:
     """Folders with secrets. They stay closed inside of a readable folder; a readable folder inside of them is open."""
     sockets: bool = False
     """Whether it may connect: to networks, and to Unix sockets of the worker's user."""
+    programs: bool = False
+    """Whether it starts programs that may use CUDA, which names its threads in files of /proc. Not for root, who could
+    change settings of the kernel there."""
     temporary: Path | None = None
     """Its folder for temporary files, created on entry; it must be below a writable one."""
 
@@ -100,6 +103,8 @@ class Isolation:
             if not path.is_dir():
                 raise IsolationFailed(f"a trial has to write to {path}, which is no folder")
             rules[path] = rules.get(path, FileRight(0)) | WRITE
+        if self.programs and os.geteuid() != 0:
+            rules[Path("/proc")] = READ | CHANGE
         rules[SOURCE_ROOT] = rules.get(SOURCE_ROOT, FileRight(0)) | LIST  # imports list the folder of the packages
         return rules | dict.fromkeys(_devices(), WRITE)
 
@@ -144,6 +149,12 @@ def system_folders() -> tuple[Path, ...]:
         *(SOURCE_ROOT / name for name in _PACKAGES),
         *library_folders(),
     )
+
+
+def python_folders(prefix: Path) -> tuple[Path, ...]:
+    """Return the folders of the Python environment at `prefix`, and of the installation that it is based on."""
+    python = prefix / "bin" / "python"
+    return prefix, *(folder for folder in (python.resolve().parents[1],) if folder != Path("/"))
 
 
 def isolation_problem() -> str | None:

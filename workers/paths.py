@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-KEEP_BYTES = 10 * 2**30
-"""Most disk space of the folders of attempts, and of one attempt."""
-
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     """Open a file that a trial may have written; never through a link, and without waiting for the end of a pipe.
@@ -105,13 +102,6 @@ class TrialPaths:
                 shutil.rmtree(left)
             else:
                 left.unlink(missing_ok=True)
-
-    def drop_excess(self, most_bytes: int | None = None) -> bool:
-        """Remove the output of this ended trial if its attempt uses more than allowed; return whether it did."""
-        excess = usage_of(self.folder.parent).bytes > (KEEP_BYTES if most_bytes is None else most_bytes)
-        if excess:
-            self.drop_output()
-        return excess
 
     def drop_output(self) -> None:
         """Remove everything except the files that the worker reads."""

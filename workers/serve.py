@@ -11,6 +11,7 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.design.workload import COMMAND
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
 from experiments.records.signing import Signer
@@ -94,7 +95,7 @@ def _work(
     health = NodeHealth(
         proof,
         node.node_class,
-        lanes=_lanes(node, runner.server, settings),
+        lanes=_with_commands(_lanes(node, runner.server, settings), node, settings),
         folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
     )
@@ -111,6 +112,7 @@ def _work(
         signer=signer,
         corpus_roots=settings.corpus_roots,
         secrets=(settings.home_dir,),
+        environments=settings.python_environments,
     )
     poll_s = min(settings.poll_s, registered.claim_poll_s)
     link = ServiceLink(
@@ -149,6 +151,17 @@ def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | 
         except OSError as error:
             _log.warning("cannot store the results of the lanes, which run again at the next start: %s", error)
     return results
+
+
+def _with_commands(results: LaneResults | None, node: Node, settings: Settings) -> LaneResults | None:
+    """Add the lanes of commands, one for each Python environment."""
+    if results is None:
+        return None
+    refusal = None if settings.takes_commands else "this node takes no commands (ABLATE_ACCEPT_CODE)"
+    if refusal is None and node.isolates and not node.node_class.on_host and os.geteuid() == 0:
+        refusal = "an isolated command of root cannot use the GPU: run the worker as another user"
+    lanes = [COMMAND, *(f"{COMMAND}:{name}" for name in sorted(settings.python_environments))]
+    return {**results, **dict.fromkeys(lanes, refusal)}
 
 
 def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:

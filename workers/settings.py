@@ -1,11 +1,13 @@
 """Settings of a worker, from environment variables with the prefix ABLATE_."""
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from experiments.design.spec_values import NAME_PATTERN
 from experiments.documents import settings_problems
 from experiments.ids import own_node_name
 from experiments.runtime.logs import LogFormat
@@ -19,6 +21,7 @@ from experiments.runtime.setting_values import (
     secrets_folder,
 )
 from kernels.backends import NODE_CLASSES
+from workers.environment_variables import python_environments, stack_id
 from workers.errors import SettingsError
 
 PLACEHOLDERS = frozenset(
@@ -67,6 +70,11 @@ class Settings(BaseSettings):
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only `torch-headers`."""
 
+    accept_code: bool | None = None
+    """Whether this node runs commands of specs. Default: only the worker of the embedded stack does."""
+    environments: str = ""
+    """Python environments for commands: `name=folder` pairs, separated by commas."""
+
     @field_validator("node_class")
     @classmethod
     def _check_class(cls, value: str | None) -> str | None:
@@ -80,6 +88,17 @@ class Settings(BaseSettings):
         relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
         if relative:
             raise ValueError(f"names {relative[0]!r}; allowed: absolute folders")
+        return value
+
+    @field_validator("environments")
+    @classmethod
+    def _check_environments(cls, value: str) -> str:
+        for part in filter(None, value.split(",")):
+            name, equals, folder = part.strip().partition("=")
+            if not equals or not re.fullmatch(NAME_PATTERN[1:-1], name) or not Path(folder).is_absolute():
+                raise ValueError(f"has {part!r}; allowed: name=folder, with an absolute folder")
+            if not (Path(folder) / "bin/python").exists():
+                raise ValueError(f"names {folder!r}, which has no bin/python")
         return value
 
     @field_validator("worker_token")
@@ -108,6 +127,16 @@ class Settings(BaseSettings):
     def corpus_roots(self) -> tuple[Path, ...]:
         """Folders that may contain a corpus."""
         return tuple(Path(part) for part in self.corpus_dirs.split(":") if part)
+
+    @property
+    def python_environments(self) -> dict[str, Path]:
+        """Folders of Python environments by name."""
+        return python_environments(self.environments)
+
+    @property
+    def takes_commands(self) -> bool:
+        """Whether this node runs commands."""
+        return stack_id() is not None if self.accept_code is None else self.accept_code
 
     @property
     def token_file(self) -> Path:

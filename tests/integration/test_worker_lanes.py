@@ -74,7 +74,8 @@ def test_a_worker_tries_once_and_remembers(tmp_path: Path) -> None:
         with worker(tmp_path, f"http://127.0.0.1:{service.port}", reuse_lanes=False):
             until(lambda: service.bodies(":claim"))
         registration = next(body for path, body, _at in service.calls if path.startswith("/v1/nodes/"))
-        assert registration["lanes"] == {"reference": None}
+        refused = "this node takes no commands (ABLATE_ACCEPT_CODE)"
+        assert registration["lanes"] == {"reference": None, "command": refused}
     service.close()
     assert (tmp_path / "worker.log").read_text().count("with a small scan") == 1
     assert json.loads((tmp_path / lanes.FILE).read_text())["lanes"] == {"reference": None}

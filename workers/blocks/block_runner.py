@@ -4,13 +4,16 @@ The caller claims and reports the block: a worker of a service, or an air-gapped
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from experiments.analysis.guards import block_problems, order_problems
-from experiments.design.config_fields import read_config
+from experiments.design.config_fields import read_config, read_steps
+from experiments.design.program import ProgramConfig, is_program, read_program
+from experiments.digest import canonical_json
 from experiments.documents import write_whole
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock, ClaimedTrial
@@ -54,6 +57,8 @@ class NodeContext:
     """Folders that may contain a corpus; None for any, where the person who runs the plan also chose the corpus."""
     secrets: tuple[Path, ...]
     """Files and folders that stay closed to trials."""
+    environments: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of Python environments by the names that specs use."""
 
 
 class BlockRunner:
@@ -84,7 +89,7 @@ class BlockRunner:
 
         """
         self._prepared = {}
-        if read_config(block.trials[0].config).steps.slice:
+        if read_steps(block.trials[0].config).slice:
             receipts = self._in_slices(block, lease, output)
         else:
             receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
@@ -125,6 +130,8 @@ class BlockRunner:
         if result.failure_class is not None:
             sentence = f"the baseline does not train, so there is nothing to compare with: {result.message}"
             return sentence if trial.role == BASELINE else None
+        if is_program(config):
+            return None
         dead = dead_gate(read_gates(trial.gates, result.facts, pattern=config["model"]["pattern"]))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 
@@ -161,7 +168,7 @@ class BlockRunner:
             for trial in block.trials
         ]
         try:
-            sliced.run(trials, slices=len(read_config(block.trials[0].config).steps.slices))
+            sliced.run(trials, slices=len(read_steps(block.trials[0].config).slices))
         finally:
             self._prove_release(block.block_id)
         return tuple(receipts[trial.trial_id] for trial in block.trials)
@@ -181,8 +188,6 @@ class BlockRunner:
             log_stop(paths.log, ending.stopped, ending.wall_s, how_far(paths, trial))
         if ending.stopped is StopReason.OUTPUT_LIMIT:
             paths.drop_output()
-        elif paths.drop_excess():
-            _log.warning("trial %s: its output was removed, because its attempt uses too much space", trial.trial_id)
         after = look_around(self._context.node.devices)
         receipt = TrialRecord(
             block=block,
@@ -205,8 +210,7 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        config = read_config(trial.config)
-        output.add(trial.trial_id, paths, steps_total=config.steps.total)
+        output.add(trial.trial_id, paths, steps_total=read_steps(trial.config).total)
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,
@@ -216,14 +220,34 @@ class BlockRunner:
             caches=chosen_caches(),
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
-            topology=self._node_class.topologies.get(config.mesh.devices),
+            topology=self._topology(trial),
             locks=self._context.node.devices.locks("trainer"),
             corpus_roots=self._context.corpus_roots,
             cold_caches=block.cold_caches,
         )
         if self._node_class.compiles_only:  # reads no data
             return order
+        if is_program(trial.config):
+            program = read_program(trial.config)
+            order = replace(order, program_prefix=self._prefix_of(program))
+            return order if program.code is None else replace(order, dataset=self._prepare(order, lease))
         return replace(order, dataset=self._prepare(order, lease))
+
+    def _topology(self, trial: ClaimedTrial) -> str | None:
+        if is_program(trial.config):
+            return None
+        return self._node_class.topologies.get(read_config(trial.config).mesh.devices)
+
+    def _prefix_of(self, program: ProgramConfig) -> Path | None:
+        """Return the folder of a command's Python environment. Raises BlockBroken if this node has none of its name."""
+        if program.environment is None:
+            return None
+        prefix = self._context.environments.get(program.environment)
+        if prefix is None:
+            names = ", ".join(sorted(self._context.environments)) or "none"
+            detail = f"this node has no Python environment '{program.environment}'; it has: {names}"
+            raise BlockBroken(FailureClass.INFRA_NODE, detail)
+        return prefix
 
     @property
     def _node_class(self) -> NodeClass:
@@ -234,8 +258,7 @@ class BlockRunner:
 
         No arm answers for a failure here. Raises BlockBroken without an arm.
         """
-        config = read_config(order.config)
-        key = f"{config.data!r} {config.model.vocab_size}"
+        key = _data_of(order.config)
         if key not in self._prepared:
             ending = self._run(replace(order, prepare_only=True), lease, timeout_s=PREPARATION_LIMIT_S)
             self._prepared[key] = _prepared_folder(order, ending)
@@ -276,6 +299,14 @@ class BlockRunner:
 
 _HOW_IT_ENDED = {None: "ended without a result", StopReason.OUTPUT_LIMIT: "used more space than a trial may use"}
 """Of a rehearsal; any other reason is its time limit."""
+
+
+def _data_of(config: Mapping[str, Any]) -> str:
+    """Return a text that is equal for configurations with the same dataset, or the same code of a command."""
+    if is_program(config):
+        return canonical_json(config["code"])
+    typed = read_config(config)
+    return f"{typed.data!r} {typed.model.vocab_size}"
 
 
 def _prepared_folder(order: TrialOrder, ending: Ending) -> Path:

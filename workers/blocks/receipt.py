@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
+from experiments.design import config_fields
 from experiments.design.config_fields import read_config
+from experiments.design.program import is_program
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
@@ -19,6 +21,8 @@ from experiments.records.receipts import (
     GateReading,
     Memory,
     Receipt,
+    declared_readings,
+    is_finite,
     read_gates,
     seal,
     summarise,
@@ -77,8 +81,8 @@ class TrialRecord:
 
     def _measured(self) -> Receipt:
         result = self._result()
-        steps = read_steps(self.paths.steps)
-        gates = read_gates(self.trial.gates, result.facts, pattern=self.trial.config["model"]["pattern"])
+        steps = result.program_steps if is_program(self.trial.config) else read_steps(self.paths.steps)
+        gates = self._gates(result)
         failure, message = _judge(result, steps, gates)
         steps = _finite(steps)
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
@@ -93,12 +97,17 @@ class TrialRecord:
                 "environment": self._environment(result),
                 "gates": gates,
                 "steps": steps,
-                "summary": self._summary(steps, result) if _has_window(result, failure) else None,
+                "summary": self._summary(steps, result) if steps and _has_window(result, failure) else None,
                 "memory": self._memory(result),
                 "started_at": self.started_at.isoformat(),
                 "wall_s": self.ending.wall_s,
             }
         )
+
+    def _gates(self, result: TrialResult) -> dict[str, GateReading]:
+        if is_program(self.trial.config):
+            return declared_readings(self.trial.gates)
+        return read_gates(self.trial.gates, result.facts, pattern=self.trial.config["model"]["pattern"])
 
     def _result(self) -> TrialResult:
         """Return the trial's result. Raises BlockBroken for a failure that is no result of the arm yet."""
@@ -181,13 +190,16 @@ class TrialRecord:
         )
 
     def _peak_flops(self) -> float | None:
+        """Return the peak of the device; None for a command, whose FLOPs nobody counts."""
+        if is_program(self.trial.config):
+            return None
         config = read_config(self.trial.config)
         return self.node.node_class.peak(config.dtype, config.mesh.devices)
 
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
     """Return the number of finished steps in words, for example "5 of 14 steps"."""
-    return f"{len(read_steps(paths.steps)):,} of {read_config(trial.config).steps.total:,} steps"
+    return f"{len(read_steps(paths.steps)):,} of {config_fields.read_steps(trial.config).total:,} steps"
 
 
 def _judge(
@@ -224,6 +236,6 @@ def _has_window(result: TrialResult, failure: FailureClass | None) -> bool:
 def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return the steps before the first one with a non-finite number, which JSON cannot represent."""
     for index, step in enumerate(steps):
-        if not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
+        if not is_finite(step):
             return steps[:index]
     return steps

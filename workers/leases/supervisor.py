@@ -20,7 +20,6 @@ from workers.lease import Lease, StopReason, boot_time_s
 from workers.leases.heartbeat import LeaseRenewal
 from workers.leases.service_api import ServiceApi, persistently
 from workers.leases.spool import Spool
-from workers.paths import KEEP_BYTES
 from workers.processes.trial_output import BlockOutput
 from workers.processes.wake_event import WakeEvent
 
@@ -31,6 +30,8 @@ _PATIENCE_S = 3.0
 _UNSPOOLED_PATIENCE_LEASES = 10
 """The same for a report that cannot be written to disk."""
 _LOG_DRAIN_BEATS = 200
+KEEP_BYTES = 10 * 2**30
+"""Most disk space of the folders of earlier attempts."""
 _MESSAGE_LIMIT = 2000  # characters
 _SOFTWARE_CHECK_EVERY_S = 5.0
 
@@ -133,14 +134,10 @@ class Supervisor:
             if block is None:
                 self._link.wake_event.wait(self._link.poll_s)
                 continue
-            self._clean(keep=self._link.keep_attempts - 1)
+            self._context.paths.clean(keep=self._link.keep_attempts - 1, most_bytes=KEEP_BYTES)
             with requested_by(block.request_id):
                 self.run_block(block, sent_at=sent_at)
-            self._clean(keep=self._link.keep_attempts)  # a worker without work keeps no more either
             self._next_software_check_at = 0.0
-
-    def _clean(self, *, keep: int) -> None:
-        self._context.paths.clean(keep=keep, most_bytes=KEEP_BYTES)
 
     def _check_software(self) -> None:
         if boot_time_s() < self._next_software_check_at:

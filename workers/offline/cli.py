@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list
 from experiments.design.config_fields import read_config
+from experiments.design.program import is_program, read_program
 from experiments.digest import code_digest
 from experiments.errors import ExperimentError, SigningUnavailable
 from experiments.ids import node_name_problem, own_node_name
@@ -32,18 +33,20 @@ from model.errors import ConfigError
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
-from workers.environment_variables import state_folder
+from workers.environment_variables import python_environments, state_folder
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
 from workers.offline.bundle_folder import BundleFolder
+from workers.offline.check import check
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
 from workers.processes.runner import start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 
 app = typer.Typer()
-"""The command as a part of `ablate`."""
+"""The commands as a part of `ablate`."""
+app.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(check)
 
 _GRACE_S = 5.0
 
@@ -193,6 +196,7 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
             data_dir=job.data_dir,
             proof=proof,
             secrets=(state_folder(), job.folder.root, job.key),
+            environments=python_environments(),
         )
         yield context, stopping
 
@@ -244,7 +248,7 @@ def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
         return
     for arm in plan.arms:
         try:
-            read_config({**arm.config, "seed": plan.blocks[0].seed})
+            (read_program if is_program(arm.config) else read_config)({**arm.config, "seed": 0})
         except ConfigError as error:
             yield f"arm '{arm.name}': {error}"
 

@@ -124,7 +124,12 @@ def _is_oom(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _OOM_PHRASES)
+    return isinstance(error, RuntimeError) and names_memory(str(error))
+
+
+def names_memory(message: str) -> bool:
+    """Return whether the message of an exception says that memory is used up."""
+    return any(phrase in message.lower() for phrase in _OOM_PHRASES)
 
 
 def _is_device_error(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,14 +11,19 @@ from typing import Any, Self
 from pydantic import ConfigDict, ValidationError
 
 from experiments.design.config_fields import read_config
+from experiments.design.program import is_program, read_program
+from experiments.digest import SOURCE_ROOT
 from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
+from experiments.records.program_report import ProgramReport
 from model.data.corpus import TORCH_HEADERS
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from workers.isolation import Isolation, system_folders
+from workers.isolation import Isolation, python_folders, system_folders
 from workers.paths import TrialPaths, open_plain
 
+MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"
+"""Folder of the module `ablate`, which commands import."""
 MAX_RESULT_BYTES = 64 * 2**20
 """Largest result file, and largest file of steps, that the worker reads."""
 
@@ -29,7 +34,7 @@ class TrialOrder:
 
     trial_id: str
     config: Mapping[str, Any]
-    """TrainConfig as JSON."""
+    """TrainConfig or ProgramConfig as JSON."""
     paths: TrialPaths
     data_dir: Path
     """Prepared datasets."""
@@ -48,9 +53,9 @@ class TrialOrder:
     caches: Mapping[str, str] = field(default_factory=dict)
     """Those that the operator has chosen instead, by their environment variables."""
     dataset: Path | None = None
-    """Folder of the prepared dataset; None for a process that trains on none."""
+    """Folder of the prepared dataset, or of a command's code; None for a process that needs none."""
     prepare_only: bool = False
-    """Only read the corpus and build the dataset, so that no trial's time includes it."""
+    """Only build the dataset from the corpus, or copy the code, so that no trial's time includes it."""
     start_by: float = math.inf
     """Boot time at which the lease of the block is over: a later start does nothing."""
     locks: tuple[str, ...] = ()
@@ -68,29 +73,47 @@ class TrialOrder:
         """Return this order for an isolated process, from which the folders `hidden` stay closed.
 
         It reads its dataset, or the corpus to make one from, and writes its own folder and the caches of compilers. A
-        preparation writes datasets, too.
+        preparation writes datasets, too. A command also reads its Python environment and all corpora of the node, and
+        may open sockets.
         """
-        corpus = read_config(self.config).data.corpus if self.prepare_only else TORCH_HEADERS
-        readable = [*system_folders(), *([] if corpus == TORCH_HEADERS else [Path(corpus)])]
+        readable = [*system_folders(), *self._sources()]
         writable = [self.paths.folder, *([self.data_dir] if self.prepare_only else [])]
         self.data_dir.mkdir(parents=True, exist_ok=True)
         if self.dataset is not None:
             readable.append(self.dataset)
-        for cache in (*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])):
+        caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
+        for cache in [] if is_program(self.config) else caches:  # a command could leave code in them for other trials
             cache.mkdir(parents=True, exist_ok=True)
             writable.append(cache)
         isolation = Isolation(
             readable=tuple(readable),
             writable=tuple(writable),
             hidden=hidden,
-            sockets=self.device_type == "xla",  # its runtime talks to itself over sockets
+            sockets=self.device_type == "xla" or is_program(self.config),  # XLA's runtime talks to itself over them
+            programs=is_program(self.config),
             temporary=self.paths.temporary,
         )
         return replace(self, isolation=isolation)
 
+    def _sources(self) -> Iterator[Path]:
+        """Yield the files besides the system's that this process reads."""
+        if not is_program(self.config):
+            corpus = read_config(self.config).data.corpus if self.prepare_only else TORCH_HEADERS
+            yield from [] if corpus == TORCH_HEADERS else [Path(corpus)]
+        elif self.prepare_only:
+            code = read_program(self.config).code
+            yield from [] if code is None else [Path(code if isinstance(code, str) else code["git"])]
+        else:
+            yield MODULE_FOLDER
+            yield from self.corpus_roots or ()
+            yield from [] if self.program_prefix is None else python_folders(self.program_prefix)
+
+    program_prefix: Path | None = None
+    """Folder of the Python environment of a command; None for the worker's own."""
+
 
 class TrialResult(TrialMeasurements):
-    """The trainer's result file. Its steps are in a file of their own, written as they came."""
+    """The trainer's result file. Its steps are in a file of their own, written as they came, except a command's."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -101,6 +124,10 @@ class TrialResult(TrialMeasurements):
     """Folder of the dataset on this node."""
     compilation: CompilationReport | None = None
     """Of a trial that compiled and executed nothing."""
+    program: ProgramReport | None = None
+    """Of a trial that ran a command."""
+    program_steps: tuple[Step, ...] = ()
+    """All steps of a command: losses and the slowest process are known only at its end."""
 
     @classmethod
     def partial(cls, **fields: Any) -> Self:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
+from experiments.design.program import is_program
 from experiments.documents import write_whole
 from experiments.runtime.processes import adopt_orphans, die_with_parent
 from kernels.errors import KernelUnsupported
@@ -29,8 +30,10 @@ from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing, OutputTooLarge
 from workers.lease import boot_time_s
+from workers.processes.code_copy import copy_code
 from workers.processes.compile_trial import compile_step
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
+from workers.processes.program import run_program
 from workers.processes.result import TrialOrder, TrialResult
 
 if TYPE_CHECKING:
@@ -154,6 +157,8 @@ def _die_with_the_worker() -> None:
 
 
 def _work(order: TrialOrder) -> TrialResult:
+    if is_program(order.config):
+        return copy_code(order) if order.prepare_only else run_program(order)
     if order.prepare_only:
         return _prepare(order)
     return _train(order) if order.topology is None else compile_step(order, order.topology)

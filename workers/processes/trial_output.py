@@ -131,7 +131,7 @@ class TrialOutput:
             steps_done=step["index"] + 1,
             steps_total=self._steps_total,
             tokens_per_s=step["tokens"] / step["seconds"] if step["seconds"] else None,
-            loss=step["loss"],
+            loss=step.get("loss"),
             step_s=median(self._recent_s) if self._recent_s else None,
         )
 

@@ -1,0 +1,68 @@
+"""`ablate check`: its answers about programs of every kind, from the real command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.architecture.pages import ROOT
+from tests.programs import LOOP, write_program
+
+pytestmark = pytest.mark.slow
+ABLATE = [sys.executable, "-c", "from experiments.runtime.console import main; main()"]
+
+
+def checked(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+    command = [*ABLATE, "check", "--json", *options, "--", "python", "train.py", "--seed", "{seed}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    rows = json.loads(done.stdout) if done.stdout else []
+    return done.returncode, {row["name"]: row for row in rows}, done.stderr
+
+
+def test_a_marked_program_passes_and_its_properties_are_named(tmp_path: Path) -> None:
+    code, rows, errors = checked(write_program(tmp_path / "code"))
+    assert code == 0, errors
+    assert all(row["passed"] for name, row in rows.items() if name != "kernels"), rows
+    assert "100 a step" in rows["tokens"]["detail"]
+    assert "bit for bit" in rows["loss"]["detail"]
+    assert "val_bpb=1.5" in rows["metrics"]["detail"]
+    assert not list((tmp_path / "code").glob("out*")), "it writes into copies only"
+
+
+def test_a_program_that_ignores_its_seed_and_reports_no_tokens_is_found(tmp_path: Path) -> None:
+    source = LOOP.replace("(seed + step.index)", "(1 + step.index)").replace(", tokens=100", "")
+    code, rows, _errors = checked(write_program(tmp_path / "code", source))
+    assert code == 6
+    assert not rows["tokens"]["passed"]
+    assert "the seed is ignored" in rows["seed matters"]["detail"]
+
+
+def test_a_program_without_marks_can_only_be_timed_whole(tmp_path: Path) -> None:
+    code, rows, _errors = checked(write_program(tmp_path / "code", "print('METRIC val_bpb=1.25')"))
+    assert code == 6
+    assert "process_s" in rows["steps"]["detail"]
+    assert rows["metrics"]["passed"]
+
+
+def test_a_program_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    code, rows, errors = checked(write_program(tmp_path / "code", "raise SystemExit('no data here')"))
+    assert code == 6
+    assert "exit code 1" in rows["runs"]["detail"]
+    assert "no data here" in errors
+
+
+def test_a_program_that_never_ends_is_ended_with_its_children(tmp_path: Path) -> None:
+    mark = f"sleep 30{os.getpid()}"
+    source = f"import subprocess, time; subprocess.Popen({mark.split()!r}, start_new_session=True); time.sleep(600)"
+    code, _rows, errors = checked(write_program(tmp_path / "code", source), "--timeout", "5")
+    assert code == 5
+    assert "had not ended after 5 s" in errors
+    left = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False)
+    assert left.stdout == ""

@@ -1,0 +1,83 @@
+"""Copies of code: their digest follows the content, and nothing outside of the folder gets in."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from model.errors import DataError
+from tests.programs import order_for, program_config, write_program
+from workers.processes import code_copy
+from workers.processes.code_copy import copy_code, tree_digest
+
+
+def copied(code: object, home: Path) -> tuple[str, Path]:
+    result = copy_code(order_for(program_config(None, code=code), home))
+    assert result.data_folder is not None
+    return str(result.data_digest), result.data_folder
+
+
+def test_equal_files_are_one_copy_and_any_change_is_another(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code")
+    first = copied(str(folder), tmp_path / "home")
+    assert copied(str(folder), tmp_path / "home") == first
+    folder.joinpath("train.py").chmod(0o755)
+    second = copied(str(folder), tmp_path / "home")
+    folder.joinpath("b").mkdir()
+    folder.joinpath("b/x").write_text("")
+    third = copied(str(folder), tmp_path / "home")
+    assert len({first, second, third}) == 3
+    assert tree_digest(first[1]) == first[0]
+
+
+def test_version_control_environments_and_caches_stay_outside(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code")
+    for name in (".git", ".venv", "__pycache__", "sub/node_modules"):
+        folder.joinpath(name).mkdir(parents=True)
+        folder.joinpath(name, "file").write_text("x")
+    os.mkfifo(folder / "pipe")
+    _digest, copy = copied(str(folder), tmp_path / "home")
+    assert sorted(path.name for path in copy.rglob("*")) == ["train.py"]
+
+
+def test_a_link_inside_stays_a_link_and_one_outside_is_refused(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code")
+    folder.joinpath("same").symlink_to("train.py")
+    _digest, copy = copied(str(folder), tmp_path / "home")
+    assert copy.joinpath("same").readlink() == Path("train.py")
+    folder.joinpath("secret").symlink_to("/etc/passwd")
+    with pytest.raises(DataError, match="secret -> /etc/passwd"):
+        copied(str(folder), tmp_path / "home")
+
+
+def test_too_much_code_and_no_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_program(tmp_path / "code")
+    monkeypatch.setattr(code_copy, "MOST_BYTES", 10)
+    with pytest.raises(DataError, match="more than"):
+        copied(str(folder), tmp_path / "home")
+    with pytest.raises(DataError, match="is no folder on this node"):
+        copied(str(tmp_path / "absent"), tmp_path / "home")
+
+
+def test_a_commit_is_read_from_a_repository_whatever_its_work_tree_says(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code")
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    expected = copied(str(folder), tmp_path / "home")
+    folder.joinpath("train.py").write_text("changed")
+    assert copied({"git": str(folder), "commit": commit[:8]}, tmp_path / "home") == expected
+    with pytest.raises(DataError, match="cannot be read"):
+        copied({"git": str(folder), "commit": "0123456"}, tmp_path / "home")
+
+
+def test_the_oldest_copies_go_and_a_used_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_copy, "KEPT", 3)
+    folder, copies = tmp_path / "code", []
+    for number in range(5):
+        write_program(folder, f"print({number})")
+        copies.append(copied(str(folder), tmp_path / "home")[1])
+        os.utime(copies[-1], (number, number))
+    assert [copy.is_dir() for copy in copies] == [False, False, True, True, True]

@@ -1,0 +1,300 @@
+"""A user's command as a trial: what its messages become, and that each way to fail ends in its class."""
+
+import json
+import math
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.outcomes import FailureClass
+from experiments.records.program_report import clocks_differ, report_contradictions
+from experiments.records.receipts import is_finite
+from model.config import StepsConfig
+from tests.programs import LOOP, program_config, ran, write_program
+from workers.processes.program import ProgramMarks
+
+NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
+
+
+def test_a_loop_gives_its_steps_tokens_losses_and_two_clocks(tmp_path: Path) -> None:
+    config = program_config(write_program(tmp_path / "code"), args=("--step", "0.01"))
+    result = ran(config, tmp_path / "home")
+    assert result.failure_class is None, result.message
+    assert [step.phase for step in result.program_steps] == ["compile", "warmup", "timed", "timed", "timed"]
+    assert [step.loss for step in result.program_steps] == [1.0 / (7 + index) for index in range(5)]
+    assert {step.tokens for step in result.program_steps} == {100}
+    assert all(0.009 < step.seconds < 2 for step in result.program_steps)
+    report = result.program
+    assert report is not None
+    assert report.argv == ("python", "train.py", "--seed", "7", "--step", "0.01")
+    assert report.reported == {"val_bpb": 1.5}
+    assert (report.seed, report.ranks, report.exit_code) == (7, 1, 0)
+    timed_s = math.fsum(step.seconds for step in result.program_steps[2:])
+    assert list(report_contradictions(report, config, timed_s)) == []
+    assert result.process_s is not None
+    assert result.training_s < result.process_s
+
+
+def test_the_program_runs_in_a_copy_of_its_code_and_writes_nothing_into_the_original(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code", LOOP + "open('written', 'w').write('x')\n")
+    assert ran(program_config(folder), tmp_path / "home").failure_class is None
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    assert not (tmp_path / "home/work/att_1/trl_1/code").exists()
+
+
+def test_placeholders_and_variables_reach_the_program_and_our_own_paths_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY", "TORCHINDUCTOR_CACHE_DIR", "PYTHONHOME_"):
+        monkeypatch.setenv(name, "secret-of-the-operator")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    source = """
+        import json, os, sys
+        from pathlib import Path
+        kept = {name: os.environ.get(name) for name in ("MINE", "PYTHONHOME", "OMP_NUM_THREADS")}
+        assert "secret-of-the-operator" not in os.environ.values()
+        Path(sys.argv[1]).joinpath("seen.json").write_text(json.dumps([sys.argv[2:], kept, sys.path]))
+        """
+    config = program_config(
+        write_program(tmp_path / "code", source),
+        command=("python", "train.py", "{out}", "{seed}", "{steps}", "{not-one}"),
+        env={"MINE": "yes"},
+        needs="process",
+    )
+    result = ran(config, tmp_path / "home")
+    assert result.failure_class is None, result.message
+    argv, kept, path = json.loads((tmp_path / "home/work/att_1/trl_1/out/seen.json").read_text())
+    assert argv == ["7", "5", "{not-one}"]
+    assert kept == {"MINE": "yes", "PYTHONHOME": None, "OMP_NUM_THREADS": "2"}
+    assert not any(Path(entry) == Path(__file__).parents[4] for entry in path), "the program would import our packages"
+
+
+@pytest.mark.parametrize(
+    ("source", "failure", "words"),
+    [
+        ("raise SystemExit(3)", FailureClass.USER_ERROR, "exit code 3"),
+        ("raise ValueError('bad')", FailureClass.USER_ERROR, "exit code 1"),
+        (
+            LOOP.replace("time.sleep(0.8 * step_s)", "raise KeyError('x')"),
+            FailureClass.USER_ERROR,
+            "builtins.KeyError: 'x'",
+        ),
+        (LOOP.replace("time.sleep(0.8 * step_s)", "raise MemoryError"), FailureClass.OOM, "MemoryError"),
+        (
+            LOOP.replace("time.sleep(0.8 * step_s)", "raise RuntimeError('CUDA out of memory. Tried')"),
+            FailureClass.OOM,
+            "out of memory",
+        ),
+        ("import os; os.abort()", FailureClass.NO_RECEIPT, "SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", FailureClass.INFRA_NODE, "SIGKILL"),
+        ("pass", FailureClass.USER_ERROR, "marked no steps"),
+        (LOOP.replace("tokens=100", ""), FailureClass.USER_ERROR, "no tokens"),
+        (LOOP.replace("tokens=100", "tokens=-1"), FailureClass.USER_ERROR, "tokens is -1"),
+        (LOOP.replace("tokens=100", "tokens=2**70"), FailureClass.USER_ERROR, "count is"),
+        (LOOP.replace("step.report", "break\n        step.report"), FailureClass.USER_ERROR, "0 of 5 steps"),
+        (LOOP + "\n    list(trial.steps())", FailureClass.USER_ERROR, "called twice"),
+        (LOOP.replace("seed=seed", "seed=8"), FailureClass.USER_ERROR, "trained with seed 8; the block has seed 7"),
+        (LOOP.replace("1.5", "float('inf')"), FailureClass.USER_ERROR, "inf as 'val_bpb'"),
+        ("import os; os.execvp('nothing-of-this-name', ['x'])", FailureClass.USER_ERROR, "exit code 1"),
+    ],
+)
+def test_each_way_to_fail_ends_in_its_class(tmp_path: Path, source: str, failure: FailureClass, words: str) -> None:
+    result = ran(program_config(write_program(tmp_path / "code", source)), tmp_path / "home")
+    assert result.failure_class is failure
+    assert words in str(result.message)
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    from model.errors import DataError
+
+    with pytest.raises(DataError, match="nothing-of-this-name"):
+        ran(program_config(None, command=("nothing-of-this-name",)), tmp_path / "home")
+
+
+def test_a_declared_metric_that_is_not_reported_is_named(tmp_path: Path) -> None:
+    config = program_config(write_program(tmp_path / "code"), metrics={"val_loss": "lower"})
+    assert "did not report 'val_loss'" in str(ran(config, tmp_path / "home").message)
+
+
+def test_losses_that_are_not_finite_stay_in_the_steps(tmp_path: Path) -> None:
+    result = ran(program_config(write_program(tmp_path / "code", NAN_LOSS)), tmp_path / "home")
+    assert result.failure_class is None
+    assert not any(is_finite(step) for step in result.program_steps)
+
+
+def test_lines_with_metrics_count_for_a_program_without_marks(tmp_path: Path) -> None:
+    source = (
+        "import sys; sys.stdout.buffer.write(b'\\xff\\x00 METRIC no=1\\nMETRIC val_bpb=1.25\\nMETRIC val_bpb=1.5\\n')"
+    )
+    config = program_config(write_program(tmp_path / "code", source), needs="process", metrics={"val_bpb": "lower"})
+    result = ran(config, tmp_path / "home")
+    assert result.failure_class is None, result.message
+    assert result.program is not None
+    assert (result.program.ranks, result.program.reported) == (0, {"val_bpb": 1.5})
+
+
+def test_two_ranks_add_up_their_tokens_and_the_slowest_sets_the_time(tmp_path: Path) -> None:
+    source = (
+        LOOP
+        + """
+if "--worker" not in sys.argv:
+    sys.exit(0)
+"""
+    )
+    launcher = """
+        import os, subprocess, sys
+        both = [subprocess.Popen([sys.executable, "rank.py", *sys.argv[1:], "--step", wait],
+                                 env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"})
+                for rank, wait in (("0", "0.001"), ("1", "0.03"))]
+        sys.exit(max(one.wait() for one in both))
+        """
+    folder = write_program(tmp_path / "code", launcher)
+    folder.joinpath("rank.py").write_text(source, encoding="utf-8")
+    result = ran(program_config(folder), tmp_path / "home")
+    assert result.failure_class is None, result.message
+    assert result.program is not None
+    assert result.program.ranks == 2
+    assert {step.tokens for step in result.program_steps} == {200}
+    assert min(step.seconds for step in result.program_steps) > 0.029
+
+
+def test_a_clock_that_runs_wrong_contradicts_the_workers(tmp_path: Path) -> None:
+    slow = LOOP.replace("import ablate,", "import ablate; ablate._now = lambda: time.monotonic() / 2\nimport")
+    config = program_config(write_program(tmp_path / "code", slow), args=("--step", "0.05"))
+    result = ran(config, tmp_path / "home")
+    assert result.failure_class is None, result.message
+    report = result.program
+    assert report is not None
+    assert report.window_s is not None
+    assert report.window_seen_s is not None
+    assert clocks_differ(report.window_s, report.window_seen_s)
+    timed_s = math.fsum(step.seconds for step in result.program_steps[2:])
+    assert "the worker's" in "".join(report_contradictions(report, config, timed_s))
+
+
+EVENTS = (
+    "began",
+    "window began",
+    "window ended",
+    "steps",
+    "losses",
+    "tokens",
+    "reported",
+    "kernels",
+    "failed",
+    "ended",
+)
+
+
+def message(chance: random.Random) -> bytes:
+    """Draw a message: one of the module, a damaged one, or noise."""
+    numbers: list[Any] = [0, 1, 4, 5, -1, 2**70, True, None, "1", 1.5, math.nan, math.inf, -0.0, [], {}]
+    draw = lambda: chance.choice(numbers)  # noqa: E731
+    values: dict[str, Any] = {
+        "event": chance.choice([*EVENTS, "edge", "rank", "__init__", draw()]),
+        "rank": chance.choice([0, 0, 0, 1, draw()]),
+        "at": chance.choice([1.5, 2.5, draw()]),
+        "python": draw(), "implementation": draw(), "type": draw(), "message": draw(), "whole": draw(), "seed": draw(),
+        "steps": chance.choice([[[0, 1.0, 5, 0.5]], [[draw(), draw(), draw(), draw()]], [[1]], draw()]),
+        "losses": chance.choice([[[0, 0.5]], [[draw(), draw()]], draw()]),
+        "tokens": chance.choice([[[0, 5]], [[draw(), draw()]], draw()]),
+        "values": chance.choice([{"a": 1.0}, {"a": draw()}, draw()]),
+        "rows": chance.choice([[["k", 1, 2.0]], [[draw(), draw(), draw()]], draw()]),
+        "packages": chance.choice([{"torch": "2"}, draw()]),
+        "memory": chance.choice([None, [1, 2], [draw(), draw()], draw()]),
+    }  # fmt: skip
+    for name in chance.sample(sorted(values), chance.randint(0, 3)):
+        del values[name]
+    text = json.dumps(values).encode()
+    return chance.choice([text, text, text, text[: chance.randint(0, len(text))], chance.randbytes(30), b"[" * 2000])
+
+
+def test_no_message_breaks_the_worker_and_every_wrong_one_is_noticed() -> None:
+    chance = random.Random(20261126)  # noqa: S311
+    accepted = 0
+    for _ in range(300):
+        marks = ProgramMarks(program_config(None))
+        for _ in range(chance.randint(1, 30)):
+            before = marks.wrong
+            taken = marks.take(message(chance), chance.random())
+            accepted += taken is not None
+            assert (taken is None) == (marks.wrong != before or (before is not None and taken is None))
+        for rank in marks.loops:
+            assert all(math.isfinite(moment) for moment in (*rank.ended.values(), *rank.edges.values(), rank.began))
+            assert all(0 <= tokens < 2**62 for tokens in rank.tokens.values())
+            assert set(rank.ended) | set(rank.tokens) | set(rank.losses) <= set(range(5))
+    assert accepted > 300
+
+
+FAULTS: tuple[tuple[str, FailureClass | None], ...] = (
+    ("pass", None),
+    ("raise RuntimeError('no')", FailureClass.USER_ERROR),
+    ("os._exit(1)", FailureClass.USER_ERROR),
+    ("os._exit(255)", FailureClass.USER_ERROR),
+    ("signal.signal(11, signal.SIG_DFL); os.kill(os.getpid(), 11)", FailureClass.NO_RECEIPT),
+    ("os.kill(os.getpid(), 8)", FailureClass.NO_RECEIPT),
+    ("os.kill(os.getpid(), 9)", FailureClass.INFRA_NODE),
+    ("os.kill(os.getpid(), 15)", FailureClass.INFRA_NODE),
+    (
+        'trial._socket.send(b\'{"event": "window ended", "rank": 0, "at": 1.0}\')',
+        FailureClass.USER_ERROR,
+    ),
+    ("trial._socket.send(os.urandom(100))", FailureClass.USER_ERROR),
+    ("step.report(loss=float('nan'))", None),
+    ("step.report(loss=float('-inf'), tokens=0)", FailureClass.USER_ERROR),
+    ("step.report(tokens=2**63)", FailureClass.USER_ERROR),
+    ("step.report(tokens=7)", None),
+    ("os.write(1, os.urandom(5000))", None),
+    ("os.close(1); os.close(2)", None),
+    ("subprocess.Popen(['sleep', '5'], start_new_session=True)", None),
+    ("os.environ.clear()", None),
+    ("os.chdir('/')", None),
+    ("threading.Thread(target=time.sleep, args=(0.2,)).start()", None),
+)
+"""Statements in one step of a program, and the failure class of the trial; None: it is measured."""
+
+
+def random_program(chance: random.Random) -> tuple[str, FailureClass | None]:
+    """Draw a program with a fault in one of its five steps, or after them, and its failure class."""
+    statement, expected = chance.choice(FAULTS)
+    fails_at = chance.randint(0, 6)
+    source = f"""
+import ablate, os, signal, subprocess, threading, time
+with ablate.trial() as trial:
+    for step in trial.steps():
+        step.report(loss=0.5, tokens=10)
+        if step.index == {fails_at}:
+            {statement}
+"""
+    return source, expected if fails_at < 5 else None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_random_program_ends_in_the_class_of_its_fault(tmp_path: Path, seed: int) -> None:
+    source, expected = random_program(random.Random(seed))  # noqa: S311
+    result = ran(program_config(write_program(tmp_path / "code", source)), tmp_path / "home")
+    assert result.failure_class is expected, (source, result.message)
+
+
+def test_every_message_carries_a_stamp_of_the_kernel() -> None:
+    from workers.processes.program import _receiver, _stamp
+
+    receiver, address = _receiver()
+    with receiver, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(address)
+        sender.send(b"x")
+        _message, ancillary, _flags, _sender = receiver.recvmsg(100, 256)
+    assert math.isfinite(_stamp(ancillary))
+
+
+def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: Path) -> None:
+    steps = StepsConfig(warmup=0, warmup_s=0.0, timed=2, slice=0, val_rows=0)
+    source = LOOP.replace("step.report", "if step.index == 2: os._exit(0)\n        step.report").replace(
+        "sys,", "sys, os,"
+    )
+    result = ran(program_config(write_program(tmp_path / "code", source), steps=steps), tmp_path / "home")
+    assert result.failure_class is FailureClass.USER_ERROR
+    assert "of 3 steps" in str(result.message)

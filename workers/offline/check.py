@@ -1,0 +1,197 @@
+"""`ablate check`: run a command a few steps long without a service, and say what a trial of it would record."""
+
+import dataclasses
+import json
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.design.program import CLOCK_S, ProgramConfig, program_json
+from experiments.outcomes import ExitCode
+from experiments.records.program_report import clocks_differ
+from model.config import StepsConfig
+from workers.devices.inventory import find_devices
+from workers.errors import WorkerError
+from workers.paths import WorkPaths
+from workers.processes import trial
+from workers.processes.guardian import end_trial
+from workers.processes.result import TrialOrder, TrialResult, read_result
+
+SEEDS = (1, 1, 2)
+"""Seeds of the runs: a repeat shows whether the program is exact, another seed whether it uses its seed."""
+_LOG_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramCheck:
+    """One question about a program, and its answer."""
+
+    name: str
+    passed: bool
+    detail: str
+    needed: bool = True
+    """Whether Ablate cannot measure throughput without it."""
+
+
+def check(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments; {seed} is filled in.")
+    ],
+    code: Annotated[Path, typer.Option(help="Folder of the program, which runs in a copy.")] = Path(),
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps of the measured window.")] = 5,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Run a training program three times for a few steps, and say what Ablate sees of it and what is missing.
+
+    Exit code: 0 when a spec can measure its throughput, 6 when something needed is missing, 5 when nothing could run.
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    config = ProgramConfig(
+        command=tuple(command),
+        code=str(code.resolve()),
+        profile=True,
+        steps=StepsConfig(warmup=1, warmup_s=0.0, timed=steps, slice=0, val_rows=0),
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="ablate-check-") as folder:
+            results = []
+            for number, seed in enumerate(SEEDS, start=1):
+                console.print(f"run {number} of {len(SEEDS)}, seed {seed}", style="dim")
+                results.append(_run(config, seed, Path(folder), number, timeout_s=timeout))
+                if results[-1].failure_class is not None:
+                    _print_log(Path(folder) / f"run-{number}", console)
+                    break
+    except WorkerError as error:
+        console.print(f"[red]not run:[/] {escape(str(error))}")
+        raise typer.Exit(ExitCode.ERROR) from error
+    checks = list(checks_of(config, results))
+    if as_json:
+        sys.stdout.write(json.dumps([dataclasses.asdict(one) for one in checks], indent=2) + "\n")
+    else:
+        Console().print(_table(checks))
+    if any(one.needed and not one.passed for one in checks):
+        raise typer.Exit(ExitCode.UNMET)
+
+
+def _run(config: ProgramConfig, seed: int, folder: Path, number: int, *, timeout_s: float) -> TrialResult:
+    """Run the program once in processes of its own, all of which have ended by then."""
+    paths = WorkPaths(home=folder).trial(f"run-{number}", "trial")
+    order = TrialOrder(
+        trial_id=f"check-{number}-{folder.name}",
+        config=program_json(dataclasses.replace(config, seed=seed)),
+        paths=paths,
+        data_dir=folder / "data",
+        device_type=find_devices().node_class.device_type,
+    )
+    prepared = _process(dataclasses.replace(order, prepare_only=True), paths.prepared, timeout_s=timeout_s)
+    if prepared.failure_class is not None:
+        return prepared
+    return _process(dataclasses.replace(order, dataset=prepared.data_folder), paths.result, timeout_s=timeout_s)
+
+
+def _process(order: TrialOrder, target: Path, *, timeout_s: float) -> TrialResult:
+    process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
+    process.start()
+    try:
+        process.join(timeout_s)
+    finally:
+        end_trial(process.pid or 0, trial_id=order.trial_id, grace_s=0.0, leader=process.is_alive)
+        process.join()
+    result = read_result(target)
+    if result is None:
+        raise WorkerError(f"the program had not ended after {timeout_s:g} s, or was killed (exit {process.exitcode})")
+    return result
+
+
+def _print_log(folder: Path, console: Console) -> None:
+    for log in folder.parent.glob(f"work/{folder.name}/*/log.txt"):
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
+            console.print(f"  {line}", style="dim", markup=False)
+
+
+def checks_of(config: ProgramConfig, results: Sequence[TrialResult]) -> Iterator[ProgramCheck]:
+    """Yield the answers about a program from its runs with `SEEDS`, fewer if one failed."""
+    last = results[-1]
+    if last.failure_class is not None:
+        yield ProgramCheck(name="runs", passed=False, detail=f"{last.failure_class}: {last.message}")
+        return
+    report, first = last.program, results[0]
+    if report is None:
+        raise AssertionError("a program ended without a report")
+    yield ProgramCheck(name="runs", passed=True, detail=f"{len(results)} times, {last.process_s:.1f} s at last")
+    if not report.ranks:
+        detail = "no marks: only the time of the whole process can decide (process_s); docs/own-code.md shows the marks"
+        yield ProgramCheck(name="steps", passed=False, detail=detail)
+        yield _reported(report.reported)
+        return
+    detail = f"{config.steps.total} of {config.steps.total}, by {report.ranks} rank{'s' * (report.ranks > 1)}"
+    yield ProgramCheck(name="steps", passed=True, detail=detail)
+    yield _tokens(last)
+    yield _clock(report.window_s or 0.0, report.window_seen_s or 0.0)
+    yield from _losses(results)
+    echoed = report.seed is not None
+    how = f"{report.seed}, as asked" if echoed else "not reported: read trial.seed, or write ablate.trial(seed=...)"
+    yield ProgramCheck(name="seed", passed=echoed, needed=False, detail=how)
+    peak = first.peak_reserved_bytes
+    where = "of the largest process" if first.peak_allocated_bytes == peak else "reserved by torch's allocator"
+    memory = "not visible" if peak is None else f"{peak / 2**20:,.0f} MiB, {where}"
+    yield ProgramCheck(name="memory", passed=peak is not None, needed=False, detail=memory)
+    yield _reported(report.reported)
+    kernels = f"{len(report.kernels)} in one step" if report.kernels else "none: torch is not loaded"
+    yield ProgramCheck(name="kernels", passed=bool(report.kernels), needed=False, detail=kernels)
+
+
+def _tokens(result: TrialResult) -> ProgramCheck:
+    counts = sorted({step.tokens for step in result.program_steps})
+    if not counts[0]:
+        return ProgramCheck(name="tokens", passed=False, detail="a step without tokens: write step.report(tokens=...)")
+    equal = f"{counts[0]:,} a step" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} a step"
+    return ProgramCheck(name="tokens", passed=True, detail=equal)
+
+
+def _clock(window_s: float, seen_s: float) -> ProgramCheck:
+    detail = f"a window of {window_s:.3g} s; the worker's clock differs by {1e3 * abs(window_s - seen_s):.2f} ms"
+    if window_s < 100 * CLOCK_S:
+        detail += "; a real window needs more steps"
+    return ProgramCheck(name="clock", passed=not clocks_differ(window_s, seen_s), detail=detail)
+
+
+def _losses(results: Sequence[TrialResult]) -> Iterator[ProgramCheck]:
+    losses = [[step.loss for step in result.program_steps] for result in results]
+    if any(loss is None for own in losses for loss in own):
+        yield ProgramCheck(
+            name="loss", passed=False, needed=False, detail="a step without loss: write step.report(loss=...)"
+        )
+        return
+    shown = f"{losses[0][0]:.6g} to {losses[0][-1]:.6g}"
+    exact = "bit for bit" if losses[0] == losses[1] else "not bit for bit: it is not deterministic"
+    yield ProgramCheck(name="loss", passed=True, needed=False, detail=f"{shown}; a repeat agrees {exact}")
+    uses = losses[2] != losses[0]
+    detail = "another seed gives other losses" if uses else "another seed gives the same losses: the seed is ignored"
+    yield ProgramCheck(name="seed matters", passed=uses, needed=False, detail=detail)
+
+
+def _reported(values: Mapping[str, float]) -> ProgramCheck:
+    names = ", ".join(f"{name}={value:.6g}" for name, value in values.items())
+    detail = names or "nothing: write trial.report(name=value), or print METRIC name=value"
+    return ProgramCheck(name="metrics", passed=bool(names), needed=False, detail=detail)
+
+
+def _table(checks: Sequence[ProgramCheck]) -> Table:
+    table = Table(title="check of a program", title_justify="left")
+    for column in ("check", "state", "detail"):
+        table.add_column(column, overflow="fold")
+    for one in checks:
+        state = "[green]ok[/]" if one.passed else "[red]missing[/]" if one.needed else "[yellow]absent[/]"
+        table.add_row(one.name, state, escape(one.detail))
+    return table

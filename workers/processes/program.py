@@ -1,0 +1,543 @@
+"""Run a user's command as a trial: start it in a copy of its code, and collect the marks of its steps.
+
+The process of the trial starts the command and stays its parent. It receives the program's messages with the kernel's
+stamps and writes the step file and the result, which the program cannot reach.
+"""
+
+import json
+import math
+import os
+import re
+import secrets
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from experiments.design.program import ProgramConfig, argv_of, read_program
+from experiments.digest import digest
+from experiments.outcomes import FailureClass
+from experiments.records.program_report import OUT, ProgramReport
+from experiments.runtime.processes import descendants_of, die_with_parent, end_all
+from model.errors import DataError
+from model.measurements import Step
+from workers.environment_variables import outside_variables
+from workers.processes import failures
+from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
+
+VARIABLE = "ABLATE_TRIAL"
+"""Variable with the settings of a trial for the module, as JSON."""
+_MESSAGE_BYTES = 262_144
+_MOST_RANKS = 1024
+_POLL_S = 0.05
+_LOG_BYTES = 2**20
+"""End of the log in which lines with metrics are searched."""
+_METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s*$", re.MULTILINE)
+_SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
+_STAMP = struct.Struct("qq")
+_OOM = ("OutOfMemoryError", "MemoryError")
+_EVENTS = frozenset(
+    {"began", "window began", "window ended", "steps", "losses", "tokens", "reported", "kernels", "failed", "ended"}
+)
+"""Messages of the module; each has a method of `ProgramMarks`."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class ProgramRank:
+    """Messages of one process of the program. Moments are seconds of the monotonic clock of the machine."""
+
+    began: float = math.nan
+    ended: dict[int, float] = field(default_factory=dict)
+    """End of each step."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    edges: dict[str, float] = field(default_factory=dict)
+    """Begin and end of the window by the program's clock."""
+    seen: dict[str, float] = field(default_factory=dict)
+    """The same moments by the kernel's stamps of the messages."""
+    closed: float | None = None
+    """End of the trial's `with` statement."""
+    whole: bool = False
+    """Whether it ended without an exception."""
+    memory: tuple[int, int] | None = None
+    interpreter: str | None = None
+    packages: str | None = None
+    seed: int | None = None
+
+    @property
+    def window_s(self) -> float:
+        """Seconds of the window by the program's clock."""
+        return self.edges.get("window ended", math.nan) - self.edges.get("window began", math.nan)
+
+    @property
+    def window_seen_s(self) -> float:
+        """Seconds of the window by the stamps."""
+        return self.seen.get("window ended", math.nan) - self.seen.get("window began", math.nan)
+
+
+class ProgramMarks:
+    """All messages of a program, checked as they arrive."""
+
+    def __init__(self, config: ProgramConfig) -> None:
+        self._total = config.steps.total
+        self.ranks: dict[int, ProgramRank] = {}
+        self.reported: dict[str, float] = {}
+        self.kernels: list[tuple[str, int, float]] = []
+        self.failed: tuple[str, str] | None = None
+        """Type and message of the first exception."""
+        self.wrong: str | None = None
+        """The first message that the module would not send."""
+
+    def take(self, message: bytes, seen: float) -> dict[str, Any] | None:
+        """Store one message that arrived at `seen`; return its values, None if it is wrong."""
+        try:
+            values = json.loads(message)
+            rank = self._rank(values["rank"])
+            if values["event"] not in _EVENTS:
+                raise ValueError(f"event is {values['event']!r}")
+            getattr(self, f"_{values['event'].replace(' ', '_')}")(rank, values, seen)
+        except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            self.wrong = self.wrong or f"{type(error).__name__}: {error}; message: {message[:100]!a}"
+            return None
+        return values  # type: ignore[no-any-return]  # a mapping, or a lookup above had failed
+
+    def _rank(self, number: object) -> ProgramRank:
+        if type(number) is not int or not 0 <= number < _MOST_RANKS:
+            raise ValueError(f"rank is {number!r}")
+        return self.ranks.setdefault(number, ProgramRank())
+
+    def _index(self, number: object) -> int:
+        if type(number) is not int or not 0 <= number < self._total:
+            raise ValueError(f"step {number!r} of {self._total}")
+        return number
+
+    def _began(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        if not math.isnan(rank.began):
+            raise ValueError("two training loops of one rank")
+        rank.began = _moment(values["at"])
+        rank.interpreter = f"{values['implementation']} {values['python']}"[:100]
+
+    def _window_began(self, rank: ProgramRank, values: Mapping[str, Any], seen: float) -> None:
+        self._edge(rank, "window began", values, seen)
+
+    def _window_ended(self, rank: ProgramRank, values: Mapping[str, Any], seen: float) -> None:
+        self._edge(rank, "window ended", values, seen)
+
+    def _edge(self, rank: ProgramRank, which: str, values: Mapping[str, Any], seen: float) -> None:
+        if which in rank.edges:
+            raise ValueError(f"{which} twice")
+        rank.edges[which], rank.seen[which] = _moment(values["at"]), seen
+
+    def _steps(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        for index, ended, tokens, loss in values["steps"]:
+            place = self._index(index)
+            if place in rank.ended:
+                raise ValueError(f"step {place} twice")
+            rank.ended[place], rank.tokens[place] = _moment(ended), _count(tokens)
+            if loss is not None:
+                rank.losses[place] = float(loss)
+
+    def _losses(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        rank.losses.update((self._index(index), float(loss)) for index, loss in values["losses"])
+
+    def _tokens(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        rank.tokens.update((self._index(index), _count(tokens)) for index, tokens in values["tokens"])
+
+    def _reported(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        self.reported.update((str(name)[:63], float(value)) for name, value in values["values"].items())
+
+    def _kernels(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        if rank is self.ranks.get(0):
+            self.kernels += [(str(name), _count(count), float(spent)) for name, count, spent in values["rows"]]
+
+    def _failed(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        self.failed = self.failed or (str(values["type"]), str(values["message"]))
+
+    def _ended(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        rank.closed, rank.whole = _moment(values["at"]), values["whole"] is True
+        rank.seed = None if values["seed"] is None else int(values["seed"])
+        rank.packages = digest({str(name): str(version) for name, version in values["packages"].items()})
+        if values["memory"] is not None:
+            allocated, reserved = values["memory"]
+            rank.memory = _count(allocated), _count(reserved)
+
+    @property
+    def loops(self) -> list[ProgramRank]:
+        """The ranks that began a training loop."""
+        return [rank for _number, rank in sorted(self.ranks.items()) if not math.isnan(rank.began)]
+
+
+def _moment(value: object) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise ValueError(f"moment is {value!r}")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"count is {value!r}")
+    return value
+
+
+def run_program(order: TrialOrder) -> TrialResult:
+    """Run the command of `order` to its end and return its result, which may be a failure."""
+    config = read_program(order.config)
+    folder, out = _own_folder(order), order.paths.folder / "out"
+    out.mkdir()
+    receiver, address = _receiver()
+    marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
+    argv = argv_of(config, out=str(out))
+    steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
+    with receiver, steps_file as steps, order.paths.log.open("ab") as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                env=_environment(order, config, address, out),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
+        load, clocks = _Load(), _Clocks(order.device_type)
+        _collect(process, receiver, _Progress(config, steps, marks, load, clocks))
+    process_s = time.monotonic() - began
+    end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+    shutil.rmtree(folder, ignore_errors=True)
+    order.paths.make_room(order.paths.result)
+    end = _end_of(order.paths.log)
+    peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
+    ended = _Ended(
+        exit_code=process.returncode,
+        process_s=process_s,
+        oom_kills=failures.kernel_oom_kills() - oom_before,
+        reported={**_metric_lines(end), **marks.reported},
+        last_line=_last_line(end),
+    )
+    failure = _failure(config, marks, ended)
+    result = _result(
+        config, marks, ended, clocks, code=None if order.dataset is None else f"sha256:{order.dataset.name}"
+    )
+    extra: dict[str, Any] = {"process_s": process_s, "foreign_load": load.foreign, "stolen_load": load.stolen}
+    if peak is not None:
+        extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
+    if failure is not None:
+        extra |= {"failure_class": failure[0], "message": failure[1]}
+    return result.model_copy(update=extra)
+
+
+def _own_folder(order: TrialOrder) -> Path:
+    """Return a folder with a copy of the code, which this trial may change."""
+    folder = order.paths.folder / "code"
+    if order.dataset is None:
+        folder.mkdir()
+    else:
+        shutil.copytree(order.dataset, folder, symlinks=True)
+    return folder
+
+
+def _receiver() -> tuple[socket.socket, str]:
+    """Return a socket for the program's messages, stamped by the kernel, and its address in the abstract namespace."""
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    address = f"\0ablate-trial-{secrets.token_hex(16)}"
+    receiver.bind(address)
+    receiver.setblocking(False)
+    return receiver, address
+
+
+def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Path) -> dict[str, str]:
+    """Return the environment of the program: that of this process, its arm's variables, and the module's settings."""
+    variables = outside_variables()
+    prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
+    variables["PATH"] = os.pathsep.join([f"{prefix}/bin", variables.get("PATH", os.defpath)])
+    variables["VIRTUAL_ENV"] = prefix
+    variables |= {"PYTHONUNBUFFERED": "1", **order.environment}
+    if order.isolation is not None:
+        variables["HOME"] = str(out)  # the home of the worker's user is closed
+    variables |= config.env
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(MODULE_FOLDER), config.env.get("PYTHONPATH")]))
+    settings = {
+        "socket": address,
+        "seed": config.seed,
+        "out": str(out),
+        "warmup": config.steps.warmup,
+        "timed": config.steps.timed,
+        "profile": config.profile,
+    }
+    return {**variables, VARIABLE: json.dumps(settings)}
+
+
+class _Load:
+    """Shares of the cores' time that others took during the window of the first rank."""
+
+    def __init__(self) -> None:
+        self._measured: Any = None
+        self.foreign: float | None = None
+        self.stolen: float | None = None
+
+    def window_began(self) -> None:
+        from model.training.measurement import HostLoad
+
+        self._measured = HostLoad(_own_cpu_s)
+
+    def window_ended(self) -> None:
+        if self._measured is not None:
+            shares = self._measured.shares()
+            self.foreign, self.stolen = shares.foreign, shares.stolen
+
+
+class _Clocks:
+    """Samples of the device's clock while the program runs, at most every `_POLL_S`."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._samples: list[tuple[float, float]] = []
+
+    def sample(self) -> None:
+        """Read the clock, unless there is a sample of this moment."""
+        now = time.monotonic()
+        if self._device_type != "cuda" or (self._samples and now - self._samples[-1][0] < _POLL_S):
+            return
+        import torch
+
+        from model.training.measurement import read_clock_mhz
+
+        mhz = read_clock_mhz(torch.device("cuda", 0))  # the index spares this process a context on the device
+        if mhz is not None:
+            self._samples.append((now, mhz))
+
+    def at(self, moment: float) -> float | None:
+        """Return the sample nearest to a moment of the monotonic clock, None without any."""
+        return min(self._samples, key=lambda sample: abs(sample[0] - moment))[1] if self._samples else None
+
+
+def _own_cpu_s() -> float:
+    """Return the processor seconds of this process, of its descendants, and of those that ended."""
+    spent = time.process_time()
+    for pid in descendants_of([os.getpid()]):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        spent += sum(int(ticks) for ticks in fields[11:15]) / _TICKS
+    return spent
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Stores messages and writes the steps of the first rank for people who watch."""
+
+    config: ProgramConfig
+    steps: TextIO
+    marks: ProgramMarks
+    load: _Load
+    clocks: "_Clocks"
+
+    def take(self, message: bytes, seen: float) -> None:
+        values = self.marks.take(message, seen)
+        if values is None or values["rank"] != 0:
+            return
+        if values["event"] == "window began":
+            self.load.window_began()
+        elif values["event"] == "window ended":
+            self.load.window_ended()
+        elif values["event"] == "steps":
+            for index, *_rest in values["steps"]:
+                step = _step(self.config, [self.marks.ranks[0]], self.marks.ranks[0], index, None)
+                self.steps.write(json.dumps(step.model_dump()) + "\n")
+            sys.stdout.flush()
+
+
+def _collect(process: "subprocess.Popen[bytes]", receiver: socket.socket, progress: _Progress) -> None:
+    """Receive messages until the program has ended and none is left."""
+    ended = os.pidfd_open(process.pid)
+    try:
+        while True:
+            readable, _, _ = select.select([receiver.fileno(), ended], [], [], _POLL_S)
+            progress.clocks.sample()
+            if receiver.fileno() in readable:
+                _receive(receiver, progress)
+            elif ended in readable:
+                break
+    finally:
+        os.close(ended)
+    process.wait()
+    _receive(receiver, progress)
+
+
+def _receive(receiver: socket.socket, progress: _Progress) -> None:
+    while True:
+        try:
+            message, ancillary, _flags, _address = receiver.recvmsg(_MESSAGE_BYTES, 256)
+        except BlockingIOError:
+            return
+        progress.take(message, _stamp(ancillary))
+
+
+def _stamp(ancillary: Iterable[tuple[int, int, bytes]]) -> float:
+    """Return the moment at which the kernel queued a message, in seconds of the wall clock."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
+            seconds, nanoseconds = _STAMP.unpack(data[: _STAMP.size])
+            return int(seconds) + int(nanoseconds) / 1e9
+    return math.nan
+
+
+def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None:
+    """Return the peaks over all ranks: allocated and reserved; on the host, the largest resident set of a process."""
+    peaks = [rank.memory for rank in marks.ranks.values() if rank.memory is not None]
+    if peaks:
+        return max(one[0] for one in peaks), max(one[1] for one in peaks)
+    if not on_host:
+        return None
+    import resource
+
+    resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return resident, resident
+
+
+def _end_of(log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return file.read()
+
+
+def _last_line(end: bytes) -> str:
+    lines = [line.strip() for line in end.decode("utf-8", "replace").splitlines() if line.strip()]
+    shown = (
+        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in lines[-1][:300])
+        if lines
+        else ""
+    )
+    return shown or "its log is empty"
+
+
+def _metric_lines(end: bytes) -> dict[str, float]:
+    """Return the numbers of lines such as `METRIC val_bpb=1.23` at the end of a log; of one name, the last."""
+    values: dict[str, float] = {}
+    for name, value in _METRIC_LINE.findall(end):
+        try:
+            values[name.decode()] = float(value)
+        except ValueError:
+            continue
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """How a program ended."""
+
+    exit_code: int
+    process_s: float
+    oom_kills: int
+    reported: Mapping[str, float]
+    last_line: str
+    """Of its log."""
+
+
+def _failure(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> tuple[FailureClass, str] | None:
+    """Return the failure class of a program's end and why; None for a whole measurement."""
+    if marks.failed is not None:
+        kind, message = marks.failed
+        text = f"the program raised {kind}: {message}"
+        memory = kind.rpartition(".")[2] in _OOM or failures.names_memory(message)
+        return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[:2000]
+    if ended.exit_code < 0:
+        return failures.classify_exit(ended.exit_code, oom_kills=ended.oom_kills)
+    if ended.exit_code > 0:
+        if ended.oom_kills:
+            return FailureClass.OOM, "the kernel's out-of-memory killer ended a process of the program"
+        return FailureClass.USER_ERROR, f"the program ended with exit code {ended.exit_code}: {ended.last_line}"
+    if marks.wrong is not None:
+        return FailureClass.USER_ERROR, f"the program sent a message that is not of the module ablate: {marks.wrong}"
+    problem = _incomplete(config, marks, ended)
+    return None if problem is None else (FailureClass.USER_ERROR, problem)
+
+
+def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> str | None:
+    """Return what a program that ended well left out, None if nothing."""
+    total, loops = config.steps.total, marks.loops
+    if not loops and config.needs != "process":
+        return "the program marked no steps: use the module ablate (docs/own-code.md), or decide by process_s"
+    short = [rank for rank in loops if len(rank.ended) < total or rank.closed is None]
+    if short:
+        done = min(len(rank.ended) for rank in short)
+        return f"the program marked {done:,} of {total:,} steps, or left the trial without closing it"
+    if config.needs == "tokens" and not all(sum(r.tokens.get(i, 0) for r in loops) for i in range(total)):
+        return "the program reported no tokens for a step, but tokens_per_s decides"
+    wrong = next((r.seed for r in loops if r.seed is not None and r.seed != config.seed), None)
+    if wrong is not None:
+        return f"the program trained with seed {wrong}; the block has seed {config.seed}"
+    missing = sorted(name for name in config.metrics if name not in ended.reported)
+    if missing:
+        return f"the program did not report '{missing[0]}', which workload.metrics declares"
+    infinite = sorted(name for name, value in ended.reported.items() if not math.isfinite(value))
+    return f"the program reported {ended.reported[infinite[0]]} as '{infinite[0]}'" if infinite else None
+
+
+def _result(
+    config: ProgramConfig, marks: ProgramMarks, ended: _Ended, clocks: _Clocks, *, code: str | None
+) -> TrialResult:
+    """Return the measurements: the times of the slowest rank, the tokens of all."""
+    loops = marks.loops
+    whole = [rank for rank in loops if len(rank.ended) == config.steps.total and not math.isnan(rank.window_s)]
+    slowest = max(whole, key=lambda rank: rank.window_s, default=None)
+    steps: tuple[Step, ...] = ()
+    if slowest is not None:
+        steps = tuple(_step(config, loops, slowest, index, clocks) for index in range(config.steps.total))
+    first = loops[0] if loops else ProgramRank()
+    clocked = slowest is not None and math.isfinite(slowest.window_seen_s)
+    report = ProgramReport(
+        argv=tuple(argv_of(config, out=OUT)),
+        code=code,
+        interpreter=first.interpreter,
+        packages=first.packages,
+        seed=first.seed,
+        ranks=len(loops),
+        window_s=slowest.window_s if clocked and slowest else None,
+        window_seen_s=slowest.window_seen_s if clocked and slowest else None,
+        reported={name: value for name, value in ended.reported.items() if math.isfinite(value)},
+        kernels=tuple(marks.kernels),
+        exit_code=ended.exit_code,
+    )
+    closed = None if slowest is None else slowest.closed
+    return TrialResult.partial(
+        program=report,
+        program_steps=steps,
+        training_began_s=None if slowest is None else slowest.began,
+        training_s=0.0 if slowest is None or closed is None else closed - slowest.began,
+    )
+
+
+def _step(
+    config: ProgramConfig, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, clocks: _Clocks | None
+) -> Step:
+    """Return step `index`: its times from `clock`, its tokens and mean loss over `ranks`."""
+    first_timed = 1 + config.steps.warmup
+    before = clock.ended.get(index - 1, clock.began)
+    if index == first_timed:
+        before = max(before, clock.edges.get("window began", before))
+    shares = [(rank.tokens.get(index, 0), rank.losses[index]) for rank in ranks if index in rank.losses]
+    weights = [tokens or 1 for tokens, _loss in shares]
+    loss = sum(weight * one[1] for weight, one in zip(weights, shares, strict=True)) / sum(weights) if shares else None
+    return Step(
+        index=index,
+        phase="compile" if index == 0 else "warmup" if index < first_timed else "timed",
+        seconds=clock.ended[index] - before,
+        tokens=sum(rank.tokens.get(index, 0) for rank in ranks),
+        loss=loss,
+        began_s=before - clock.began,
+        ended_s=clock.ended[index] - clock.began,
+        clock_mhz=None if clocks is None else clocks.at(clock.ended[index]),
+    )
