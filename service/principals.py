@@ -14,6 +14,8 @@ class Scope(StrEnum):
     READ = "read"
     SUBMIT = "submit"
     """Submit, and change own ablations."""
+    CODE = "code"
+    """Submit specs with a command, which runs code of the submitter on a node."""
     OPERATE = "operate"
     """Change all ablations, import, and manage nodes and their keys."""
     ADMIN = "admin"

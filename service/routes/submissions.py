@@ -17,12 +17,12 @@ from experiments.ids import IDEMPOTENCY_KEY, new_id
 from experiments.records.calibration import Sizing
 from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
-from service.errors import IdempotencyInFlight
+from service.errors import Forbidden, IdempotencyInFlight
 from service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
 from service.http.responses import etag_of, secured
 from service.http.serializers import accepted_public, links_of, plan_public, silent_limit_s
-from service.principals import Principal
+from service.principals import Principal, Scope
 from service.queue.plan_cost import check_budget, expected_device_minutes, warnings_of
 from service.queue.waiting import EligibleNodes, eligible_nodes
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
@@ -160,6 +160,11 @@ def _body_digest(body: SpecBody) -> str:
 
 def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> StoredAnswer:
     spec = parse_spec(body.content, body.content_type)
+    if spec.workload.command is not None and not principal.scope.includes(Scope.CODE):
+        raise Forbidden(
+            f"a spec with a command runs code on a node: this needs a token with scope '{Scope.CODE}'; "
+            f"this one has '{principal.scope}'"
+        )
     if spec.design.blocks.auto:
         with services.store.read() as connection:
             earlier = find_answer(connection, key)

@@ -12,7 +12,7 @@ from service.schemas.public import Public
 MAX_GRACE_S = 365 * 86_400.0
 DAY_S = 86_400.0
 
-HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.OPERATE, Scope.ADMIN]
+HumanScope = Literal[Scope.READ, Scope.SUBMIT, Scope.CODE, Scope.OPERATE, Scope.ADMIN]
 """Scopes of people's tokens; a worker has the key of its node."""
 DeviceMinutes = Annotated[
     StrictFloat | None, Field(ge=0, allow_inf_nan=False, description="Device minutes in all; null for no limit.")

@@ -1,8 +1,5 @@
 """The leader among the background processes: one row with a holder and the end of its lease."""
 
-import errno
-import shutil
-
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
@@ -16,8 +13,6 @@ _LEASE = "background"
 """The row of the lease. Rows of duties are of earlier versions, which had a lease for each."""
 _MARK = "readiness"
 """The row that readiness checks write."""
-SPACE_BYTES = 2**20
-"""Free disk space that a database needs to work."""
 _IS_LEASE = leaders.c.duty == _LEASE
 _IS_MARK = leaders.c.duty == _MARK
 
@@ -60,26 +55,10 @@ def has_leader(connection: Connection, *, lease_s: float) -> bool:
 
 
 def write_mark(connection: Connection, mark: str) -> None:
-    """Store `mark` in the row of readiness checks, as a change that a full or read-only database rejects.
-
-    Raises OSError or a database error.
-    """
-    _use_new_space(connection)
+    """Store `mark` in the row of readiness checks, as a change that a full or read-only database rejects."""
     row = {"holder": mark, "until": 0.0}
     if not connection.execute(update(leaders).where(_IS_MARK).values(row)).rowcount:
         connection.execute(insert(leaders).values(row | {"duty": _MARK}))
-
-
-def _use_new_space(connection: Connection) -> None:
-    """Use a mebibyte for a moment: a full disk still accepts changes of pages that are there. Raises as write_mark."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET LOCAL work_mem = '64kB'")
-        connection.exec_driver_sql("SELECT count(*) FROM generate_series(1, 65536)")  # goes into a temporary file
-        return
-    file = connection.engine.url.database or ""
-    free = shutil.disk_usage(file).free
-    if free < SPACE_BYTES:
-        raise OSError(errno.ENOSPC, f"{free} bytes are free where {SPACE_BYTES} are needed", file)
 
 
 def read_mark(connection: Connection) -> str | None:

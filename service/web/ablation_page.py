@@ -242,6 +242,8 @@ def _gates_asked(connection: Connection, ablation_id: str, arms: list[dict[str, 
         recipe = parse_spec(body.content, body.content_type).workload.recipe
     except SpecError:
         return ()
+    if recipe is None:  # settings of a command have no history of their own
+        return ()
     names = sorted({gate for gates in changed_gates(arms).values() for gate in gates})
     return tuple(GateAsked(gate=gate, history=below(f"/history/{recipe}/{gate}")) for gate in names)
 

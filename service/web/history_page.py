@@ -11,6 +11,7 @@ from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
+from experiments.design.program import is_program
 from experiments.design.recipes import RECIPES
 from experiments.digest import canonical_json
 from experiments.reporting import wording
@@ -81,6 +82,8 @@ def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
 
 def _workload(config: dict[str, Any]) -> str:
     """Say what a step consists of: an answer holds only for rows of the same length."""
+    if is_program(config):
+        return " ".join(config["command"])
     rows, tokens = config["micro_batch"], config["data"]["seq_len"]
     return f"{wording.counted(rows, 'row')} of {tokens:,} tokens"
 

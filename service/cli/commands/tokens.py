@@ -30,6 +30,7 @@ class HumanScope(StrEnum):
 
     READ = "read"
     SUBMIT = "submit"
+    CODE = "code"
     OPERATE = "operate"
     ADMIN = "admin"
 

@@ -43,7 +43,7 @@ def _newest(connection: Connection, recipe: str, query: Select[Any], *, limit: i
 
 def _recipe_of(row: Row[Any]) -> str | None:
     try:
-        return parse_spec(row.spec_text.encode(), row.content_type).workload.recipe
+        return parse_spec(row.spec_text.encode(), row.content_type).workload.name
     except SpecError:  # a version with another vocabulary stored it
         return None
 

@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select
 
 from experiments.design.plan import Plan
+from experiments.design.program import is_program, lane_of
+from experiments.design.workload import COMMAND
 from kernels.backends import NODE_CLASSES
 from service.store.tables import blocks, db_now, has_passed, nodes
 
@@ -51,7 +53,9 @@ def may_run_again(moment: ColumnElement[float]) -> ColumnElement[bool]:
 
 def lanes_of(plan: Plan) -> str:
     """Return the lanes that a block of `plan` runs, as blocks store them."""
-    return ",".join(sorted({str(arm.gates["lane"]) for arm in plan.arms}))
+    return ",".join(
+        sorted({lane_of(arm.config) if is_program(arm.config) else str(arm.gates["lane"]) for arm in plan.arms})
+    )
 
 
 def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
@@ -71,7 +75,9 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
     free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
     if room is not None:
         free &= blocks.c.num_devices <= room
-    return free if node.lanes is None else free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
+    if node.lanes is None:
+        return free & ~blocks.c.lanes.startswith(COMMAND, autoescape=True)
+    return free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
 def _runnable(lanes: list[str]) -> list[str]:

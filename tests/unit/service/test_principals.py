@@ -8,8 +8,9 @@ from service.principals import Scope
     [
         (Scope.READ, {Scope.READ}),
         (Scope.SUBMIT, {Scope.READ, Scope.SUBMIT}),
-        (Scope.OPERATE, {Scope.READ, Scope.SUBMIT, Scope.OPERATE}),
-        (Scope.ADMIN, {Scope.READ, Scope.SUBMIT, Scope.OPERATE, Scope.ADMIN}),
+        (Scope.CODE, {Scope.READ, Scope.SUBMIT, Scope.CODE}),
+        (Scope.OPERATE, {Scope.READ, Scope.SUBMIT, Scope.CODE, Scope.OPERATE}),
+        (Scope.ADMIN, {Scope.READ, Scope.SUBMIT, Scope.CODE, Scope.OPERATE, Scope.ADMIN}),
         (Scope.WORKER, {Scope.WORKER}),
     ],
 )
