@@ -14,7 +14,7 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docker").glob("*.md")]
 )
-KINDS = ("another machine", "a download of packages", "an H200", "containers", "minutes", "root")
+KINDS = ("another machine", "a program of yours", "a download of packages", "an H200", "containers", "minutes", "root")
 """Why a command is not run here."""
 _MARK = re.compile(r"<!-- not run: ([^;>]+?)(?:; ([^>]+?))? -->")
 

@@ -31,7 +31,7 @@ def unknown_in(text: str) -> str | None:
             if command is None:
                 return None if found.invoke_without_command else word
             found = command
-        elif word in (">", "|", "&&"):
+        elif word in (">", "|", "&&", "--"):  # the words after it are not ours
             return None
         elif word.startswith("--") and found.name not in FREE and not takes(found, word.partition("=")[0]):
             return word

@@ -26,7 +26,6 @@ class Proxies:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._made: list[Proxy] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="proxies", daemon=True)
 
     def __enter__(self) -> "Proxies":
@@ -34,18 +33,9 @@ class Proxies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-        self.loop.close()
-
-    async def _end(self) -> None:
-        for proxy in self._made:
-            proxy.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
     def between(self, port: int) -> "Proxy":
         """Return a proxy in front of `port` of the loopback address."""
@@ -56,9 +46,15 @@ class Proxies:
         return self._listening(HttpProxy(self.loop, ports, history))
 
     def _listening(self, made: "_AnyProxy") -> "_AnyProxy":
-        self._made.append(made)
         asyncio.run_coroutine_threadsafe(made.listen(), self.loop).result(10)
         return made
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Proxy:
@@ -67,7 +63,6 @@ class Proxy:
     def __init__(self, loop: asyncio.AbstractEventLoop, targets: Sequence[int]) -> None:
         self.port = 0
         self._loop, self._targets = loop, deque(targets)
-        self._server: asyncio.Server | None = None
         self._open: set[Writer] = set()
         self._stranded: set[Writer] = set()
         self._flowing = asyncio.Event()
@@ -77,13 +72,8 @@ class Proxy:
 
     async def listen(self) -> None:
         """Start to accept connections."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        """Accept no more connections."""
-        if self._server is not None:
-            self._server.close()
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
 
     @contextmanager
     def slow(self, delay_s: float) -> Iterator[None]:

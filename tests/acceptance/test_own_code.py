@@ -1,0 +1,102 @@
+"""A training program of somebody else in a real stack: from the spec to verdict, page, receipts and MLflow."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.records.receipt_check import verify
+from experiments.runtime.processes import wait_until
+from tests.acceptance.test_stack import Home
+from tests.programs import write_program
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / "home")
+    made.environment |= {"ABLATE_CONTROL_EVERY": "0"}
+    yield made
+    made.run("down")
+
+
+def spec_for(code: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "ablation": "sleeper",
+        "question": "Is a step that sleeps longer slower?",
+        "workload": {
+            "command": ["python", "train.py", "--seed", "{seed}", "--step", "0.02"],
+            "code": str(code),
+            "steps": {"warmup": 1, "timed": 20},
+            "metrics": {"val_bpb": {"better": "lower"}},
+        },
+        "variants": {"slow": {"args": ["--step", "0.03"]}, "same": {"env": {"UNUSED": "1"}}},
+        "design": {"seeds": [1, 2], "blocks": {"count": 6}},
+        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
+        "verdict": {"primary": {"metric": "tokens_per_s", "margin": "5%", "adopt_if": "10%"}},
+        **changes,
+    }
+
+
+def answer(home: Home, *arguments: str) -> Any:
+    done = home.run(*arguments, "--json")
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(home: Home, tmp_path: Path) -> None:
+    code = write_program(tmp_path / "code")
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(spec_for(code)))
+    home.up()
+    ran = home.run("run", str(spec))
+    assert ran.returncode in range(5), ran.stdout + ran.stderr
+    verdict = answer(home, "verdict", "sleeper")
+    slow, same = (next(one for one in verdict["variants"] if one["arm"] == name) for name in ("slow", "same"))
+    assert slow["measured"] == "worse", slow
+    assert -45 < slow["primary"]["delta_pct"] < -20
+    assert slow["verdict"] == "inconclusive", "no A/A blocks admit this node"
+    assert same["measured"] != "worse"
+    assert slow["gates_live"] == "declared, not attested"
+    assert "declared, not attested" in " ".join(slow["notes"])
+    _receipts(home)
+    page = tmp_path / "page.html"
+    assert home.run("report", "sleeper", "-o", str(page)).returncode == 0
+    assert "Commands: declared, not attested" in page.read_text()
+    assert "val_bpb" in page.read_text()
+    assert wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["mlflow_url"] is not None, patience_s=120)
+    again = home.run("aa", "cpu", "--like", "sleeper", "--blocks", "6")
+    assert again.returncode in range(5), again.stdout + again.stderr
+    assert answer(home, "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
+
+
+def _receipts(home: Home) -> None:
+    receipts = json.loads(home.run("receipts", "get", "sleeper").stdout)
+    assert len(receipts) == 18
+    for receipt in receipts:
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert receipt["program"]["reported"] == {"val_bpb": 1.5}
+        assert receipt["program"]["seed"] == receipt["seed"]
+    damaged = {**receipts[0], "program": {**receipts[0]["program"], "window_seen_s": 9.0}}
+    assert verify({name: value for name, value in damaged.items() if name != "signature"}) != []
+
+
+def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(home: Home, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code"))))
+    home.environment |= {"ABLATE_ACCEPT_CODE": "false"}
+    home.up()
+    secret = answer(home, "tokens", "create", "ada", "--scope", "submit")["secret"]
+    home.environment["ABLATE_TOKEN"] = secret
+    refused = home.run("submit", str(spec))
+    assert refused.returncode == 5
+    assert "scope 'code'" in refused.stderr
+    del home.environment["ABLATE_TOKEN"]
+    home.environment["ABLATE_TOKEN"] = answer(home, "tokens", "create", "bob", "--scope", "code")["secret"]
+    accepted = home.run("submit", str(spec))
+    assert accepted.returncode == 0, accepted.stderr
+    assert "command" in accepted.stdout + accepted.stderr, "it waits for a node that takes commands"
+    assert not wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["state"] != "queued", patience_s=12)
