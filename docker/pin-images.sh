@@ -11,9 +11,13 @@ for entry in $(sed -n 's/.*${\([A-Z]*_IMAGE\):-\([^}]*\)}.*/\1=\2/p' compose.yam
     eval "image=\${$name:-${entry#*=}}"
     docker pull --quiet "$image" > /dev/null
     repository=$(printf '%s' "${image%@*}" | sed 's|:[^/:]*$||')
-    digest=$(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$image" \
-        | awk -F@ -v name="$repository" '$1 == name || $1 == "docker.io/library/" name || $1 == "docker.io/" name {print $2; exit}')
-    [ -n "$digest" ] || { echo "$image has no digest here; it must come from a registry" >&2; exit 1; }
+    digest=
+    # An engine may know several digests of an image, for example of its form before a push: the registry knows one.
+    for known in $(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$image" | awk -F@ -v name="$repository" \
+        '$1 == name || $1 == "docker.io/library/" name || $1 == "docker.io/" name {print $2}'); do
+        if docker pull --quiet "$repository@$known" > /dev/null 2>&1; then digest=$known; break; fi
+    done
+    [ -n "$digest" ] || { echo "$image has no digest that its registry knows" >&2; exit 1; }
     pins="$pins$name=$repository@$digest
 "
 done
