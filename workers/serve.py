@@ -112,6 +112,7 @@ def _work(
         signer=signer,
         corpus_roots=settings.corpus_roots,
         secrets=(settings.home_dir,),
+        code_roots=settings.code_roots,
         environments=settings.python_environments,
     )
     poll_s = min(settings.poll_s, registered.claim_poll_s)

@@ -72,6 +72,9 @@ class Settings(BaseSettings):
 
     accept_code: bool | None = None
     """Whether this node runs commands of specs. Default: only the worker of the embedded stack does."""
+    code_dirs: str = ""
+    """Folders that may contain the code of commands, separated by colons. Empty allows any folder to the worker of the
+    embedded stack, and none to others."""
     environments: str = ""
     """Python environments for commands: `name=folder` pairs, separated by commas."""
 
@@ -82,7 +85,7 @@ class Settings(BaseSettings):
             raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
         return value
 
-    @field_validator("corpus_dirs")
+    @field_validator("corpus_dirs", "code_dirs")
     @classmethod
     def _check_absolute(cls, value: str) -> str:
         relative = [part for part in value.split(":") if part and not Path(part).is_absolute()]
@@ -127,6 +130,12 @@ class Settings(BaseSettings):
     def corpus_roots(self) -> tuple[Path, ...]:
         """Folders that may contain a corpus."""
         return tuple(Path(part) for part in self.corpus_dirs.split(":") if part)
+
+    @property
+    def code_roots(self) -> tuple[Path, ...] | None:
+        """Folders that may contain the code of commands; None for any."""
+        roots = tuple(Path(part) for part in self.code_dirs.split(":") if part)
+        return None if not roots and stack_id() is not None else roots
 
     @property
     def python_environments(self) -> dict[str, Path]:

@@ -57,6 +57,8 @@ class NodeContext:
     """Folders that may contain a corpus; None for any, where the person who runs the plan also chose the corpus."""
     secrets: tuple[Path, ...]
     """Files and folders that stay closed to trials."""
+    code_roots: tuple[Path, ...] | None = None
+    """As `corpus_roots`, for the code of commands."""
     environments: Mapping[str, Path] = field(default_factory=dict)
     """Folders of Python environments by the names that specs use."""
 
@@ -223,6 +225,7 @@ class BlockRunner:
             topology=self._topology(trial),
             locks=self._context.node.devices.locks("trainer"),
             corpus_roots=self._context.corpus_roots,
+            code_roots=self._context.code_roots,
             cold_caches=block.cold_caches,
         )
         if self._node_class.compiles_only:  # reads no data
@@ -311,20 +314,17 @@ def _data_of(config: Mapping[str, Any]) -> str:
 
 def _prepared_folder(order: TrialOrder, ending: Ending) -> Path:
     """Return the folder that a preparation left. Raises BlockBroken with the reason why it left none."""
+    command = is_program(order.config)
+    failed = "the code could not be copied" if command else "the data could not be prepared"
     if ending.stopped is StopReason.OUTPUT_LIMIT:
-        raise BlockBroken(FailureClass.OUTPUT_LIMIT, "the data could not be prepared: its process used too much space")
+        raise BlockBroken(FailureClass.OUTPUT_LIMIT, f"{failed}: its process used too much space")
     if ending.stopped is not None:
-        raise BlockBroken(
-            FailureClass.TIMEOUT,
-            f"the data could not be prepared: it took longer than {PREPARATION_LIMIT_S:.0f} s; "
-            f"use a smaller corpus or max_corpus_mib",
-        )
+        advice = "" if command else "; use a smaller corpus or max_corpus_mib"
+        raise BlockBroken(FailureClass.TIMEOUT, f"{failed}: it took longer than {PREPARATION_LIMIT_S:.0f} s{advice}")
     result = read_result(order.paths.prepared)
     if result is None:
         why = f"the process ended with exit code {ending.exit_code} without a result"
-        raise BlockBroken(FailureClass.INFRA_NODE, f"the data could not be prepared: {why}")
+        raise BlockBroken(FailureClass.INFRA_NODE, f"{failed}: {why}")
     if result.data_folder is None:
-        raise BlockBroken(
-            result.failure_class or FailureClass.INFRA_NODE, f"the data could not be prepared: {result.message}"
-        )
+        raise BlockBroken(result.failure_class or FailureClass.INFRA_NODE, f"{failed}: {result.message}")
     return result.data_folder

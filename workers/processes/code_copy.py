@@ -7,7 +7,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.design.program import read_program
@@ -29,6 +29,7 @@ def copy_code(order: TrialOrder) -> TrialResult:
     Raises DataError for a folder or commit that does not exist, or is too large.
     """
     code = read_program(order.config).code
+    _check_allowed(Path(code["git"] if isinstance(code, Mapping) else str(code)), order.code_roots)
     root = order.data_dir / "code"
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as new:
@@ -45,6 +46,14 @@ def copy_code(order: TrialOrder) -> TrialResult:
             target.rename(final)
     _prune(root, keep=final)
     return TrialResult.partial(data_digest=digest, data_folder=final)
+
+
+def _check_allowed(source: Path, roots: Sequence[Path] | None) -> None:
+    """Raise DataError unless `source`, links resolved, is below a folder that this node's operator allows."""
+    if roots is None or any(source.resolve().is_relative_to(root.resolve()) for root in roots):
+        return
+    allowed = ", ".join(f"a folder below {root}" for root in roots) or "none on this node"
+    raise DataError(f"code {str(source)!r} is outside of the operator's folders; allowed: {allowed} (ABLATE_CODE_DIRS)")
 
 
 def _copy(source: Path, target: Path) -> None:

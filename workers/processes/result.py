@@ -66,6 +66,8 @@ class TrialOrder:
     """Pipe to the worker, for a trial that runs in slices and waits for its turn."""
     corpus_roots: tuple[Path, ...] | None = None
     """Folders of this node that may contain a corpus; None for any."""
+    code_roots: tuple[Path, ...] | None = None
+    """Folders of this node that may contain the code of commands; None for any."""
     isolation: Isolation | None = None
     """What the process may use; None on a node that isolates no trials."""
 

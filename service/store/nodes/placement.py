@@ -81,14 +81,20 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
 
 
 def _runnable(lanes: list[str]) -> list[str]:
-    """Return every combination of lanes that a node with these can run, as blocks store them."""
-    sizes = range(1, len(lanes) + 1)
-    return [ANY_LANE, *(",".join(chosen) for size in sizes for chosen in combinations(sorted(lanes), size))]
+    """Return every combination of lanes that a node with these can run, as blocks store them; a command has one."""
+    commands = [lane for lane in lanes if lane.startswith(COMMAND)]
+    scans = sorted(set(lanes) - set(commands))
+    together = (",".join(chosen) for size in range(1, len(scans) + 1) for chosen in combinations(scans, size))
+    return [ANY_LANE, *commands, *together]
 
 
 def lacks(node: Row[Any], needs: Needs) -> str | None:
     """Say what `node` lacks to run a block with these needs; None if it may run it."""
-    if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *json.loads(node.lanes)}:
+    lanes = [] if node.lanes is None else json.loads(node.lanes)
+    if needs.lanes.startswith(COMMAND) and needs.lanes not in lanes:
+        _command, _colon, environment = needs.lanes.partition(":")
+        return f"takes no commands in Python environment '{environment}'" if environment else "takes no commands"
+    if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *lanes}:
         return f"did not run the lanes {needs.lanes} in its check"
     if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
         plural = "" if node.num_devices == 1 else "s"

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,22 @@ def test_a_commit_is_read_from_a_repository_whatever_its_work_tree_says(tmp_path
     assert copied({"git": str(folder), "commit": commit[:8]}, tmp_path / "home") == expected
     with pytest.raises(DataError, match="cannot be read"):
         copied({"git": str(folder), "commit": "0123456"}, tmp_path / "home")
+
+
+def test_code_outside_of_the_operators_folders_is_refused_also_through_a_link(tmp_path: Path) -> None:
+    folder, other = write_program(tmp_path / "allowed/code"), write_program(tmp_path / "other")
+    tmp_path.joinpath("allowed/link").symlink_to(other)
+
+    def allowed(code: Path, roots: tuple[Path, ...]) -> None:
+        order = order_for(program_config(None, code=str(code)), tmp_path / "home")
+        copy_code(replace(order, code_roots=roots))
+
+    allowed(folder, (tmp_path / "allowed",))
+    for code in (other, tmp_path / "allowed/link", tmp_path / "allowed/../other"):
+        with pytest.raises(DataError, match="ABLATE_CODE_DIRS"):
+            allowed(code, (tmp_path / "allowed",))
+    with pytest.raises(DataError, match="none on this node"):
+        allowed(folder, ())
 
 
 def test_the_oldest_copies_go_and_a_used_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""Specs with a command at the service: who may submit them, and which nodes get their blocks."""
+
+from typing import Any
+
+import pytest
+
+from tests.api_stack import SIGNER, Api, api_fixture
+from tests.factories import spec_values
+
+api = api_fixture()
+
+
+def command(**changes: Any) -> dict[str, Any]:
+    workload = {"command": ["python", "train.py"], "code": "/srv/lab", "steps": {"timed": 4}, **changes}
+    return spec_values(workload=workload, baseline={}, variants={"fused": {"args": ["--fused"]}})
+
+
+def registered(api: Api, name: str, lanes: dict[str, str | None] | None) -> str:
+    body = {"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "sha256:c", "public_key": SIGNER.key}
+    answer = api.put_node(name, {**body, "lanes": lanes})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["node_id"])
+
+
+@pytest.mark.parametrize(("scope", "status"), [("read", 403), ("submit", 403), ("code", 202), ("operate", 202)])
+def test_a_command_needs_the_scope_code(api: Api, scope: str, status: int) -> None:
+    headers = {**api.token("ada", scope), "Idempotency-Key": f"key-{scope}"}
+    answer = api.client.post("/v1/ablations", json=command(), headers=headers)
+    assert answer.status_code == status, answer.text
+    if scope == "submit":
+        assert "scope 'code'" in answer.json()["detail"]
+        recipe = api.client.post("/v1/ablations", json=spec_values(), headers={**headers, "Idempotency-Key": "another"})
+        assert recipe.status_code == 202
+
+
+def test_a_command_goes_only_to_nodes_that_take_it_in_its_python_environment(api: Api) -> None:
+    plain = api.post_spec(command()).json()["id"]
+    lab = api.post_spec(command(environment="lab")).json()["id"]
+    for name, lanes in (
+        ("untried", None),
+        ("scans", {"reference": None}),
+        ("refuses", {"reference": None, "command": "this node takes no commands (ABLATE_ACCEPT_CODE)"}),
+    ):
+        assert api.claim(registered(api, name, lanes)) is None
+    waits = api.get(f"/v1/ablations/{plain}").json()["waiting_for"]
+    assert "'untried' takes no commands" in waits
+    assert "'refuses' takes no commands" in waits
+    first = api.claim(registered(api, "takes", {"reference": None, "command": None}))
+    assert first is not None
+    assert first["ablation_id"] == plain
+    assert first["trials"][0]["config"]["command"] == ["python", "train.py"]
+    waits = api.get(f"/v1/ablations/{lab}").json()["waiting_for"]
+    assert "'takes' takes no commands in Python environment 'lab'" in waits
+    second = api.claim(registered(api, "both", {"command": None, "command:lab": None, "command:more": None}))
+    assert second is not None
+    assert api.claim(registered(api, "only", {"command:lab": None}))["ablation_id"] == lab  # type: ignore[index]
+
+
+def test_a_node_without_commands_still_takes_recipes_beside_waiting_commands(api: Api) -> None:
+    api.post_spec(command())
+    recipe = api.submit()["id"]
+    block = api.claim(registered(api, "scans", {"reference": None}))
+    assert block is not None
+    assert block["ablation_id"] == recipe
