@@ -84,6 +84,27 @@ def _receipts(home: Home) -> None:
     assert verify({name: value for name, value in damaged.items() if name != "signature"}) != []
 
 
+def test_a_program_without_marks_is_judged_by_the_time_of_its_process(home: Home, tmp_path: Path) -> None:
+    source = "import sys, time; time.sleep(float(sys.argv[-1])); print('METRIC val_bpb=1.25')"
+    spec = spec_for(write_program(tmp_path / "code", source), ablation="whole")
+    spec["workload"] |= {"command": ["python", "train.py", "0.2"]}
+    spec["variants"] = {"slow": {"args": ["0.6"]}}
+    spec["verdict"] = {"primary": {"metric": "process_s", "margin": "5%", "adopt_if": "10%"}}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec))
+    home.up()
+    ran = home.run("run", str(path))
+    assert ran.returncode in range(5), ran.stdout + ran.stderr
+    (slow,) = answer(home, "verdict", "whole")["variants"]
+    assert slow["measured"] == "worse", slow
+    assert slow["primary"]["delta_pct"] > 50
+    assert "the time is that of the whole process, with its start" in slow["notes"]
+    for receipt in json.loads(home.run("receipts", "get", "whole").stdout):
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert (receipt["summary"], receipt["steps"]) == (None, [])
+    assert home.run("report", "whole", "-o", str(tmp_path / "page.html")).returncode == 0
+
+
 def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(home: Home, tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code"))))

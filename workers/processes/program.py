@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import resource
 import secrets
 import select
 import shutil
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -195,6 +197,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     receiver, address = _receiver()
     marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
     argv = argv_of(config, out=str(out))
+    load, clocks = _Load(), _Clocks(order.device_type)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
     with receiver, steps_file as steps, order.paths.log.open("ab") as log:
         try:
@@ -209,9 +212,9 @@ def run_program(order: TrialOrder) -> TrialResult:
             )
         except OSError as error:
             raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
-        load, clocks = _Load(), _Clocks(order.device_type)
         _collect(process, receiver, _Progress(config, steps, marks, load, clocks))
     process_s = time.monotonic() - began
+    load.process_ended()
     end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
     shutil.rmtree(folder, ignore_errors=True)
     order.paths.make_room(order.paths.result)
@@ -279,22 +282,32 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
 
 
 class _Load:
-    """Shares of the cores' time that others took during the window of the first rank."""
+    """Shares of the cores' time that others took: during the window of the first rank, or during a whole process."""
 
     def __init__(self) -> None:
-        self._measured: Any = None
+        from model.training.measurement import HostLoad
+
+        self._new = partial(HostLoad, _own_cpu_s)
+        self._measured = self._new()
+        self._in_window = False
         self.foreign: float | None = None
         self.stolen: float | None = None
 
     def window_began(self) -> None:
-        from model.training.measurement import HostLoad
-
-        self._measured = HostLoad(_own_cpu_s)
+        self._measured, self._in_window = self._new(), True
 
     def window_ended(self) -> None:
-        if self._measured is not None:
-            shares = self._measured.shares()
-            self.foreign, self.stolen = shares.foreign, shares.stolen
+        if self._in_window:
+            self._take()
+
+    def process_ended(self) -> None:
+        """Take the whole process unless it had a window."""
+        if not self._in_window:
+            self._take()
+
+    def _take(self) -> None:
+        shares = self._measured.shares()
+        self.foreign, self.stolen = shares.foreign, shares.stolen
 
 
 class _Clocks:
@@ -324,7 +337,8 @@ class _Clocks:
 
 def _own_cpu_s() -> float:
     """Return the processor seconds of this process, of its descendants, and of those that ended."""
-    spent = time.process_time()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = time.process_time() + ended.ru_utime + ended.ru_stime
     for pid in descendants_of([os.getpid()]):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -401,8 +415,6 @@ def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None
         return max(one[0] for one in peaks), max(one[1] for one in peaks)
     if not on_host:
         return None
-    import resource
-
     resident = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     return resident, resident
 

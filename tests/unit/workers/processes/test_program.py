@@ -36,6 +36,7 @@ def test_a_loop_gives_its_steps_tokens_losses_and_two_clocks(tmp_path: Path) -> 
     assert list(report_contradictions(report, config, timed_s)) == []
     assert result.process_s is not None
     assert result.training_s < result.process_s
+    assert result.foreign_load is not None
 
 
 def test_the_program_runs_in_a_copy_of_its_code_and_writes_nothing_into_the_original(tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_lines_with_metrics_count_for_a_program_without_marks(tmp_path: Path) ->
     assert result.failure_class is None, result.message
     assert result.program is not None
     assert (result.program.ranks, result.program.reported) == (0, {"val_bpb": 1.5})
+    assert result.foreign_load is not None, "the load of a whole process counts where there is no window"
 
 
 def test_two_ranks_add_up_their_tokens_and_the_slowest_sets_the_time(tmp_path: Path) -> None:
