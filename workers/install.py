@@ -138,6 +138,9 @@ def _environment(installation: Installation) -> str:
         "ABLATE_BROKER_URL": settings.broker_url,
         "ABLATE_HOME": str(settings.home_dir),
         "ABLATE_CORPUS_DIRS": settings.corpus_dirs,
+        "ABLATE_ACCEPT_CODE": "true" if settings.accept_code else "",
+        "ABLATE_CODE_DIRS": settings.code_dirs,
+        "ABLATE_ENVIRONMENTS": settings.environments,
         "ABLATE_DRAIN_S": f"{settings.drain_s:g}",
         VISIBLE_GPUS: installation.gpu,
     }

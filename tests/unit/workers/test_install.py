@@ -58,6 +58,19 @@ def test_install_writes_a_unit_and_an_environment_and_says_so(tmp_path: Path, ke
     assert KEY not in said
 
 
+def test_install_of_a_node_that_takes_commands_names_their_folders(tmp_path: Path, key: Path) -> None:
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    words = ["--accept-code", "--code-dirs", "/srv/lab", "--environments", f"lab={tmp_path}/venv"]
+    code, said = _install(tmp_path / "root", key, *words)
+    assert code == 0, said
+    lines = (tmp_path / "root/etc/ablate/worker.env").read_text().splitlines()
+    assert {"ABLATE_ACCEPT_CODE=true", "ABLATE_CODE_DIRS=/srv/lab", f"ABLATE_ENVIRONMENTS=lab={tmp_path}/venv"} < set(
+        lines
+    )
+
+
 def test_install_again_is_allowed_and_another_one_asks(tmp_path: Path, key: Path) -> None:
     root = tmp_path / "root"
     assert _install(root, key)[0] == _install(root, key)[0] == 0
@@ -102,6 +115,9 @@ def test_install_dry_run_writes_nothing_and_shows_no_secret(
     [
         (["--node-class", "h300"], "node class 'h300' is unknown; allowed: cpu, h200"),
         (["--corpus-dirs", "data"], "ABLATE_CORPUS_DIRS: names 'data'; allowed: absolute folders"),
+        (["--code-dirs", "data"], "ABLATE_CODE_DIRS: names 'data'; allowed: absolute folders"),
+        (["--environments", "lab"], "ABLATE_ENVIRONMENTS: has 'lab'; allowed: name=folder"),
+        (["--environments", "lab=/nowhere"], "ABLATE_ENVIRONMENTS: names '/nowhere', which has no bin/python"),
         (["--name", 'a"b'], "ABLATE_NODE_NAME: 'a\"b' is not a node's name"),
         (["--url", "https://x\nABLATE_HOME=/etc"], "ABLATE_URL: contains a space or a control character"),
         (["--gpu", "0,1"], "--gpu is '0,1'; allowed: index or UUID of one GPU"),
