@@ -328,6 +328,7 @@ def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api)
             assert state == ("queued" if used_up_by(broken, index) is None else "failed")
             index += state == "failed"
             ready(api)
+            assert api.client.post("/v1/nodes/node-a:resume", headers=api.admin, json={}).is_success  # it broke a lot
         with api.store.read() as connection:
             told = broken_attempts(connection, made["id"])
         assert [(one.number, one.failure_class, one.arm) for one in told] == [

@@ -26,7 +26,8 @@ def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> Non
         registration = next(body for path, body, _at in service.calls if path == "/v1/nodes/tester")
         assert registration["node_class"] == "cpu"
         assert registration["versions"]["torch"]
-        assert registration["lanes"] == {"reference": None}
+        refused = "this node takes no commands (ABLATE_ACCEPT_CODE)"
+        assert registration["lanes"] == {"reference": None, "command": refused}
         assert (registration["device_state"], registration["device_reason"]) == ("ok", None)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
