@@ -212,7 +212,9 @@ def _sockets_of(runner: TrialRunner) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "folder", "socket"])
-def test_the_worker_follows_no_link_and_waits_for_no_pipe_that_a_trial_left(home: Path, kind: str) -> None:
+def test_the_worker_follows_no_link_and_waits_for_no_pipe_that_a_trial_left(
+    home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = WorkPaths(home=home).trial("att_1", "trl_traps")
     secret = home / "keys/node"
     for path in (paths.log, paths.steps, paths.result, paths.receipt):
@@ -224,7 +226,7 @@ def test_the_worker_follows_no_link_and_waits_for_no_pipe_that_a_trial_left(home
             path.mkdir()
         else:
             with socket.socket(socket.AF_UNIX) as trap:
-                os.chdir(path.parent)
+                monkeypatch.chdir(path.parent)  # a socket's path is short
                 trap.bind(path.name)
     answers: list[Any] = []
 
