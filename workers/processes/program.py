@@ -45,6 +45,8 @@ _METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
 _OOM = ("OutOfMemoryError", "MemoryError")
+_MOST_REPORTED, _MOST_KERNELS = 256, 2_000
+"""Most results and most rows of kernels of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
     {"began", "window began", "window ended", "steps", "losses", "tokens", "reported", "kernels", "failed", "ended"}
 )
@@ -155,10 +157,14 @@ class ProgramMarks:
 
     def _reported(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         self.reported.update((str(name)[:63], float(value)) for name, value in values["values"].items())
+        if len(self.reported) > _MOST_REPORTED:
+            raise ValueError(f"more than {_MOST_REPORTED} results")
 
     def _kernels(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         if rank is self.ranks.get(0):
-            self.kernels += [(str(name), _count(count), float(spent)) for name, count, spent in values["rows"]]
+            self.kernels += [(str(name)[:300], _count(count), float(spent)) for name, count, spent in values["rows"]]
+        if len(self.kernels) > _MOST_KERNELS:
+            raise ValueError(f"more than {_MOST_KERNELS:,} kernels")
 
     def _failed(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         self.failed = self.failed or (str(values["type"]), str(values["message"]))
@@ -438,7 +444,7 @@ def _last_line(end: bytes) -> str:
 def _metric_lines(end: bytes) -> dict[str, float]:
     """Return the numbers of lines such as `METRIC val_bpb=1.23` at the end of a log; of one name, the last."""
     values: dict[str, float] = {}
-    for name, value in _METRIC_LINE.findall(end):
+    for name, value in _METRIC_LINE.findall(end)[-_MOST_REPORTED:]:
         try:
             values[name.decode()] = float(value)
         except ValueError:

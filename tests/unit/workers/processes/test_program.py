@@ -97,6 +97,7 @@ def test_placeholders_and_variables_reach_the_program_and_our_own_paths_do_not(
         (LOOP.replace("tokens=100", "tokens=2**70"), FailureClass.USER_ERROR, "count is"),
         (LOOP.replace("step.report", "break\n        step.report"), FailureClass.USER_ERROR, "0 of 5 steps"),
         (LOOP + "\n    list(trial.steps())", FailureClass.USER_ERROR, "called twice"),
+        (LOOP.replace("val_bpb=1.5", "**{f'm{i}': 1.0 for i in range(300)}"), FailureClass.USER_ERROR, "256 results"),
         (LOOP.replace("seed=seed", "seed=8"), FailureClass.USER_ERROR, "trained with seed 8; the block has seed 7"),
         (LOOP.replace("1.5", "float('inf')"), FailureClass.USER_ERROR, "inf as 'val_bpb'"),
         ("import os; os.execvp('nothing-of-this-name', ['x'])", FailureClass.USER_ERROR, "exit code 1"),
