@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from kernels.backends import GENERATED_LANES
 from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
+from model.measurements import Phase
 
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "chunked"]
@@ -245,6 +246,10 @@ class StepsConfig:
     def total(self) -> int:
         """Number of optimiser steps: step 0, warm-up, timed."""
         return 1 + self.warmup + self.timed
+
+    def phase_of(self, index: int) -> Phase:
+        """Return the phase of a step."""
+        return "compile" if index == 0 else "warmup" if index <= self.warmup else "timed"
 
     @property
     def slices(self) -> tuple[range, ...]:

@@ -51,10 +51,10 @@ class Locked:
 
 def name_of(requirement: str) -> str:
     """Return the normalised name at the start of a requirement."""
-    found = _NAME.match(requirement.strip())
-    if found is None:
+    name = _NAME.match(requirement.strip())
+    if name is None:
         raise SystemExit(f"{requirement!r} does not begin with the name of a package")
-    return re.sub(r"[-_.]+", "-", found.group()).lower()
+    return re.sub(r"[-_.]+", "-", name.group()).lower()
 
 
 def read_lock(path: Path) -> dict[str, Locked]:

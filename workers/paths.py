@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
         os.close(handle)
         raise FileNotFoundError(errno.ENOENT, "no regular file", str(path))
     return os.fdopen(handle, "ab" if flags & os.O_APPEND else "rb")
+
+
+def is_allowed(path: Path, roots: Sequence[Path] | None) -> bool:
+    """Return whether `path`, links and `..` resolved, is below one of `roots`; None allows any path."""
+    return roots is None or any(path.resolve().is_relative_to(root.resolve()) for root in roots)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ class TrialPaths:
         return self.folder / "tmp"
 
     def make_room(self, path: Path) -> None:
-        """Remove whatever the trial has left at `path`, and where the worker is going to write its parts."""
+        """Remove files that the trial has left at `path`, and where the worker is going to write its parts."""
         for left in (path, path.with_name(f"{path.name}.part")):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)

@@ -129,12 +129,12 @@ class Settings(BaseSettings):
     @property
     def corpus_roots(self) -> tuple[Path, ...]:
         """Folders that may contain a corpus."""
-        return tuple(Path(part) for part in self.corpus_dirs.split(":") if part)
+        return _folders(self.corpus_dirs)
 
     @property
     def code_roots(self) -> tuple[Path, ...] | None:
         """Folders that may contain the code of commands; None for any."""
-        roots = tuple(Path(part) for part in self.code_dirs.split(":") if part)
+        roots = _folders(self.code_dirs)
         return None if not roots and stack_id() is not None else roots
 
     @property
@@ -160,6 +160,10 @@ class Settings(BaseSettings):
         if token is not None:
             check_token(token, str(self.token_file))
         return token
+
+
+def _folders(text: str) -> tuple[Path, ...]:
+    return tuple(Path(part) for part in text.split(":") if part)
 
 
 def check_token(token: str, where: str) -> None:

@@ -153,10 +153,9 @@ def _excluded_by_guards(pairs: Sequence[Pair], whole: WholeBlocks) -> Exclusion 
         if problem is not None:
             return Exclusion(word=VerdictWord.INVALID, reason=f"{block_name(pair.block_index)}: {problem}")
     own, others = [pair.variant for pair in pairs], [pair.baseline for pair in pairs]
-    changed = program_problem(others) or program_problem(own)
-    problem = (
-        between_blocks_problem([*others, *own]) or changed or (clock_problem(own, others) if whole.plan.timed else None)
-    )
+    problem = between_blocks_problem([*others, *own]) or program_problem(others) or program_problem(own)
+    if problem is None and whole.plan.timed:
+        problem = clock_problem(own, others)
     return None if problem is None else Exclusion(word=VerdictWord.INVALID, reason=problem)
 
 

@@ -36,7 +36,7 @@ def replace_fields(config: Config, changes: Mapping[str, Any]) -> Config:
     return replace(config, **own)  # type: ignore[type-var]  # every part of TrainConfig is a dataclass
 
 
-def read_steps(config: Mapping[str, Any]) -> StepsConfig:
+def steps_of(config: Mapping[str, Any]) -> StepsConfig:
     """Return the steps in the JSON of a recipe's or a command's configuration, also of earlier code."""
     return StepsConfig(**config["steps"])
 

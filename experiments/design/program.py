@@ -5,7 +5,7 @@ obeyed them. They are stored like gates, so that pages and MLflow show them in t
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -56,6 +56,11 @@ _CONFIG = TypeAdapter(ProgramConfig)
 _NEEDS: Mapping[str, Literal["process", "tokens"]] = {PROCESS_METRIC: "process", "tokens_per_s": "tokens"}
 
 
+def marked_steps(*, warmup: int, timed: int) -> StepsConfig:
+    """Return the steps of a command, which has no passes, slices and validation rows of ours."""
+    return StepsConfig(warmup=warmup, warmup_s=0.0, timed=timed, slice=0, val_rows=0)
+
+
 def is_program(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration as JSON belongs to a command, and not to a recipe."""
     return COMMAND in config
@@ -99,7 +104,7 @@ def lane_of(config: Mapping[str, Any]) -> str:
 def program_arms(spec: AblationSpec) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield name, declared settings and configuration without the seed of every arm, the baseline first."""
     workload, base = spec.workload, spec.baseline
-    steps = StepsConfig(warmup=workload.steps.warmup, warmup_s=0.0, timed=workload.steps.timed, slice=0, val_rows=0)
+    steps = marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed)
     first = ProgramConfig(
         command=workload.command or (),
         args=base.args,
@@ -131,15 +136,11 @@ def _changed(spec: AblationSpec, first: ProgramConfig, own: VariantSpec) -> Prog
     if own.code is not None:
         code, repository = _plain(own.code), first.code if isinstance(first.code, Mapping) else {}
         changes["code"] = {**repository, **code} if isinstance(code, dict) else code
-    return ProgramConfig(**{**_fields(first), **changes})
+    return replace(first, **changes)
 
 
 def _plain(code: str | SpecPart | None) -> str | dict[str, str] | None:
     return code.model_dump() if isinstance(code, SpecPart) else code
-
-
-def _fields(config: ProgramConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in asdict(config)}
 
 
 def _shown_code(code: str | Mapping[str, str] | None) -> str:

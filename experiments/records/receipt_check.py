@@ -221,7 +221,7 @@ def _readings(gate: Gate, requested: Mapping[str, Any], receipt: Receipt, patter
 
 def phases(steps: StepsConfig) -> list[str]:
     """Return the phases of the steps of a whole trial, in order."""
-    return ["compile"] + ["warmup"] * steps.warmup + ["timed"] * steps.timed
+    return [steps.phase_of(index) for index in range(steps.total)]
 
 
 def _step_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:

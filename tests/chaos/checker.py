@@ -361,7 +361,7 @@ def never_two_trainers_of_one_block(books: Books) -> Iterator[str]:
 
 
 def nobody_pays_for_more_time_than_passed(books: Books) -> Iterator[str]:
-    """No ablation is charged for more time than its nodes had, whatever the clocks said."""
+    """No ablation is charged for more time than its nodes had, also after a step of a clock."""
     most = books.lasted_s * max(1, len(books.tables["nodes"]))
     for row in books.tables["ablations"]:
         if not 0.0 <= row["device_s"] <= most:

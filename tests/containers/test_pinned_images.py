@@ -1,4 +1,4 @@
-"""docker/pin-images.sh against a registry on this machine: images by digest, whatever their tags name later."""
+"""docker/pin-images.sh against a registry on this machine: images by digest, also when their tags name others later."""
 
 import os
 import shutil

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.analysis.guards import block_problems, order_problems
-from experiments.design.config_fields import read_config, read_steps
+from experiments.design.config_fields import read_config, steps_of
 from experiments.design.program import ProgramConfig, is_program, read_program
 from experiments.digest import canonical_json
 from experiments.documents import write_whole
@@ -91,7 +91,7 @@ class BlockRunner:
 
         """
         self._prepared = {}
-        if read_steps(block.trials[0].config).slice:
+        if steps_of(block.trials[0].config).slice:
             receipts = self._in_slices(block, lease, output)
         else:
             receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
@@ -170,7 +170,7 @@ class BlockRunner:
             for trial in block.trials
         ]
         try:
-            sliced.run(trials, slices=len(read_steps(block.trials[0].config).slices))
+            sliced.run(trials, slices=len(steps_of(block.trials[0].config).slices))
         finally:
             self._prove_release(block.block_id)
         return tuple(receipts[trial.trial_id] for trial in block.trials)
@@ -212,7 +212,7 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        output.add(trial.trial_id, paths, steps_total=read_steps(trial.config).total)
+        output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total)
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
-from experiments.design import config_fields
-from experiments.design.config_fields import read_config
+from experiments.design.config_fields import read_config, steps_of
 from experiments.design.program import is_program
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
@@ -199,7 +198,7 @@ class TrialRecord:
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
     """Return the number of finished steps in words, for example "5 of 14 steps"."""
-    return f"{len(read_steps(paths.steps)):,} of {config_fields.read_steps(trial.config).total:,} steps"
+    return f"{len(read_steps(paths.steps)):,} of {steps_of(trial.config).total:,} steps"
 
 
 def _judge(

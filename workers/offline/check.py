@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.design.program import CLOCK_S, ProgramConfig, program_json
+from experiments.design.program import CLOCK_S, ProgramConfig, marked_steps, program_json
 from experiments.outcomes import ExitCode
 from experiments.records.program_report import clocks_differ
-from model.config import StepsConfig
 from workers.devices.inventory import find_devices
 from workers.errors import WorkerError
 from workers.paths import WorkPaths
@@ -60,7 +59,7 @@ def check(
         command=tuple(command),
         code=str(code.resolve()),
         profile=True,
-        steps=StepsConfig(warmup=1, warmup_s=0.0, timed=steps, slice=0, val_rows=0),
+        steps=marked_steps(warmup=1, timed=steps),
     )
     try:
         with tempfile.TemporaryDirectory(prefix="ablate-check-") as folder:

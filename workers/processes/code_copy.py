@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiments.design.program import read_program
 from model.errors import DataError
+from workers.paths import is_allowed
 from workers.processes.result import TrialOrder, TrialResult
 
 MOST_FILES = 20_000
@@ -50,9 +51,9 @@ def copy_code(order: TrialOrder) -> TrialResult:
 
 def _check_allowed(source: Path, roots: Sequence[Path] | None) -> None:
     """Raise DataError unless `source`, links resolved, is below a folder that this node's operator allows."""
-    if roots is None or any(source.resolve().is_relative_to(root.resolve()) for root in roots):
+    if is_allowed(source, roots):
         return
-    allowed = ", ".join(f"a folder below {root}" for root in roots) or "none on this node"
+    allowed = ", ".join(f"a folder below {root}" for root in roots or ()) or "none on this node"
     raise DataError(f"code {str(source)!r} is outside of the operator's folders; allowed: {allowed} (ABLATE_CODE_DIRS)")
 
 
@@ -64,13 +65,16 @@ def _copy(source: Path, target: Path) -> None:
     for path in _paths(source):
         files, size = files + 1, size + path.lstat().st_size
         if files > MOST_FILES or size > MOST_BYTES:
-            limit = f"{MOST_FILES:,} files and {MOST_BYTES // 2**20} MiB"
-            raise DataError(f"code {str(source)!r} has more than {limit}; keep data and outputs outside of it")
+            raise DataError(f"code {str(source)!r} has more than {_limit()}; keep data and outputs outside of it")
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         _check_link(path, source)
         shutil.copy2(path, place, follow_symlinks=False)
     target.mkdir(exist_ok=True)
+
+
+def _limit() -> str:
+    return f"{MOST_FILES:,} files and {MOST_BYTES // 2**20} MiB"
 
 
 def _paths(folder: Path) -> Iterator[Path]:
@@ -111,8 +115,7 @@ def _export(repository: str, commit: str, target: Path, archive: Path) -> None:
     with tarfile.open(archive) as files:
         members = files.getmembers()
         if len(members) > MOST_FILES or sum(member.size for member in members) > MOST_BYTES:
-            limit = f"{MOST_FILES:,} files and {MOST_BYTES // 2**20} MiB"
-            raise DataError(f"commit {commit} has more than {limit}")
+            raise DataError(f"commit {commit} has more than {_limit()}")
         try:
             files.extractall(target, filter="data")
         except tarfile.FilterError as error:

@@ -542,16 +542,15 @@ def _step(
     config: ProgramConfig, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, clocks: _Clocks | None
 ) -> Step:
     """Return step `index`: its times from `clock`, its tokens and mean loss over `ranks`."""
-    first_timed = 1 + config.steps.warmup
     before = clock.ended.get(index - 1, clock.began)
-    if index == first_timed:
+    if index == 1 + config.steps.warmup:
         before = max(before, clock.edges.get("window began", before))
     shares = [(rank.tokens.get(index, 0), rank.losses[index]) for rank in ranks if index in rank.losses]
     weights = [tokens or 1 for tokens, _loss in shares]
     loss = sum(weight * one[1] for weight, one in zip(weights, shares, strict=True)) / sum(weights) if shares else None
     return Step(
         index=index,
-        phase="compile" if index == 0 else "warmup" if index < first_timed else "timed",
+        phase=config.steps.phase_of(index),
         seconds=clock.ended[index] - before,
         tokens=sum(rank.tokens.get(index, 0) for rank in ranks),
         loss=loss,

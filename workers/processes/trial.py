@@ -30,6 +30,7 @@ from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
 from workers.errors import DeviceMissing, OutputTooLarge
 from workers.lease import boot_time_s
+from workers.paths import is_allowed
 from workers.processes.code_copy import copy_code
 from workers.processes.compile_trial import compile_step
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
@@ -55,12 +56,9 @@ def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
 
     Files below it need no check of their own, because a corpus leaves links out (model/data/corpus.py).
     """
-    if roots is None or corpus == TORCH_HEADERS:
+    if corpus == TORCH_HEADERS or is_allowed(Path(corpus), roots):
         return
-    folder = Path(corpus).resolve()
-    if any(folder.is_relative_to(root.resolve()) for root in roots):
-        return
-    allowed = "".join(f", or a folder below {root}" for root in roots)
+    allowed = "".join(f", or a folder below {root}" for root in roots or ())
     raise DataError(
         f"corpus {corpus!r} is outside of the folders that this node's operator allows; allowed: '{TORCH_HEADERS}'"
         f"{allowed} (ABLATE_CORPUS_DIRS)"
@@ -140,7 +138,7 @@ def _detach(order: TrialOrder) -> None:
 
 def _offer_to_oom_killer() -> None:
     """Let the kernel end this trial rather than the worker or the service when memory runs out."""
-    with suppress(OSError):  # a system without the file ends whatever uses most
+    with suppress(OSError):  # a system without the file ends the process that uses most
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
