@@ -10,12 +10,13 @@ import numpy as np
 
 from experiments.design.arms import Arm
 from experiments.design.config_fields import read_config
+from experiments.design.gate_readings import read_gates
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
-from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, read_gates, seal, summarise
+from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, seal, summarise
 from kernels.backends import NODE_CLASSES
 from kernels.scan_switches import ScanFact
 from model.counts import step_flops

@@ -16,10 +16,9 @@ from experiments.analysis.guards import (
 from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gate import Claim
-from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.plan import BlockPlan, Plan
-from experiments.design.program import is_program
+from experiments.design.trainable import trainable
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
@@ -183,12 +182,8 @@ def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], 
 
 
 def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
-    """Return the weakest claim among the gates in which `arm` differs from `baseline`; a command claims nothing."""
-    if is_program(baseline.config):
-        return Claim.CHANGES_MODEL
-    claims = {GATES[name].claim for name, value in arm.gates.items() if value != baseline.gates.get(name)}
-    order = (Claim.CHANGES_MODEL, Claim.RE_ASSOCIATES)
-    return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)
+    """Return the weakest claim among the settings in which `arm` differs from `baseline`."""
+    return trainable(baseline.config).claim(arm.gates, baseline.gates)
 
 
 def _excluded_by_outcome(pairs: Sequence[Pair]) -> Exclusion | None:

@@ -31,9 +31,10 @@ from experiments.block_numbers import block_list, block_name
 from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of, level_shares
-from experiments.design.program import DECLARED, is_program
+from experiments.design.program import DECLARED
 from experiments.design.rule import other_model, other_work, rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Blocks
+from experiments.design.trainable import trainable
 from experiments.documents import seal
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord, Circumstances
@@ -286,7 +287,7 @@ def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:
     """Return how many gates were live in the trials that finished; a stopped trial had not shown all of them."""
-    if any(is_program(receipt.config) for receipt in receipts):
+    if not all(trainable(receipt.config).attested for receipt in receipts):
         return DECLARED
     whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
     live = [(name, reading.live) for receipt in whole for name, reading in receipt.gates.items()]

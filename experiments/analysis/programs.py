@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.block_numbers import block_name
 from experiments.design.metrics import PROCESS_METRIC
-from experiments.design.program import DECLARED, is_program
+from experiments.design.program import DECLARED
+from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt
 
@@ -49,7 +50,7 @@ def other_tokens(evidence: Evidence) -> str | None:
     """Say how the tokens of a command's steps differ between a variant and the baseline; None if they do not."""
     for pair in evidence.pairs:
         own, other = ([step.tokens for step in receipt.steps] for receipt in (pair.variant, pair.baseline))
-        if is_program(pair.baseline.config) and own != other:
+        if trainable(pair.baseline.config).work is None and own != other:
             return f"{block_name(pair.block_index)}: the steps have {sum(own):,} tokens, the baseline's {sum(other):,}"
     return None
 
@@ -87,9 +88,10 @@ def kernel_changes(variant: Mapping[str, KernelUse], baseline: Mapping[str, Kern
 
 def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     """Yield sentences about a variant that is a command."""
-    if not evidence.pairs or not is_program(evidence.pairs[0].baseline.config):
+    if not evidence.pairs or not (workload := trainable(evidence.pairs[0].baseline.config)).own_process:
         return
-    yield f"its arguments, variables and code are {DECLARED}"
+    if not workload.attested:
+        yield f"its arguments, variables and code are {DECLARED}"
     if metric == PROCESS_METRIC:
         yield "the time is that of the whole process, with its start"
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):

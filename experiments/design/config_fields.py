@@ -52,13 +52,13 @@ def read_config(config: Mapping[str, Any], *, may_be_older: bool = False) -> Tra
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
-    differing = sorted(_difference(_CONFIG.dump_python(typed, mode="json"), config, may_be_older=may_be_older))
+    differing = sorted(differing_fields(_CONFIG.dump_python(typed, mode="json"), config, may_be_older=may_be_older))
     if differing:
         raise ConfigError(differing[0], "is missing, unknown to this code, or changed its value when read")
     return typed
 
 
-def _difference(read: Any, config: Any, where: str = "", *, may_be_older: bool) -> set[str]:
+def differing_fields(read: Any, config: Any, where: str = "", *, may_be_older: bool) -> set[str]:
     """Return the dotted paths at which two JSON values differ."""
     if not (isinstance(read, Mapping) and isinstance(config, Mapping)):
         return set() if read == config else {where or "config"}
@@ -66,7 +66,7 @@ def _difference(read: Any, config: Any, where: str = "", *, may_be_older: bool) 
     for key in {*read, *config}:
         path = f"{where}.{key}" if where else str(key)
         if key in read and key in config:
-            paths |= _difference(read[key], config[key], path, may_be_older=may_be_older)
+            paths |= differing_fields(read[key], config[key], path, may_be_older=may_be_older)
         elif key in config or not may_be_older:
             paths.add(path)
     return paths

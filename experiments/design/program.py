@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from experiments.design.config_fields import differing_fields
 from experiments.design.metrics import PROCESS_METRIC
 from experiments.design.problems import pointer
 from experiments.design.spec import AblationSpec
 from experiments.design.workload import COMMAND, Commit, RepositoryCommit, SpecPart, VariantSpec
-from experiments.digest import canonical_json
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE
 from kernels.backends import NODE_CLASSES
@@ -67,14 +67,19 @@ def is_program(config: Mapping[str, Any]) -> bool:
 
 
 def read_program(config: Mapping[str, Any]) -> ProgramConfig:
-    """Return the typed configuration of its JSON. Raises ConfigError for other fields or illegal values."""
+    """Return the typed configuration of its JSON.
+
+    The JSON may lack fields that were added later: their defaults are the earlier behaviour. Raises ConfigError when a
+    value is illegal, or for a field that this code does not know.
+    """
     try:
         typed = _CONFIG.validate_python(dict(config))
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(".".join(str(part) for part in first["loc"]) or "config", first["msg"]) from error
-    if canonical_json(_CONFIG.dump_python(typed, mode="json")) != canonical_json(config):
-        raise ConfigError("config", "has fields that are unknown to this code, or changed their values when read")
+    differing = sorted(differing_fields(_CONFIG.dump_python(typed, mode="json"), config, may_be_older=True))
+    if differing:
+        raise ConfigError(differing[0], "is unknown to this code, or changed its value when read")
     return typed
 
 

@@ -5,17 +5,15 @@ that does half the work of a step needs less memory and less time for it, which 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from experiments.design.config_fields import read_config
 from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
-from experiments.design.program import is_program
 from experiments.design.spec import AblationSpec
+from experiments.design.trainable import trainable
 from experiments.digest import digest
-from model.counts import step_flops
 from model.measurements import Metric
 
 MAX_SLOWED_SHARE = 0.01
@@ -156,28 +154,15 @@ def _guard_limits(max_foreign_load: float) -> dict[str, float | int]:
     }
 
 
-class _Work(NamedTuple):
-    """Work of one training step."""
-
-    tokens: int
-    flops: int
-    """Model FLOPs, forward and backward."""
-
-
-def _work_of(config: Mapping[str, Any]) -> _Work:
-    typed = read_config({"seed": 0, **config}, may_be_older=True)
-    return _Work(tokens=typed.tokens_per_step, flops=step_flops(typed))
-
-
 def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
     """Say how the work of two arms' configurations differs.
 
-    Returns None when it is equal in everything that `metric` counts (`Metric.alike`), and for commands, whose receipts
-    have their work (`experiments.analysis.programs.other_tokens`).
+    Returns None when it is equal in everything that `metric` counts (`Metric.alike`), and where only the receipts have
+    the work (`experiments.analysis.programs.other_tokens`).
     """
-    if is_program(base):
+    mine, theirs = trainable(own).work, trainable(base).work
+    if mine is None or theirs is None:
         return None
-    mine, theirs = _work_of(own), _work_of(base)
     if metric.alike == "step" and mine.tokens != theirs.tokens:
         return f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}"
     if metric.alike != "nothing" and mine.flops * theirs.tokens != theirs.flops * mine.tokens:

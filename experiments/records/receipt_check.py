@@ -14,7 +14,7 @@ verifies every receipt below `docs/receipts`.
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +23,11 @@ from pydantic import ValidationError
 from experiments.design.arms import arm_digest
 from experiments.design.config_fields import read_config
 from experiments.design.gate import Gate
+from experiments.design.gate_readings import GateReading, declared_readings, read_gate
 from experiments.design.gates import GATES, NOT_CUDA, NOT_XLA
 from experiments.design.problems import shown
-from experiments.design.program import DECLARED, is_program, read_program
+from experiments.design.program import DECLARED, read_program
+from experiments.design.trainable import BuiltInModel, Program, trainable
 from experiments.digest import digest
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
@@ -33,15 +35,7 @@ from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
 from experiments.records.program_report import report_contradictions
 from experiments.records.receipt_clocks import clock_problems, start_problems
-from experiments.records.receipts import (
-    SCHEMA_VERSION,
-    GateReading,
-    Receipt,
-    declared_readings,
-    outlier_cutoff,
-    read_gate,
-    summarise,
-)
+from experiments.records.receipts import SCHEMA_VERSION, Receipt, outlier_cutoff, summarise
 from experiments.records.signing import Signature, block_statement, signature_problem
 from experiments.records.trial_guards import trial_problems, window_s
 from kernels.backends import NODE_CLASSES
@@ -100,8 +94,11 @@ def verify(receipt: Mapping[str, Any]) -> list[str]:
 
 def contradictions(receipt: Receipt) -> list[str]:
     """Return sentences about contradictions of a receipt to itself or to a guard."""
-    if is_program(receipt.config):
-        return _program_contradictions(receipt)
+    return _CONTRADICTIONS[type(trainable(receipt.config))](receipt)
+
+
+def _model_contradictions(receipt: Receipt) -> list[str]:
+    """Return contradictions of the receipt of the built-in model."""
     try:
         config = read_config(receipt.config, may_be_older=True)
     except ConfigError as error:
@@ -135,6 +132,12 @@ def _program_contradictions(receipt: Receipt) -> list[str]:
     if receipt.steps:
         problems += [*steps, *(clock_problems(receipt, config.steps) if receipt.outcome is Outcome.MEASURED else ())]
     return [*problems, *trial_problems(receipt)]
+
+
+_CONTRADICTIONS: Mapping[type, Callable[[Receipt], list[str]]] = {
+    BuiltInModel: _model_contradictions,
+    Program: _program_contradictions,
+}
 
 
 def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:

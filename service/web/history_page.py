@@ -11,8 +11,8 @@ from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
-from experiments.design.program import is_program
 from experiments.design.recipes import RECIPES
+from experiments.design.trainable import trainable
 from experiments.digest import canonical_json
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
@@ -70,7 +70,7 @@ def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
 def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row for each variant that changes the gate."""
     arms = json.loads(judged.plan)["arms"]
-    workload, when = _workload(arms[0]["config"]), wording.moment(rfc3339(judged.created_at))
+    workload, when = trainable(arms[0]["config"]).describe(), wording.moment(rfc3339(judged.created_at))
     lines = {line.arm: line for line in read_answer(judged.verdict).variants}
     for arm, gates in changed_gates(arms).items():
         if gate in gates:
@@ -78,14 +78,6 @@ def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
             answer = Cell(text=f"{word.text}: {lines[arm].headline}", sign=word.sign, tone=word.tone)
             name = Cell(text=judged.name, link=below(f"/a/{judged.id}"))
             yield row(_value(gate, gates), answer, lines[arm].decision, workload, name, arm, judged.node_class, when)
-
-
-def _workload(config: dict[str, Any]) -> str:
-    """Say what a step consists of: an answer holds only for rows of the same length."""
-    if is_program(config):
-        return " ".join(config["command"])
-    rows, tokens = config["micro_batch"], config["data"]["seq_len"]
-    return f"{wording.counted(rows, 'row')} of {tokens:,} tokens"
 
 
 def _value(gate: str, gates: dict[str, tuple[Any, Any]]) -> Cell:

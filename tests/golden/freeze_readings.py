@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import SCHEMA_VERSION, read_gates
+from experiments.records.receipts import SCHEMA_VERSION
 from kernels.scan_switches import ScanFact
 from model.facts import ModelFact
 

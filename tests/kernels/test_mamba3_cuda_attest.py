@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.records.receipts import read_gates
+from experiments.design.gate_readings import read_gates
 from kernels.errors import KernelError
 from kernels.mamba3_mimo.cuda.host import attest, cuda_source
 from kernels.scan_switches import ScanSwitches

@@ -13,8 +13,8 @@ import torch
 
 pytest.importorskip("tilelang")
 
+from experiments.design.gate_readings import GateReading, read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import GateReading, read_gates
 from kernels import facts
 from kernels.backends import Lane
 from kernels.mamba3_mimo import mamba3_mimo

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import read_gates
 from kernels import facts, xla_attention, xla_device, xla_partition
 from kernels.backends import Lane
 from kernels.mamba3_mimo.xla import scan

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import read_gates
 from kernels import xla_device
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.errors import KernelUnsupported
@@ -25,7 +25,7 @@ from model.training.traced_step import trace_step
 from model.training.train import train
 from tests.corpora import small_config
 from workers.devices.xla_compilation import ask_compiler
-from workers.processes.trial import _xla_device
+from workers.processes.built_in import _xla_device
 
 
 def config_of(asked: dict[str, Any], home: Path, devices: int) -> TrainConfig:

@@ -13,9 +13,9 @@ from torch import Tensor
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
 from experiments.design.config_fields import read_config
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
 from experiments.errors import SpecError
-from experiments.records.receipts import read_gates
 from kernels import facts, xla_device
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported

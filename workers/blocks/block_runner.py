@@ -8,16 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from experiments.analysis.guards import block_problems, order_problems
-from experiments.design.config_fields import read_config, steps_of
-from experiments.design.program import ProgramConfig, is_program, read_program
-from experiments.digest import canonical_json
+from experiments.design.config_fields import steps_of
+from experiments.design.trainable import Trainable, trainable
 from experiments.documents import write_whole
 from experiments.outcomes import BASELINE, FailureClass
 from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock, ClaimedTrial
-from experiments.records.receipts import Receipt, read_gates
+from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
 from workers.blocks.receipt import TrialRecord, dead_gate, how_far
@@ -132,9 +130,7 @@ class BlockRunner:
         if result.failure_class is not None:
             sentence = f"the baseline does not train, so there is nothing to compare with: {result.message}"
             return sentence if trial.role == BASELINE else None
-        if is_program(config):
-            return None
-        dead = dead_gate(read_gates(trial.gates, result.facts, pattern=config["model"]["pattern"]))
+        dead = dead_gate(trainable(config).readings(trial.gates, result.facts))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
@@ -211,7 +207,7 @@ class BlockRunner:
 
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
-        paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
+        paths, workload = self._context.paths.trial(block.attempt_id, trial.trial_id), trainable(trial.config)
         output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total)
         order = TrialOrder(
             trial_id=trial.trial_id,
@@ -222,7 +218,7 @@ class BlockRunner:
             caches=chosen_caches(),
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
-            topology=self._topology(trial),
+            topology=workload.topology(self._node_class),
             locks=self._context.node.devices.locks("trainer"),
             corpus_roots=self._context.corpus_roots,
             code_roots=self._context.code_roots,
@@ -230,25 +226,17 @@ class BlockRunner:
         )
         if self._node_class.compiles_only:  # reads no data
             return order
-        if is_program(trial.config):
-            program = read_program(trial.config)
-            order = replace(order, program_prefix=self._prefix_of(program))
-            return order if program.code is None else replace(order, dataset=self._prepare(order, lease))
-        return replace(order, dataset=self._prepare(order, lease))
+        order = replace(order, program_prefix=self._prefix_of(workload))
+        return order if workload.prepared is None else replace(order, dataset=self._prepare(order, workload, lease))
 
-    def _topology(self, trial: ClaimedTrial) -> str | None:
-        if is_program(trial.config):
+    def _prefix_of(self, workload: Trainable) -> Path | None:
+        """Return the folder of its Python environment. Raises BlockBroken if this node has none of its name."""
+        if workload.environment is None:
             return None
-        return self._node_class.topologies.get(read_config(trial.config).mesh.devices)
-
-    def _prefix_of(self, program: ProgramConfig) -> Path | None:
-        """Return the folder of a command's Python environment. Raises BlockBroken if this node has none of its name."""
-        if program.environment is None:
-            return None
-        prefix = self._context.environments.get(program.environment)
+        prefix = self._context.environments.get(workload.environment)
         if prefix is None:
             names = ", ".join(sorted(self._context.environments)) or "none"
-            detail = f"this node has no Python environment '{program.environment}'; it has: {names}"
+            detail = f"this node has no Python environment '{workload.environment}'; it has: {names}"
             raise BlockBroken(FailureClass.INFRA_NODE, detail)
         return prefix
 
@@ -256,15 +244,15 @@ class BlockRunner:
     def _node_class(self) -> NodeClass:
         return self._context.node.node_class
 
-    def _prepare(self, order: TrialOrder, lease: Lease) -> Path:
-        """Return the folder of the dataset, which a process of its own makes from the corpus as it is now.
+    def _prepare(self, order: TrialOrder, workload: Trainable, lease: Lease) -> Path:
+        """Return the folder of the dataset or code, which a process of its own makes from the files as they are now.
 
         No arm answers for a failure here. Raises BlockBroken without an arm.
         """
-        key = _data_of(order.config)
+        key = str(workload.prepared)
         if key not in self._prepared:
             ending = self._run(replace(order, prepare_only=True), lease, timeout_s=PREPARATION_LIMIT_S)
-            self._prepared[key] = _prepared_folder(order, ending)
+            self._prepared[key] = _prepared_folder(order, workload, ending)
         return self._prepared[key]
 
     def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
@@ -304,23 +292,14 @@ _HOW_IT_ENDED = {None: "ended without a result", StopReason.OUTPUT_LIMIT: "used 
 """Of a rehearsal; any other reason is its time limit."""
 
 
-def _data_of(config: Mapping[str, Any]) -> str:
-    """Return a text that is equal for configurations with the same dataset, or the same code of a command."""
-    if is_program(config):
-        return canonical_json(config["code"])
-    typed = read_config(config)
-    return f"{typed.data!r} {typed.model.vocab_size}"
-
-
-def _prepared_folder(order: TrialOrder, ending: Ending) -> Path:
+def _prepared_folder(order: TrialOrder, workload: Trainable, ending: Ending) -> Path:
     """Return the folder that a preparation left. Raises BlockBroken with the reason why it left none."""
-    command = is_program(order.config)
-    failed = "the code could not be copied" if command else "the data could not be prepared"
+    failed = workload.preparation
     if ending.stopped is StopReason.OUTPUT_LIMIT:
         raise BlockBroken(FailureClass.OUTPUT_LIMIT, f"{failed}: its process used too much space")
     if ending.stopped is not None:
-        advice = "" if command else "; use a smaller corpus or max_corpus_mib"
-        raise BlockBroken(FailureClass.TIMEOUT, f"{failed}: it took longer than {PREPARATION_LIMIT_S:.0f} s{advice}")
+        took = f"it took longer than {PREPARATION_LIMIT_S:.0f} s{workload.advice}"
+        raise BlockBroken(FailureClass.TIMEOUT, f"{failed}: {took}")
     result = read_result(order.paths.prepared)
     if result is None:
         why = f"the process ended with exit code {ending.exit_code} without a result"

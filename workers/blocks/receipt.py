@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
-from experiments.design.config_fields import read_config, steps_of
-from experiments.design.program import is_program
+from experiments.design.config_fields import steps_of
+from experiments.design.gate_readings import GateReading
+from experiments.design.trainable import trainable
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial
@@ -17,12 +18,9 @@ from experiments.records.receipts import (
     DeviceEvents,
     Environment,
     ForeignProcess,
-    GateReading,
     Memory,
     Receipt,
-    declared_readings,
     is_finite,
-    read_gates,
     seal,
     summarise,
 )
@@ -80,8 +78,9 @@ class TrialRecord:
 
     def _measured(self) -> Receipt:
         result = self._result()
-        steps = result.program_steps if is_program(self.trial.config) else read_steps(self.paths.steps)
-        gates = self._gates(result)
+        workload = trainable(self.trial.config)
+        steps = result.program_steps if workload.own_process else read_steps(self.paths.steps)
+        gates = workload.readings(self.trial.gates, result.facts)
         failure, message = _judge(result, steps, gates)
         steps = _finite(steps)
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
@@ -102,11 +101,6 @@ class TrialRecord:
                 "wall_s": self.ending.wall_s,
             }
         )
-
-    def _gates(self, result: TrialResult) -> dict[str, GateReading]:
-        if is_program(self.trial.config):
-            return declared_readings(self.trial.gates)
-        return read_gates(self.trial.gates, result.facts, pattern=self.trial.config["model"]["pattern"])
 
     def _result(self) -> TrialResult:
         """Return the trial's result. Raises BlockBroken for a failure that is no result of the arm yet."""
@@ -161,7 +155,7 @@ class TrialRecord:
             git_commit=self.node.code.git_commit,
             git_dirty_digest=self.node.code.git_dirty_digest,
             versions=self.node.versions,
-            cpu_threads=int(self.trial.config.get("threads") or self.node.cores),
+            cpu_threads=trainable(self.trial.config).threads or self.node.cores,
             peak_flops=self._peak_flops(),
             load_average_before=self.load_average,
             foreign_load=result.foreign_load,
@@ -189,11 +183,7 @@ class TrialRecord:
         )
 
     def _peak_flops(self) -> float | None:
-        """Return the peak of the device; None for a command, whose FLOPs nobody counts."""
-        if is_program(self.trial.config):
-            return None
-        config = read_config(self.trial.config)
-        return self.node.node_class.peak(config.dtype, config.mesh.devices)
+        return trainable(self.trial.config).peak_flops(self.node.node_class)
 
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:

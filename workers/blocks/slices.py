@@ -20,9 +20,9 @@ from experiments.runtime.processes import send
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.errors import BlockBroken, DeviceBusy
 from workers.lease import Lease
+from workers.processes.built_in import PIPE_BYTE
 from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending, RunningTrial, TrialRunner
-from workers.processes.trial import PIPE_BYTE
 
 _READ_BYTES = 65_536
 """A trainer that writes more than one byte waits once."""

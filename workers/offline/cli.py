@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list
-from experiments.design.config_fields import read_config
-from experiments.design.program import is_program, read_program
+from experiments.design.trainable import trainable
 from experiments.digest import code_digest
 from experiments.errors import ExperimentError, SigningUnavailable
 from experiments.ids import node_name_problem, own_node_name
@@ -248,7 +247,7 @@ def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
         return
     for arm in plan.arms:
         try:
-            (read_program if is_program(arm.config) else read_config)({**arm.config, "seed": 0})
+            trainable(arm.config).check()
         except ConfigError as error:
             yield f"arm '{arm.name}': {error}"
 

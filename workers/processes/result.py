@@ -10,14 +10,12 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, ValidationError
 
-from experiments.design.config_fields import read_config
-from experiments.design.program import is_program, read_program
+from experiments.design.trainable import trainable
 from experiments.digest import SOURCE_ROOT
 from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import ProgramReport
-from model.data.corpus import TORCH_HEADERS
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
 from workers.isolation import Isolation, python_folders, system_folders
 from workers.paths import TrialPaths, open_plain
@@ -84,28 +82,26 @@ class TrialOrder:
         if self.dataset is not None:
             readable.append(self.dataset)
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
-        for cache in [] if is_program(self.config) else caches:  # a command could leave code in them for other trials
+        own_process = trainable(self.config).own_process
+        for cache in [] if own_process else caches:  # a command could leave code in them for other trials
             cache.mkdir(parents=True, exist_ok=True)
             writable.append(cache)
         isolation = Isolation(
             readable=tuple(readable),
             writable=tuple(writable),
             hidden=hidden,
-            sockets=self.device_type == "xla" or is_program(self.config),  # XLA's runtime talks to itself over them
-            programs=is_program(self.config),
+            sockets=self.device_type == "xla" or own_process,  # XLA's runtime talks to itself over them
+            programs=own_process,
             temporary=self.paths.temporary,
         )
         return replace(self, isolation=isolation)
 
     def _sources(self) -> Iterator[Path]:
         """Yield the files besides the system's that this process reads."""
-        if not is_program(self.config):
-            corpus = read_config(self.config).data.corpus if self.prepare_only else TORCH_HEADERS
-            yield from [] if corpus == TORCH_HEADERS else [Path(corpus)]
-        elif self.prepare_only:
-            code = read_program(self.config).code
-            yield from [] if code is None else [Path(code if isinstance(code, str) else code["git"])]
-        else:
+        workload = trainable(self.config)
+        if self.prepare_only:
+            yield from workload.sources
+        elif workload.own_process:
             yield MODULE_FOLDER
             yield from self.corpus_roots or ()
             yield from [] if self.program_prefix is None else python_folders(self.program_prefix)

@@ -4,65 +4,34 @@ This module imports torch only inside functions, because the worker itself impor
 """
 
 import errno
-import json
 import multiprocessing
 import os
 import resource
-import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import NamedTuple
 
-from experiments.design.config_fields import read_config
-from experiments.design.program import is_program
+from experiments.design.trainable import trainable
 from experiments.documents import write_whole
 from experiments.runtime.processes import adopt_orphans, die_with_parent
-from kernels.errors import KernelUnsupported
-from model.data.corpus import TORCH_HEADERS
-from model.errors import DataError, DatasetDamaged
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
-from workers.environment_variables import keep_kernels, mark_process, peer_site, start_cold, use_environment
-from workers.errors import DeviceMissing, OutputTooLarge
+from workers.environment_variables import mark_process, use_environment
+from workers.errors import OutputTooLarge
 from workers.lease import boot_time_s
-from workers.paths import is_allowed
+from workers.processes import built_in
 from workers.processes.code_copy import copy_code
-from workers.processes.compile_trial import compile_step
 from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
 from workers.processes.program import run_program
 from workers.processes.result import TrialOrder, TrialResult
-
-if TYPE_CHECKING:
-    import torch
-
-    from model.measurements import Step
 
 _MESSAGE_LIMIT = 2000  # characters
 
 MAX_FILE_BYTES = 2 * 2**30
 """Largest file that a trial may write, its log included."""
-
-PIPE_BYTE = b"."
-"""Every message between a worker and a trainer that runs in slices. It has no length, on whose rest a reader waits."""
-
-
-def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
-    """Raise DataError unless `corpus`, links and `..` resolved, is below one of `roots`; None allows any folder.
-
-    Files below it need no check of their own, because a corpus leaves links out (model/data/corpus.py).
-    """
-    if corpus == TORCH_HEADERS or is_allowed(Path(corpus), roots):
-        return
-    allowed = "".join(f", or a folder below {root}" for root in roots or ())
-    raise DataError(
-        f"corpus {corpus!r} is outside of the folders that this node's operator allows; allowed: '{TORCH_HEADERS}'"
-        f"{allowed} (ABLATE_CORPUS_DIRS)"
-    )
 
 
 def main(order: TrialOrder) -> None:
@@ -155,96 +124,19 @@ def _die_with_the_worker() -> None:
 
 
 def _work(order: TrialOrder) -> TrialResult:
-    if is_program(order.config):
-        return copy_code(order) if order.prepare_only else run_program(order)
-    if order.prepare_only:
-        return _prepare(order)
-    return _train(order) if order.topology is None else compile_step(order, order.topology)
+    task = _TASKS[trainable(order.config).own_process]
+    return task.prepare(order) if order.prepare_only else task.run(order)
 
 
-def _prepare(order: TrialOrder) -> TrialResult:
-    from model.data.dataset import prepare
+class _Task(NamedTuple):
+    """Work of a trial's process for one kind of workload."""
 
-    config = read_config(order.config)
-    check_corpus(config.data.corpus, order.corpus_roots)
-    dataset = prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_log_preparation)
-    return TrialResult.partial(data_digest=dataset.digest, data_folder=dataset.folder)
+    prepare: Callable[[TrialOrder], TrialResult]
+    run: Callable[[TrialOrder], TrialResult]
 
 
-def _train(order: TrialOrder) -> TrialResult:
-    from model.data.dataset import open_prepared
-    from model.layers import mamba3
-    from model.training import train
-
-    config = read_config(order.config)
-    if order.dataset is None:
-        raise DatasetDamaged("no dataset was prepared for this trial")
-    dataset = open_prepared(order.dataset)
-    if order.cold_caches:
-        start_cold(order.paths.caches)
-    elif order.kernels is not None:
-        keep_kernels(order.kernels, order.caches)
-    mamba3.use_lane(config.model.scan.lane, peer_site())
-    device = find_device(order.device_type, config.mesh.devices)
-    wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)
-    with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
-        result = train.train(
-            config, dataset=dataset, on_step=partial(_write_step, steps), device=device, yield_to_others=wait
-        )
-    if order.cold_caches:
-        shutil.rmtree(order.paths.caches, ignore_errors=True)
-    return TrialResult(
-        data_digest=dataset.digest,
-        data_folder=dataset.folder,
-        **result.model_dump(exclude={"steps"}),
-    )
-
-
-def find_device(device_type: str, devices: int = 1) -> "torch.device":
-    """Return the device to train on. Raises DeviceMissing if torch cannot use it: no other device replaces it."""
-    import torch
-
-    if device_type == "xla":
-        return _xla_device(devices)
-    if device_type != "cpu" and not torch.get_device_module(device_type).is_available():
-        raise DeviceMissing(
-            f"this node trains on devices of type '{device_type}', but torch {torch.__version__} finds none"
-        )
-    return torch.device(device_type)
-
-
-def _xla_device(devices: int) -> "torch.device":
-    from kernels import xla_device
-
-    try:
-        if devices > 1:
-            xla_device.use_mesh(devices)
-        return xla_device.device()
-    except (KernelUnsupported, RuntimeError) as error:  # RuntimeError: the runtime finds no chip
-        raise DeviceMissing(f"this node trains on XLA, but no device is usable: {error}") from error
-
-
-def yield_to_others(worker: Connection) -> None:
-    """Report that this trainer waits, and block until the worker lets it go on; exit when the worker is gone."""
-    try:
-        os.write(worker.fileno(), PIPE_BYTE)
-        go_on = os.read(worker.fileno(), 1)
-    except OSError:
-        go_on = b""
-    if not go_on:
-        os._exit(TOO_LATE)
-
-
-def _write_step(file: TextIO, step: "Step") -> None:
-    """Append a step to its file and to the log. The worker judges a non-finite number."""
-    file.write(json.dumps(step.model_dump()) + "\n")
-    rate = step.tokens / step.seconds if step.seconds else 0.0
-    _log(f"step {step.index:4d} {step.phase:<8} loss {step.loss:.4f}  {step.seconds:.3f} s  {rate:,.0f} tokens/s")
-
-
-def _log_preparation(line: str) -> None:
-    _log(f"preparation of the data: {line}")
-
-
-def _log(line: str) -> None:
-    sys.stdout.write(line + "\n")
+_TASKS = {
+    False: _Task(prepare=built_in.prepare_data, run=built_in.run_model),
+    True: _Task(prepare=copy_code, run=run_program),
+}
+"""By whether the workload is a program of its own."""

@@ -11,12 +11,11 @@ import scipy
 
 from experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
 from experiments.design.aa_spec import REPEAT, SENTINEL
-from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.plan import Plan
-from experiments.design.program import is_program
 from experiments.design.rule import COMPILE_TIME, PROCESS_TIME, window_estimator
 from experiments.design.spec import AblationSpec
+from experiments.design.trainable import trainable
 from experiments.digest import digest
 from experiments.documents import seal, seal_problem
 from experiments.outcomes import BASELINE, Outcome
@@ -60,10 +59,8 @@ def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:
 
 
 def shape_digest(config: Mapping[str, Any]) -> str:
-    """Return the digest of a TrainConfig without its gates, seed and steps, or of the command that all arms share."""
-    if is_program(config):
-        return digest({name: config[name] for name in ("command", "environment", "devices")})
-    return digest(_without_gates({name: value for name, value in config.items() if name not in {"seed", "steps"}}))
+    """Return the digest of what all arms share: of a recipe, its configuration without gates, seed and steps."""
+    return digest(trainable(config).shape())
 
 
 def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
@@ -81,19 +78,6 @@ def _measured_by(spec: AblationSpec) -> str:
 def metric_of(key: CalibrationKey) -> str:
     """Return the metric whose noise A/A blocks of `key` measure."""
     return _BY_ESTIMATOR.get(key.estimator_digest, METRIC)
-
-
-_ALSO_SHAPE = {"micro_batch"}
-"""Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
-_GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
-
-
-def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    return {
-        name: _without_gates(value, f"{where}{name}.") if isinstance(value, dict) else value  # plain JSON
-        for name, value in config.items()
-        if f"{where}{name}" not in _GATE_PATHS
-    }
 
 
 def aa_blocks_of(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES
-from experiments.design.program import is_program
+from experiments.design.trainable import trainable
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Decision
 from experiments.records.receipts import Receipt
@@ -112,8 +112,7 @@ def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
 
 def datasets(receipts: Iterable[Receipt]) -> tuple[RunDataset, ...]:
     """Return the distinct data sets of the trials of `receipts`."""
-    trained = [receipt for receipt in receipts if not is_program(receipt.config)]
-    corpora = {r.digests.data: PurePath(r.config["data"]["corpus"]).name for r in trained}
+    corpora = {r.digests.data: PurePath(c).name for r in receipts if (c := trainable(r.config).corpus) is not None}
     return tuple(RunDataset(name, data) for data, name in sorted(corpora.items()))
 
 

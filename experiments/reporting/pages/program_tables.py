@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Sequence
 
 from experiments.analysis.programs import KernelUse, kernel_changes, kernels_of
-from experiments.design.program import DECLARED, is_program
+from experiments.design.program import DECLARED
+from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.program_report import ProgramReport
 from experiments.records.receipts import Receipt
@@ -18,7 +19,7 @@ MOST_KERNELS = 25
 
 def program_tables(view: AblationView) -> tuple[Table, ...]:
     """Return the tables of an ablation of commands; none for the built-in model."""
-    if not is_program(view.plan.baseline.config):
+    if not trainable(view.plan.baseline.config).own_process:
         return ()
     by_arm = {arm.name: _measured(view, arm.name) for arm in view.plan.arms}
     kernels = [

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.analysis.verdicts import ArmSummary
-from experiments.design.program import is_program
+from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.reporting import wording
 from experiments.reporting.pictures import drawing
@@ -62,7 +62,7 @@ def memory(view: AblationView) -> drawing.Picture | None:
         not_drawn=len(view.arms) - len(peaks),
         limit_gib=min(limits) / 2**30 if limits else None,
         on_cpu=on_host,
-        only_resident=on_host and is_program(view.plan.baseline.config),
+        only_resident=on_host and trainable(view.plan.baseline.config).own_process,
     )
     styles = drawing.arm_styles(list(view.arms))
     return drawing.draw("memory", "Peak memory", _caption(bars), lambda figure: _paint(figure, bars, styles))

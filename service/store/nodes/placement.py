@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select
 
 from experiments.design.plan import Plan
-from experiments.design.program import is_program, lane_of
+from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND
 from kernels.backends import NODE_CLASSES
 from service.store.tables import blocks, db_now, has_passed, nodes
@@ -53,9 +53,7 @@ def may_run_again(moment: ColumnElement[float]) -> ColumnElement[bool]:
 
 def lanes_of(plan: Plan) -> str:
     """Return the lanes that a block of `plan` runs, as blocks store them."""
-    return ",".join(
-        sorted({lane_of(arm.config) if is_program(arm.config) else str(arm.gates["lane"]) for arm in plan.arms})
-    )
+    return ",".join(sorted({trainable(arm.config).lane(arm.gates) for arm in plan.arms}))
 
 
 def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:

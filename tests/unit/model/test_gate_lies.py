@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import read_gates
 from kernels import facts
 from kernels import mamba3_mimo as operation
 from kernels.backends import Lane

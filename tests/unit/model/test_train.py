@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from experiments.design.gate import Gate, GateValue, show
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import read_gates
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig

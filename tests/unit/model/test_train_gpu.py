@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tilelang")
 
+from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
-from experiments.records.receipts import read_gates
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from kernels.scan_switches import ScanFact, ScanSwitches

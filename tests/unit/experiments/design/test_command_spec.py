@@ -174,3 +174,13 @@ def test_json_of_a_configuration_is_read_back_and_a_strange_field_is_refused() -
     assert (lane_of(values_of), lane_of({**values_of, "environment": None})) == ("command:lab", "command")
     with pytest.raises(Exception, match="unknown to this code"):
         read_program({**values_of, "more": 1})
+
+
+def test_json_of_earlier_code_lacks_later_fields_and_is_still_read() -> None:
+    """A receipt that was written before a field existed verifies for ever."""
+    written = program_json(ProgramConfig(command=("a",), seed=3))
+    for name in [name for name in written if name not in {"command", "seed"}]:
+        earlier = {field: value for field, value in written.items() if field != name}
+        assert read_program(earlier) == ProgramConfig(command=("a",), seed=3)
+    with pytest.raises(Exception, match="devices"):
+        read_program({**written, "devices": "1"})

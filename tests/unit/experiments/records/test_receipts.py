@@ -9,12 +9,13 @@ import pytest
 from pydantic import BaseModel
 from scipy import stats
 
+from experiments.design.gate_readings import read_gates
 from experiments.design.metrics import METRICS
 from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.receipt_check import verify
-from experiments.records.receipts import Receipt, read_gates, read_metric, summarise
+from experiments.records.receipts import Receipt, read_metric, summarise
 from experiments.reporting.pages.evidence_tables import KERNEL_NUMBERS
 from kernels.scan_switches import ScanFact
 from model.facts import ModelFact

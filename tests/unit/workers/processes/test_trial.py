@@ -16,10 +16,10 @@ from tests.integration.worker_service import config_json, corpus
 from workers.environment_variables import chosen_caches, keep_kernels
 from workers.errors import DeviceMissing
 from workers.paths import WorkPaths
-from workers.processes import trial
+from workers.processes import built_in, trial
+from workers.processes.built_in import check_corpus
 from workers.processes.failures import classify
 from workers.processes.result import TrialOrder, read_result
-from workers.processes.trial import check_corpus
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialOrder:
         data_dir=tmp_path / "data",
         device_type="cpu",
     )
-    return replace(order, dataset=trial._prepare(order).data_folder)
+    return replace(order, dataset=built_in.prepare_data(order).data_folder)
 
 
 def test_a_trial_builds_no_dataset(order: TrialOrder) -> None:
     for dataset in (None, order.data_dir / "rows-gone"):
         with pytest.raises(DatasetDamaged) as caught:
-            trial._train(replace(order, dataset=dataset))
+            built_in._train(replace(order, dataset=dataset))
         assert classify(caught.value) is FailureClass.INFRA_NODE
 
 
@@ -46,7 +46,7 @@ def test_a_trial_of_a_cpu_node_trains_on_the_cpu_even_where_a_gpu_is(
     order: TrialOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert trial._train(order).facts[ModelFact.DEVICE] == "cpu"
+    assert built_in._train(order).facts[ModelFact.DEVICE] == "cpu"
 
 
 def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
@@ -67,9 +67,9 @@ def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
 def test_a_device_that_torch_cannot_use_breaks_the_node_and_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceMissing, match="this node trains on devices of type 'cuda'") as caught:
-        trial.find_device("cuda", 1)
+        built_in.find_device("cuda", 1)
     assert classify(caught.value) is FailureClass.INFRA_NODE
-    assert trial.find_device("cpu", 1) == torch.device("cpu")
+    assert built_in.find_device("cpu", 1) == torch.device("cpu")
 
 
 def test_check_corpus_without_folders_allows_the_torch_headers_and_none_allows_all() -> None:

@@ -1,0 +1,263 @@
+"""One interface to all that a trial can train: the built-in model, or a command with another program. Torch-free.
+
+Service, workers and reports ask `trainable(config)` and do not know which of them they have. Each class here reads one
+kind of configuration.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.design.config_fields import read_config
+from experiments.design.gate import Claim, Facts
+from experiments.design.gate_readings import GateReading, declared_readings, read_gates
+from experiments.design.gates import GATES
+from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
+from experiments.digest import canonical_json
+from kernels.backends import NodeClass
+from model.config import TrainConfig
+from model.counts import step_flops
+from model.data.corpus import TORCH_HEADERS
+
+_ALSO_SHAPE = {"micro_batch"}
+"""Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
+_GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
+
+
+class StepWork(NamedTuple):
+    """Work of one training step."""
+
+    tokens: int
+    flops: int
+    """Model FLOPs, forward and backward."""
+
+
+class Trainable(ABC):
+    """One kind of workload, with the JSON of a configuration of it. The JSON may lack the seed or be of older code."""
+
+    own_process: bool
+    """Whether it is a program that the trial starts, and not code of the trainer's process."""
+    attested: bool
+    """Whether facts prove which value of a setting was live."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError when the configuration has illegal values, or fields that this code does not know."""
+
+    @abstractmethod
+    def lane(self, gates: Mapping[str, Any]) -> str:
+        """Return the lane that a node must offer for an arm with these gates."""
+
+    @abstractmethod
+    def readings(self, gates: Mapping[str, Any], facts: Facts) -> dict[str, GateReading]:
+        """Compare the requested settings of an arm with the recorded facts."""
+
+    @abstractmethod
+    def shape(self) -> dict[str, Any]:
+        """Return the part of the configuration on whose noise a calibration depends, as JSON."""
+
+    @abstractmethod
+    def claim(self, gates: Mapping[str, Any], base: Mapping[str, Any]) -> Claim:
+        """Return the weakest claim among the settings that differ between an arm and the baseline."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Say in a few words what a step consists of."""
+
+    @property
+    def work(self) -> StepWork | None:
+        """Work of a step; None where only the receipts have it."""
+        return None
+
+    @property
+    def environment(self) -> str | None:
+        """Name of the node's Python environment in which it runs; None for the worker's own."""
+        return None
+
+    @property
+    def corpus(self) -> str | None:
+        """Corpus of the training data; None where the program brings its own."""
+        return None
+
+    @property
+    def prepared(self) -> str | None:
+        """Text that is equal for configurations that share what a node prepares before a trial; None for nothing."""
+        return None
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """Folders that a preparation reads besides the system's."""
+        return ()
+
+    @property
+    def preparation(self) -> str:
+        """Words for a preparation that failed."""
+        return "the code could not be copied"
+
+    @property
+    def advice(self) -> str:
+        """Advice to the user when a preparation takes too long."""
+        return ""
+
+    @property
+    def threads(self) -> int:
+        """Threads on the processor; 0 for as many as there are cores."""
+        return int(self.config.get("threads") or 0)
+
+    def topology(self, _node_class: NodeClass) -> str | None:
+        """Return the topology to compile for on a node class that executes nothing; None without one."""
+        return None
+
+    def peak_flops(self, _node_class: NodeClass) -> float | None:
+        """Return the peak of the devices in FLOP/s for the dtype of the configuration; None if nobody counts FLOPs."""
+        return None
+
+
+class BuiltInModel(Trainable):
+    """A recipe of the built-in hybrid model; its arms differ by gates."""
+
+    own_process = False
+    attested = True
+
+    @cached_property
+    def _typed(self) -> TrainConfig:
+        return read_config({"seed": 0, **self.config}, may_be_older=True)
+
+    def check(self) -> None:
+        """Raise ConfigError when the configuration has illegal values, or fields that this code does not know."""
+        read_config({"seed": 0, **self.config})
+
+    def lane(self, gates: Mapping[str, Any]) -> str:
+        """Return the lane of the scan."""
+        return str(gates["lane"])
+
+    def readings(self, gates: Mapping[str, Any], facts: Facts) -> dict[str, GateReading]:
+        """Compare the requested gates with the recorded facts of the model and its kernels."""
+        return read_gates(gates, facts, pattern=self._typed.model.pattern)
+
+    def shape(self) -> dict[str, Any]:
+        """Return the configuration without its gates, seed and steps."""
+        return _without_gates({name: value for name, value in self.config.items() if name not in {"seed", "steps"}})
+
+    def claim(self, gates: Mapping[str, Any], base: Mapping[str, Any]) -> Claim:
+        """Return the weakest claim among the gates that differ."""
+        claims = {GATES[name].claim for name, value in gates.items() if value != base.get(name)}
+        return weakest(claims)
+
+    def describe(self) -> str:
+        """Return rows and tokens: an answer holds only for rows of the same length."""
+        rows, tokens = self.config["micro_batch"], self.config["data"]["seq_len"]
+        return f"{rows:,} row{'' if rows == 1 else 's'} of {tokens:,} tokens"
+
+    @property
+    def work(self) -> StepWork:
+        """Work of a step by the sizes of the model."""
+        return StepWork(tokens=self._typed.tokens_per_step, flops=step_flops(self._typed))
+
+    @property
+    def corpus(self) -> str:
+        """Corpus of the training data."""
+        return str(self.config["data"]["corpus"])
+
+    @property
+    def prepared(self) -> str:
+        """Text of everything that decides the prepared dataset."""
+        return f"{self._typed.data!r} {self._typed.model.vocab_size}"
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The folder of the corpus."""
+        return () if self.corpus == TORCH_HEADERS else (Path(self.corpus),)
+
+    @property
+    def preparation(self) -> str:
+        """Words for a preparation that failed."""
+        return "the data could not be prepared"
+
+    @property
+    def advice(self) -> str:
+        """Advice to the user when a preparation takes too long."""
+        return "; use a smaller corpus or max_corpus_mib"
+
+    def topology(self, node_class: NodeClass) -> str | None:
+        """Return the topology with as many chips as the step uses."""
+        return node_class.topologies.get(self._typed.mesh.devices)
+
+    def peak_flops(self, node_class: NodeClass) -> float | None:
+        """Return the peak of all devices of the step for its dtype."""
+        return node_class.peak(self._typed.dtype, self._typed.mesh.devices)
+
+
+class Program(Trainable):
+    """A user's command; its arms differ by arguments, variables and code, which are declared and not proved."""
+
+    own_process = True
+    attested = False
+
+    @cached_property
+    def _typed(self) -> ProgramConfig:
+        return read_program(self.config)
+
+    def check(self) -> None:
+        """Raise ConfigError when the configuration has illegal values, or fields that this code does not know."""
+        read_program({"seed": 0, **self.config})
+
+    def lane(self, _gates: Mapping[str, Any]) -> str:
+        """Return the lane of commands in the configuration's Python environment."""
+        return lane_of(self.config)
+
+    def readings(self, gates: Mapping[str, Any], _facts: Facts) -> dict[str, GateReading]:
+        """Return the settings as declared: nothing observes them."""
+        return declared_readings(gates)
+
+    def shape(self) -> dict[str, Any]:
+        """Return the command that all arms share, where it runs, and on how many devices."""
+        return {name: self.config[name] for name in ("command", "environment", "devices")}
+
+    def claim(self, _gates: Mapping[str, Any], _base: Mapping[str, Any]) -> Claim:
+        """Return the weakest claim there is: nobody knows what an argument changes."""
+        return Claim.CHANGES_MODEL
+
+    def describe(self) -> str:
+        """Return the command."""
+        return " ".join(self.config["command"])
+
+    @property
+    def environment(self) -> str | None:
+        """Name of the node's Python environment in which the command runs; None for the worker's own."""
+        return self._typed.environment
+
+    @property
+    def prepared(self) -> str | None:
+        """Text of the command's code; None without files."""
+        return None if self._typed.code is None else canonical_json(self.config["code"])
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The folder or repository of the command's code."""
+        code = self._typed.code
+        return () if code is None else (Path(code if isinstance(code, str) else code["git"]),)
+
+
+def trainable(config: Mapping[str, Any]) -> Trainable:
+    """Return the workload of a configuration as JSON."""
+    return Program(config) if is_program(config) else BuiltInModel(config)
+
+
+def weakest(claims: set[Claim]) -> Claim:
+    """Return the weakest of some claims; the strongest claim there is for none."""
+    order = (Claim.CHANGES_MODEL, Claim.RE_ASSOCIATES)
+    return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)
+
+
+def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    return {
+        name: _without_gates(value, f"{where}{name}.") if isinstance(value, dict) else value  # plain JSON
+        for name, value in config.items()
+        if f"{where}{name}" not in _GATE_PATHS
+    }
