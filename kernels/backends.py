@@ -45,6 +45,8 @@ class NodeClass:
     device's memory, or where another process on the device makes a trial invalid."""
     devices: tuple[int, ...] = (1,)
     """Numbers of devices that one step can be spread over. On host processors the devices are virtual."""
+    command_devices: int = 1
+    """Most devices of one node that a command may use."""
     topologies: Mapping[int, str] = field(default_factory=dict)
     """Number of chips -> the compiler's name for them. Empty unless the class compiles and executes nothing."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
@@ -71,12 +73,20 @@ class NodeClass:
         return re.search(self.device_name, device_name) is not None
 
     def spreads(self, devices: int) -> tuple[int, ...]:
-        """Return how many devices one step may use on a machine with `devices` of them.
+        """Return how many devices a block may use on a machine with `devices` of them.
 
-        On host processors and for absent chips, all numbers of the class. Otherwise one device or all devices.
+        On host processors and for absent chips, all numbers of the class. Otherwise one device or all devices, and
+        for commands every number up to `command_devices`.
         """
-        virtual = self.on_host or self.compiles_only
-        return self.devices if virtual else tuple(number for number in self.devices if number in (1, devices))
+        if self.on_host or self.compiles_only:
+            return self.devices
+        together = {number for number in self.devices if number in (1, devices)}
+        return tuple(sorted(together | set(range(1, min(devices, self.command_devices) + 1))))
+
+    @property
+    def offers(self) -> tuple[int, ...]:
+        """The numbers of devices that a spec may ask for."""
+        return tuple(sorted({*self.devices, *range(1, self.command_devices + 1)}))
 
     def occupied(self, devices: int) -> int:
         """Return how many devices a step over `devices` occupies: 1 if they are virtual or absent."""
@@ -111,6 +121,7 @@ def _hopper(name: str, *, device_name: str) -> NodeClass:
         probe="nvidia",
         device_name=device_name,
         environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # CUDA and nvidia-smi then number devices alike
+        command_devices=8,
         peak_flops={"bfloat16": 989.5e12},
         reports=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
     )

@@ -184,6 +184,20 @@ class Measurements(BaseModel):
         Field(exclude_if=lambda value: value is None),
     ] = None
     """Wall seconds of a command's process from its start to its end; None for the built-in model."""
+    peak_driver_bytes: Annotated[
+        int | None,
+        Metric(
+            "peak_driver_gib",
+            "peak memory by the driver, sampled",
+            "GiB",
+            per=GIB,
+            source="program",
+            decides=None,
+        ),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """Most memory that a command's processes had on one GPU at any sample, contexts and libraries included. A peak
+    between two samples is missed."""
 
 
 class TrialMeasurements(Measurements, _MeasurementsInParts):

@@ -50,6 +50,6 @@ def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) ->
         ending=Ending(wall_s=2.0, **ending),
         started_at=datetime.now(UTC),
         load_average=0.1,
-        device_events=changes(state, state),
+        device_events=(changes(state, state),),
         foreign_busiest=(),
     )

@@ -95,21 +95,22 @@ def python_environments(pairs: str | None = None) -> dict[str, Path]:
 
 _FOR_PROGRAMS = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)|ABLATE_TRIAL_ID|"
-    "(OMP|KMP|MKL|OPENBLAS|NUMEXPR|NCCL|GLOO|CUDA|NVIDIA|TORCH|PYTORCH|KINETO)_.*"
+    "(OMP|KMP|MKL|OPENBLAS|NUMEXPR|NCCL|NVSHMEM|GLOO|CUDA|NVIDIA|TORCH|PYTORCH|KINETO)_.*"
 )
 """Variables of the worker that a program of a user gets. Others may contain keys of the operator."""
 
 
-def outside_variables() -> dict[str, str]:
-    """Return the environment for a program of a user on one device.
+def outside_variables(*, devices: int) -> dict[str, str]:
+    """Return the environment for a program of a user on `devices` GPUs, 0 for none.
 
     Only variables without secrets are in it, and no cache of a compiler, because a command may not write into one.
-    The program sees the first GPU of this worker only.
+    The program sees the first GPUs of this worker only.
     """
     names = (name for name in os.environ if _FOR_PROGRAMS.fullmatch(name) and name not in _CACHES)
     variables = {name: os.environ[name] for name in names}
     gpus = visible_gpus()
-    return {**variables, VISIBLE_GPUS: "0" if gpus is None else ",".join(gpus[:1])}
+    own = map(str, range(devices)) if gpus is None else gpus[:devices]
+    return {**variables, VISIBLE_GPUS: ",".join(own)}
 
 
 def trial_mark(trial_id: str) -> Mark:

@@ -14,14 +14,14 @@ from experiments.design.rule import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipt_clocks import slice_problems
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, held_by
 from experiments.records.trial_guards import cache_problems, timing_problems, trial_problems
 from kernels.scan_switches import ScanFact
 
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
     "data": lambda receipt: receipt.digests.data,
-    "device": lambda receipt: (receipt.ids.node, receipt.ids.device, receipt.environment.device_serial),
+    "device": lambda receipt: (receipt.ids.node, receipt.ids.device, held_by(receipt.environment)),
     "attempt": lambda receipt: receipt.ids.attempt,
     "uncommitted patch": lambda receipt: receipt.environment.git_dirty_digest,
     "software versions": lambda receipt: dict(receipt.environment.versions),
@@ -32,7 +32,7 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
 _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
     "data": lambda receipt: receipt.digests.data,
-    "kind of device": lambda receipt: receipt.environment.device_name,
+    "kind of device": lambda receipt: [name for name, _serial in held_by(receipt.environment)],
     "software versions": lambda receipt: _software(receipt),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
 }

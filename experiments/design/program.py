@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.design.config_fields import differing_fields
 from experiments.design.metrics import PROCESS_METRIC
-from experiments.design.problems import pointer
+from experiments.design.problems import listed, pointer
 from experiments.design.spec import AblationSpec
 from experiments.design.workload import COMMAND, Commit, RepositoryCommit, SpecPart, VariantSpec
 from experiments.errors import SpecProblem
@@ -178,6 +178,12 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find parts of a spec with a recipe that only fit a command."""
     hint = "use gates; or workload.command"
+    node_class, devices = NODE_CLASSES[spec.placement.node_class], spec.placement.devices
+    if devices not in node_class.devices:
+        allowed = listed(node_class.devices)
+        detail = f"the built-in trainer has one process, which uses one device of node class '{node_class}'"
+        detail += f"; given: {devices}; allowed with a recipe: {allowed}"
+        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="workload.command can use more")
     for key in ("args", "env"):
         if getattr(spec.baseline, key):
             detail = f"'{key}' belongs to a command; this workload is recipe '{spec.workload.recipe}'"

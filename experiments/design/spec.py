@@ -41,7 +41,6 @@ from experiments.design.workload import ArmSpec, SpecPart, VariantSpec, Workload
 from experiments.digest import digest
 from experiments.outcomes import BASELINE
 from kernels.backends import NODE_CLASSES
-from model.config import MESH_SIZES
 
 MIN_BLOCKS = 6
 """With fewer blocks, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -187,10 +186,13 @@ class Design(SpecPart):
         return value
 
 
+_DEVICES = sorted({number for entry in NODE_CLASSES.values() for number in entry.offers})
+
+
 def _placement_schema(schema: dict[str, Any]) -> None:
     """Publish the numbers of devices that each node class allows."""
     schema["anyOf"] = [
-        {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.devices)}}}
+        {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.offers)}}}
         for entry in NODE_CLASSES.values()
     ]
 
@@ -210,8 +212,9 @@ class Placement(SpecPart):
     devices: Annotated[
         int,
         Field(
-            description="Devices that share one training step (lane xla): each takes an equal number of its rows.",
-            json_schema_extra={"enum": list(MESH_SIZES)},
+            description="Devices of one node: a command sees them all; of a recipe they share each training step "
+            "(lane xla), and each takes an equal number of its rows.",
+            json_schema_extra={"enum": list(_DEVICES)},
         ),
     ] = 1
     max_foreign_load: Percent = Field(
@@ -231,7 +234,7 @@ class Placement(SpecPart):
     def _available(cls, value: int, info: ValidationInfo) -> int:
         """Reject a number of devices that the node class does not offer; an unknown class has a problem of its own."""
         node_class = NODE_CLASSES.get(info.data.get("node_class", ""))
-        allowed = MESH_SIZES if node_class is None else node_class.devices
+        allowed = _DEVICES if node_class is None else node_class.offers
         if value not in allowed:
             where = "" if node_class is None else f" on node class '{node_class}'"
             raise refuse(f"{value} devices for one trial are not available{where}; allowed: {listed(allowed)}")

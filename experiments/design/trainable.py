@@ -75,6 +75,11 @@ class Trainable(ABC):
         return None
 
     @property
+    def devices(self) -> int:
+        """Devices of one node for which a trial is planned."""
+        return 1
+
+    @property
     def environment(self) -> str | None:
         """Name of the node's Python environment in which it runs; None for the worker's own."""
         return None
@@ -160,6 +165,11 @@ class BuiltInModel(Trainable):
         return StepWork(tokens=self._typed.tokens_per_step, flops=step_flops(self._typed))
 
     @property
+    def devices(self) -> int:
+        """Devices that share a step."""
+        return self._typed.mesh.devices
+
+    @property
     def corpus(self) -> str:
         """Corpus of the training data."""
         return str(self.config["data"]["corpus"])
@@ -226,6 +236,11 @@ class Program(Trainable):
     def describe(self) -> str:
         """Return the command."""
         return " ".join(self.config["command"])
+
+    @property
+    def devices(self) -> int:
+        """Devices that the command sees."""
+        return self._typed.devices
 
     @property
     def environment(self) -> str | None:

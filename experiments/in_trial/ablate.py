@@ -123,7 +123,11 @@ class Trial:
 
     def _measured(self, untimed: int, timed: int) -> Iterator[MarkedStep]:
         self._send(
-            "began", at=_now(), python=platform.python_version(), implementation=platform.python_implementation()
+            "began",
+            at=_now(),
+            world=int(os.environ.get("WORLD_SIZE", "1")),
+            python=platform.python_version(),
+            implementation=platform.python_implementation(),
         )
         last = untimed + timed - 1
         self._flushed_at = _now()
@@ -261,10 +265,18 @@ def _synchronize() -> None:
     """Wait until the devices of this process have done their work."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+        for device in range(torch.cuda.device_count()):
+            if _is_used(torch, device):
+                torch.cuda.synchronize(device)
     xla = sys.modules.get("torch_xla")
     if xla is not None:
         xla.sync(wait=True)
+
+
+def _is_used(torch: Any, device: int) -> bool:
+    """Return whether this process computes on a GPU; to wait for another one would take memory there."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return device == torch.cuda.current_device() or (has_context is not None and has_context(device))
 
 
 def _number(value: Any) -> float:

@@ -35,7 +35,7 @@ from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, read_plan_file
 from experiments.records.receipt_check import verify
 from experiments.records.receipt_clocks import slice_problems
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, held_by
 from experiments.records.signing import Signature, manifest_statement, signature_problem
 
 _Model = TypeVar("_Model", bound=Frozen)
@@ -314,9 +314,9 @@ def _node_problems(block: BundledBlock, node: NodeRecord) -> Iterator[str]:
         values = receipt.model_dump(mode="json", include={"digests", "environment"})
         for where, detail in mismatches(values, expected):
             yield f"arm '{receipt.arm}': {where} {detail}, as node {node.node_id} registered"
-        device = (receipt.environment.device_name, receipt.environment.device_serial)
-        if device not in devices:
-            yield f"arm '{receipt.arm}' ran on {device}; node {node.node_id} has {sorted(devices, key=str)}"
+        for device in held_by(receipt.environment):
+            if device not in devices:
+                yield f"arm '{receipt.arm}' ran on {device}; node {node.node_id} has {sorted(devices, key=str)}"
 
 
 def _number_problems(finished: Sequence[Attempt], broken: Sequence[BrokenAttempt]) -> Iterator[SpecProblem]:

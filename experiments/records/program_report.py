@@ -29,6 +29,8 @@ class ProgramReport(Frozen):
     """The seed that the program reported; None without."""
     ranks: Annotated[int, Field(ge=0)]
     """Processes that marked steps."""
+    rank_tokens: OmitNone[tuple[Annotated[int, Field(ge=0)], ...]] = None
+    """Tokens of the timed steps by rank; None of a program with one rank."""
     window_s: OmitNone[float] = None
     """Seconds of the slowest rank's window by the program's clock."""
     window_seen_s: OmitNone[float] = None

@@ -35,7 +35,7 @@ from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
 from experiments.records.program_report import report_contradictions
 from experiments.records.receipt_clocks import clock_problems, start_problems
-from experiments.records.receipts import SCHEMA_VERSION, Receipt, outlier_cutoff, summarise
+from experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, outlier_cutoff, summarise
 from experiments.records.signing import Signature, block_statement, signature_problem
 from experiments.records.trial_guards import trial_problems, window_s
 from kernels.backends import NODE_CLASSES
@@ -124,6 +124,9 @@ def _program_contradictions(receipt: Receipt) -> list[str]:
     if dict(receipt.gates) != declared:
         problems.append(f"a setting of a command is {DECLARED}; the receipt says more")
     steps = [*_phase_problems(receipt, config.steps), *_summary_problems(receipt)]
+    named = len(held_by(receipt.environment))
+    if named != config.devices:
+        problems.append(f"environment names {named} devices; the configuration has {config.devices}")
     if receipt.outcome is Outcome.MEASURED and receipt.program is None:
         problems.append("outcome is measured, but there is no report of the program")
     if receipt.program is not None and receipt.outcome is Outcome.MEASURED:

@@ -39,6 +39,15 @@ class DeviceEvents(Frozen):
     """Processes of others on any device of the machine, before or after the trial."""
 
 
+class HeldDevice(Frozen):
+    """One of several devices of a trial."""
+
+    name: str
+    serial: OmitNone[str] = None
+    events: OmitNone[DeviceEvents] = None
+    """Of this device alone."""
+
+
 class ForeignProcess(Frozen):
     """A process outside the trial that used a processor meanwhile."""
 
@@ -100,7 +109,17 @@ class Environment(Frozen):
     foreign_busiest: tuple[ForeignProcess, ...] = ()
     """Up to three other processes with the most processor time."""
     throttle: DeviceEvents | None = None
-    """Events of the device meanwhile; None without a driver that reports them, as on CPU nodes."""
+    """Events of the device meanwhile; None without a driver that reports them, as on CPU nodes. Of several devices the
+    longest slow-down, all errors and all processes."""
+    devices: OmitNone[tuple[HeldDevice, ...]] = None
+    """All devices of a trial with several; `device_name` and `device_serial` are those of the first."""
+
+
+def held_by(environment: Environment) -> tuple[tuple[str, str | None], ...]:
+    """Return name and serial number of each device of a trial."""
+    if environment.devices is None:
+        return ((environment.device_name, environment.device_serial),)
+    return tuple((device.name, device.serial) for device in environment.devices)
 
 
 class Memory(Frozen):

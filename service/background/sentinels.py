@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, or_, select
 
 from experiments.analysis.noise.admission import standing_problems
-from experiments.analysis.noise.calibrate import device_serial, seconds, software_digest
+from experiments.analysis.noise.calibrate import seconds, serials_of, software_digest
 from experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
@@ -56,7 +56,7 @@ def _is_due(connection: Connection, calibration: Calibration, live: list[Row[Any
 def _fits(row: Row[Any], key: CalibrationKey) -> bool:
     """Tell whether trials on this node have the device and software of `key`."""
     node = NodeRegistration.model_validate_json(row.registration)
-    serials = {device_serial(device.serial, row.name, device.name) for device in node.devices}
+    serials = serials_of([(device.name, device.serial) for device in node.devices], row.name)
     software = software_digest(node.code_digest, node.versions)
     return row.node_class == key.node_class and key.device_serial in serials and software == key.software_digest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from experiments.analysis.noise.calibrate import device_serial
+from experiments.analysis.noise.calibrate import serials_of
 from experiments.block_numbers import block_name
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.outcomes import AblationState
@@ -115,7 +115,7 @@ def _node(node: NodePublic, noise: Sequence[CalibrationPublic]) -> NodeLine:
 
 def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     """Describe the age of a node's newest calibration, and why it no longer holds."""
-    serials = {device_serial(device.serial, node.name, device.name) for device in node.devices}
+    serials = serials_of([(device.name, device.serial) for device in node.devices], node.name)
     own = [one for one in noise if one.calibration.key.device_serial in serials]
     if not own:
         return "not calibrated"

@@ -114,7 +114,7 @@ def sealed_trial(folder: Path) -> Receipt:
         ending=ending,
         started_at=started_at,
         load_average=0.0,
-        device_events=None,
+        device_events=(None,),
         foreign_busiest=(),
     )
     assert not block.timed  # a loss decides, which an hour of compiling would not change

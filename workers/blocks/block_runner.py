@@ -135,7 +135,7 @@ class BlockRunner:
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
         order = self._order(block, trial, lease, output=output)
-        before = look_around(self._context.node.devices)
+        before = self._look_around(trial)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
         output.end(trial.trial_id)
         return self._record(block, trial, before, ending)
@@ -146,8 +146,8 @@ class BlockRunner:
         before: dict[str, Surroundings] = {}
         receipts: dict[str, Receipt] = {}
 
-        def began(trial_id: str) -> None:
-            before[trial_id] = look_around(self._context.node.devices)
+        def began(trial: ClaimedTrial) -> None:
+            before[trial.trial_id] = self._look_around(trial)
 
         def ended(trial: ClaimedTrial, ending: Ending) -> None:
             self._context.proof.survived(ending.survivors)
@@ -159,7 +159,7 @@ class BlockRunner:
             SlicedTrial(
                 order=self._isolated(self._order(block, trial, lease, output=output)),
                 timeout_s=trial.timeout_s,
-                began=partial(began, trial.trial_id),
+                began=partial(began, trial),
                 goes_on=partial(output.runs, trial.trial_id),
                 ended=partial(ended, trial),
             )
@@ -170,6 +170,9 @@ class BlockRunner:
         finally:
             self._prove_release(block.block_id)
         return tuple(receipts[trial.trial_id] for trial in block.trials)
+
+    def _look_around(self, trial: ClaimedTrial) -> Surroundings:
+        return look_around(self._context.node.devices, trainable(trial.config).devices)
 
     def _record(
         self,
@@ -186,7 +189,7 @@ class BlockRunner:
             log_stop(paths.log, ending.stopped, ending.wall_s, how_far(paths, trial))
         if ending.stopped is StopReason.OUTPUT_LIMIT:
             paths.drop_output()
-        after = look_around(self._context.node.devices)
+        after = self._look_around(trial)
         receipt = TrialRecord(
             block=block,
             trial=trial,
@@ -196,7 +199,7 @@ class BlockRunner:
             ending=ending,
             started_at=before.started_at,
             load_average=before.load_average,
-            device_events=changes(before.device, after.device),
+            device_events=tuple(map(changes, before.devices, after.devices)),
             foreign_busiest=busiest(before.processes, after.processes, exclude=own),
         ).receipt()
         paths.make_room(paths.receipt)
@@ -219,7 +222,7 @@ class BlockRunner:
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
             topology=workload.topology(self._node_class),
-            locks=self._context.node.devices.locks("trainer"),
+            locks=self._context.node.devices.locks("trainer", number=workload.devices),
             corpus_roots=self._context.corpus_roots,
             code_roots=self._context.code_roots,
             cold_caches=block.cold_caches,

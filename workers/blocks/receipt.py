@@ -12,12 +12,13 @@ from experiments.design.gate_readings import GateReading
 from experiments.design.trainable import trainable
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
-from experiments.records.messages import ClaimedBlock, ClaimedTrial
+from experiments.records.messages import ClaimedBlock, ClaimedTrial, DeviceInfo
 from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import (
     DeviceEvents,
     Environment,
     ForeignProcess,
+    HeldDevice,
     Memory,
     Receipt,
     is_finite,
@@ -26,6 +27,7 @@ from experiments.records.receipts import (
 )
 from experiments.records.trial_guards import cache_problems, timing_problems
 from model.measurements import Step
+from workers.blocks.surroundings import worst_of
 from workers.errors import BlockBroken
 from workers.identity.node import Node
 from workers.lease import StopReason
@@ -47,8 +49,8 @@ class TrialRecord:
     ending: Ending
     started_at: datetime
     load_average: float
-    device_events: DeviceEvents | None
-    """Events of the device during the trial; None where the driver has no counters."""
+    device_events: tuple[DeviceEvents | None, ...]
+    """Events of each of its devices during the trial; None where the driver has no counters."""
     foreign_busiest: tuple[ForeignProcess, ...]
     """Other processes on the machine during the trial."""
 
@@ -141,12 +143,12 @@ class TrialRecord:
     def _identity(self, result: TrialResult) -> dict[str, Any]:
         """Return the ids of the trial from its claim, and the digests of code and data."""
         fields = claimed_fields(self.block, self.trial, node_id=self.node_id)
-        fields["ids"]["device"] = f"{self.node.name}/{self.node.devices.first.index}"
+        fields["ids"]["device"] = f"{self.node.name}/{','.join(f'{device.index}' for device in self._held)}"
         fields["digests"] |= {"code": self.node.code.digest, "data": result.data_digest or ""}
         return fields
 
     def _environment(self, result: TrialResult) -> Environment:
-        device = self.node.devices.first
+        device = self._held[0]
         return Environment(
             node_name=self.node.name,
             node_class=self.node.node_class.name,
@@ -161,8 +163,19 @@ class TrialRecord:
             foreign_load=result.foreign_load,
             stolen_load=result.stolen_load,
             foreign_busiest=self.foreign_busiest,
-            throttle=self.device_events,
+            throttle=worst_of(self.device_events),
+            devices=self._several(),
         )
+
+    @property
+    def _held(self) -> tuple[DeviceInfo, ...]:
+        return self.node.devices.held(trainable(self.trial.config).devices)
+
+    def _several(self) -> tuple[HeldDevice, ...] | None:
+        """Return each device of a trial that has several."""
+        held = zip(self._held, self.device_events, strict=True)
+        devices = tuple(HeldDevice(name=one.name, serial=one.serial, events=events) for one, events in held)
+        return devices if len(devices) > 1 else None
 
     def _memory(self, result: TrialResult) -> Memory | None:
         limit = self.node.trial_memory_limit_bytes

@@ -1,9 +1,10 @@
 """What else happened on this machine while a trial ran: driver counters and other processes."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import psutil
 
@@ -26,16 +27,17 @@ class Surroundings:
     started_at: datetime
     load_average: float
     """Of the last minute."""
-    device: DeviceState | None
+    devices: tuple[DeviceState | None, ...]
+    """Of each device of the trial."""
     processes: ProcessTimes
 
 
-def look_around(devices: Devices) -> Surroundings:
-    """Return the machine's state now; the device is the one of a trial of one device."""
+def look_around(devices: Devices, number: int) -> Surroundings:
+    """Return the machine's state now, and that of the devices of a trial that was planned for `number`."""
     return Surroundings(
         started_at=datetime.now(UTC),
         load_average=os.getloadavg()[0],
-        device=devices.probe.state(devices.first.index),
+        devices=tuple(devices.probe.state(device.index) for device in devices.held(number)),
         processes=process_times(),
     )
 
@@ -78,6 +80,30 @@ def changes(before: DeviceState | None, after: DeviceState | None) -> DeviceEven
         ecc_uncorrected=_growth(before.ecc_uncorrected, after.ecc_uncorrected),
         foreign_processes=tuple(sorted({*(before.processes or ()), *(after.processes or ())})) if complete else None,
     )
+
+
+def worst_of(events: Sequence[DeviceEvents | None]) -> DeviceEvents | None:
+    """Return what happened to the devices of one trial together; None if one device has no counters.
+
+    Times are those of the device that was slowed down longest, because the others wait for it. Errors are added up. A
+    number that one device does not report is unknown.
+    """
+    if None in events:
+        return None
+    values: dict[str, Any] = {}
+    for name in DeviceEvents.model_fields:
+        column = [getattr(one, name) for one in events]
+        if None not in column:
+            values[name] = _TOGETHER.get(name, max)(column)
+    return DeviceEvents(**values)
+
+
+def _union(columns: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({pid for pids in columns for pid in pids}))
+
+
+_TOGETHER: Mapping[str, Callable[[Any], Any]] = {"ecc_uncorrected": sum, "foreign_processes": _union}
+"""How events of several devices become one number; else by the greatest."""
 
 
 def _seconds(before_us: int | None, after_us: int | None) -> float | None:

@@ -74,9 +74,12 @@ class DeviceLock:
 
 
 def lock_addresses(devices: Iterable[str], *, holder: str, scope: str) -> tuple[str, ...]:
-    """Return the locks of `devices` for a kind of holder, "worker" or "trainer", in the lock set `scope`."""
+    """Return the locks of `devices` for a kind of holder, "worker" or "trainer", in the lock set `scope`.
+
+    They are in one order for all processes: of two that want the same devices, one gets all of them.
+    """
     digest = hashlib.sha256(scope.encode()).hexdigest()[:16]
-    return tuple(f"\0ablate:{digest}:{holder}:{device}" for device in devices)
+    return tuple(f"\0ablate:{digest}:{holder}:{device}" for device in sorted(devices))
 
 
 def _holder(address: str) -> str:

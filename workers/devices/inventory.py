@@ -71,17 +71,30 @@ class Devices:
         """The device of a trial that uses one device."""
         return self.devices[0]
 
-    def locks(self, holder: str) -> tuple[str, ...]:
+    def held(self, number: int) -> tuple[DeviceInfo, ...]:
+        """Return the devices of a trial that was planned for `number`: the first ones, one if they are virtual.
+
+        Raises:
+            DeviceMissing: this machine has fewer devices.
+
+        """
+        needed = self.node_class.occupied(number)
+        if needed > len(self.devices):
+            raise DeviceMissing(f"the trial needs {needed} devices; this node has {len(self.devices)}")
+        return self.devices[:needed]
+
+    def locks(self, holder: str, *, number: int | None = None) -> tuple[str, ...]:
         """Return the locks that a "worker" or a "trainer" has to take: one per core on the host, else one per device.
 
-        A node that executes nothing needs no lock.
+        `number` is that of the devices of a trial; None for all devices. A node that executes nothing needs no lock.
         """
         if self.node_class.compiles_only:
             return ()
         if self.node_class.on_host:
             names = [f"core {core}" for core in sorted(os.sched_getaffinity(0))]
         else:
-            names = [f"{self.node_class.probe} {device.serial or device.index}" for device in self.devices]
+            devices = self.devices if number is None else self.held(number)
+            names = [f"{self.node_class.probe} {device.serial or device.index}" for device in devices]
         return lock_addresses(names, holder=holder, scope=lock_scope())
 
     def proof(self) -> ReleaseProof:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,6 +32,8 @@ from model.errors import DataError
 from model.measurements import Step
 from workers.environment_variables import outside_variables
 from workers.processes import failures
+from workers.processes.device_samples import DeviceSamples
+from workers.processes.ranks import ProgramRank, rank_problem
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
@@ -52,39 +54,6 @@ _EVENTS = frozenset(
 )
 """Messages of the module; each has a method of `ProgramMarks`."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass
-class ProgramRank:
-    """Messages of one process of the program. Moments are seconds of the monotonic clock of the machine."""
-
-    began: float = math.nan
-    ended: dict[int, float] = field(default_factory=dict)
-    """End of each step."""
-    tokens: dict[int, int] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-    edges: dict[str, float] = field(default_factory=dict)
-    """Begin and end of the window by the program's clock."""
-    seen: dict[str, float] = field(default_factory=dict)
-    """The same moments by the kernel's stamps of the messages."""
-    closed: float | None = None
-    """End of the trial's `with` statement."""
-    whole: bool = False
-    """Whether it ended without an exception."""
-    memory: tuple[int, int] | None = None
-    interpreter: str | None = None
-    packages: str | None = None
-    seed: int | None = None
-
-    @property
-    def window_s(self) -> float:
-        """Seconds of the window by the program's clock."""
-        return self.edges.get("window ended", math.nan) - self.edges.get("window began", math.nan)
-
-    @property
-    def window_seen_s(self) -> float:
-        """Seconds of the window by the stamps."""
-        return self.seen.get("window ended", math.nan) - self.seen.get("window began", math.nan)
 
 
 class ProgramMarks:
@@ -127,6 +96,7 @@ class ProgramMarks:
         if not math.isnan(rank.began):
             raise ValueError("two training loops of one rank")
         rank.began = _moment(values["at"])
+        rank.world = _count(values["world"])
         rank.interpreter = f"{values['implementation']} {values['python']}"[:100]
 
     def _window_began(self, rank: ProgramRank, values: Mapping[str, Any], seen: float) -> None:
@@ -178,9 +148,9 @@ class ProgramMarks:
             rank.memory = _count(allocated), _count(reserved)
 
     @property
-    def loops(self) -> list[ProgramRank]:
-        """The ranks that began a training loop."""
-        return [rank for _number, rank in sorted(self.ranks.items()) if not math.isnan(rank.began)]
+    def loops(self) -> dict[int, ProgramRank]:
+        """The ranks that began a training loop, by number."""
+        return {number: rank for number, rank in sorted(self.ranks.items()) if not math.isnan(rank.began)}
 
 
 def _moment(value: object) -> float:
@@ -203,7 +173,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     receiver, address = _receiver()
     marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
     argv = argv_of(config, out=str(out))
-    load, clocks = _Load(), _Clocks(order.device_type)
+    load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
     with receiver, steps_file as steps, order.paths.log.open("ab") as log:
         try:
@@ -218,7 +188,7 @@ def run_program(order: TrialOrder) -> TrialResult:
             )
         except OSError as error:
             raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
-        _collect(process, receiver, _Progress(config, steps, marks, load, clocks))
+        _collect(process, receiver, _Progress(config, steps, marks, load, samples))
     process_s = time.monotonic() - began
     load.process_ended()
     end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
@@ -235,7 +205,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     )
     failure = _failure(config, marks, ended)
     result = _result(
-        config, marks, ended, clocks, code=None if order.dataset is None else f"sha256:{order.dataset.name}"
+        config, marks, ended, samples, code=None if order.dataset is None else f"sha256:{order.dataset.name}"
     )
     extra: dict[str, Any] = {"process_s": process_s, "foreign_load": load.foreign, "stolen_load": load.stolen}
     if peak is not None:
@@ -267,7 +237,7 @@ def _receiver() -> tuple[socket.socket, str]:
 
 def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Path) -> dict[str, str]:
     """Return the environment of the program: that of this process, its arm's variables, and the module's settings."""
-    variables = outside_variables()
+    variables = outside_variables(devices=config.devices if order.device_type == "cuda" else 0)
     prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
     variables["PATH"] = os.pathsep.join([f"{prefix}/bin", variables.get("PATH", os.defpath)])
     variables["VIRTUAL_ENV"] = prefix
@@ -316,31 +286,6 @@ class _Load:
         self.foreign, self.stolen = shares.foreign, shares.stolen
 
 
-class _Clocks:
-    """Samples of the device's clock while the program runs, at most every `_POLL_S`."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        self._samples: list[tuple[float, float]] = []
-
-    def sample(self) -> None:
-        """Read the clock, unless there is a sample of this moment."""
-        now = time.monotonic()
-        if self._device_type != "cuda" or (self._samples and now - self._samples[-1][0] < _POLL_S):
-            return
-        import torch
-
-        from model.training.measurement import read_clock_mhz
-
-        mhz = read_clock_mhz(torch.device("cuda", 0))  # the index spares this process a context on the device
-        if mhz is not None:
-            self._samples.append((now, mhz))
-
-    def at(self, moment: float) -> float | None:
-        """Return the sample nearest to a moment of the monotonic clock, None without any."""
-        return min(self._samples, key=lambda sample: abs(sample[0] - moment))[1] if self._samples else None
-
-
 def _own_cpu_s() -> float:
     """Return the processor seconds of this process, of its descendants, and of those that ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -362,7 +307,7 @@ class _Progress:
     steps: TextIO
     marks: ProgramMarks
     load: _Load
-    clocks: "_Clocks"
+    samples: DeviceSamples
 
     def take(self, message: bytes, seen: float) -> None:
         values = self.marks.take(message, seen)
@@ -385,7 +330,7 @@ def _collect(process: "subprocess.Popen[bytes]", receiver: socket.socket, progre
     try:
         while True:
             readable, _, _ = select.select([receiver.fileno(), ended], [], [], _POLL_S)
-            progress.clocks.sample()
+            progress.samples.sample()
             if receiver.fileno() in readable:
                 _receive(receiver, progress)
             elif ended in readable:
@@ -485,18 +430,15 @@ def _failure(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> tuple
 
 def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> str | None:
     """Return what a program that ended well left out, None if nothing."""
-    total, loops = config.steps.total, marks.loops
+    loops = marks.loops
     if not loops and config.needs != "process":
         return "the program marked no steps: use the module ablate (docs/own-code.md), or decide by process_s"
-    short = [rank for rank in loops if len(rank.ended) < total or rank.closed is None]
-    if short:
-        done = min(len(rank.ended) for rank in short)
-        return f"the program marked {done:,} of {total:,} steps, or left the trial without closing it"
-    if config.needs == "tokens" and not all(sum(r.tokens.get(i, 0) for r in loops) for i in range(total)):
+    problem = rank_problem(loops, config)
+    if problem is not None:
+        return problem
+    every = range(config.steps.total)
+    if config.needs == "tokens" and not all(sum(rank.tokens.get(i, 0) for rank in loops.values()) for i in every):
         return "the program reported no tokens for a step, but tokens_per_s decides"
-    wrong = next((r.seed for r in loops if r.seed is not None and r.seed != config.seed), None)
-    if wrong is not None:
-        return f"the program trained with seed {wrong}; the block has seed {config.seed}"
     missing = sorted(name for name in config.metrics if name not in ended.reported)
     if missing:
         return f"the program did not report '{missing[0]}', which workload.metrics declares"
@@ -505,15 +447,15 @@ def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> st
 
 
 def _result(
-    config: ProgramConfig, marks: ProgramMarks, ended: _Ended, clocks: _Clocks, *, code: str | None
+    config: ProgramConfig, marks: ProgramMarks, ended: _Ended, samples: DeviceSamples, *, code: str | None
 ) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all."""
-    loops = marks.loops
+    loops = list(marks.loops.values())
     whole = [rank for rank in loops if len(rank.ended) == config.steps.total and not math.isnan(rank.window_s)]
-    slowest = max(whole, key=lambda rank: rank.window_s, default=None)
+    slowest = max(whole, key=lambda rank: rank.longest_s, default=None)
     steps: tuple[Step, ...] = ()
     if slowest is not None:
-        steps = tuple(_step(config, loops, slowest, index, clocks) for index in range(config.steps.total))
+        steps = tuple(_step(config, loops, slowest, index, samples) for index in range(config.steps.total))
     first = loops[0] if loops else ProgramRank()
     clocked = slowest is not None and math.isfinite(slowest.window_seen_s)
     report = ProgramReport(
@@ -523,6 +465,7 @@ def _result(
         packages=first.packages,
         seed=first.seed,
         ranks=len(loops),
+        rank_tokens=_timed_tokens(config, loops) if len(loops) > 1 else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
         reported={name: value for name, value in ended.reported.items() if math.isfinite(value)},
@@ -531,6 +474,7 @@ def _result(
     )
     closed = None if slowest is None else slowest.closed
     return TrialResult.partial(
+        peak_driver_bytes=samples.peak_bytes,
         program=report,
         program_steps=steps,
         training_began_s=None if slowest is None else slowest.began,
@@ -538,8 +482,13 @@ def _result(
     )
 
 
+def _timed_tokens(config: ProgramConfig, ranks: Iterable[ProgramRank]) -> tuple[int, ...]:
+    timed = [index for index in range(config.steps.total) if config.steps.phase_of(index) == "timed"]
+    return tuple(sum(rank.tokens.get(index, 0) for index in timed) for rank in ranks)
+
+
 def _step(
-    config: ProgramConfig, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, clocks: _Clocks | None
+    config: ProgramConfig, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, samples: DeviceSamples | None
 ) -> Step:
     """Return step `index`: its times from `clock`, its tokens and mean loss over `ranks`."""
     before = clock.ended.get(index - 1, clock.began)
@@ -556,5 +505,5 @@ def _step(
         loss=loss,
         began_s=before - clock.began,
         ended_s=clock.ended[index] - clock.began,
-        clock_mhz=None if clocks is None else clocks.at(clock.ended[index]),
+        clock_mhz=None if samples is None else samples.clock_at(clock.ended[index]),
     )

@@ -20,7 +20,7 @@ from experiments.digest import digest
 from experiments.documents import seal, seal_problem
 from experiments.outcomes import BASELINE, Outcome
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
-from experiments.records.receipts import Receipt, read_metric
+from experiments.records.receipts import Receipt, held_by, read_metric
 
 METRIC = "tokens_per_s"
 """All metrics of the window follow from throughput, so its noise calibrates them all."""
@@ -39,7 +39,7 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
     """Return the key that A/A blocks must have to calibrate the trial of `receipt`."""
     environment = receipt.environment
     return CalibrationKey(
-        device_serial=device_serial(environment.device_serial, environment.node_name, environment.device_name),
+        device_serial=_together(held_by(environment), environment.node_name),
         node_class=environment.node_class,
         recipe=spec.workload.name,
         shape_digest=shape_digest(receipt.config),
@@ -51,6 +51,17 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
 def device_serial(serial: str | None, node_name: str, device_name: str) -> str:
     """Return the identity of a device: its serial number, or the names of node and device."""
     return serial or f"{node_name}, {device_name}"
+
+
+def serials_of(devices: Sequence[tuple[str, str | None]], node_name: str) -> set[str]:
+    """Return the identities under which trials on a node with `devices` are calibrated: trials use the first ones."""
+    return {_together(devices[:number], node_name) for number in range(1, len(devices) + 1)} | {
+        device_serial(serial, node_name, name) for name, serial in devices
+    }
+
+
+def _together(devices: Iterable[tuple[str, str | None]], node_name: str) -> str:
+    return " + ".join(device_serial(serial, node_name, name) for name, serial in devices)
 
 
 def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:

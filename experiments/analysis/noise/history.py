@@ -18,7 +18,7 @@ from experiments.analysis.statistics import percent
 from experiments.design.metrics import METRICS
 from experiments.documents import Frozen
 from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, read_metric
+from experiments.records.receipts import Receipt, held_by, read_metric
 
 MIN_SEGMENT = 2
 PENALTY = 15.0
@@ -68,7 +68,8 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
 
 def _place(receipt: Receipt) -> tuple[str, str, str]:
     where = receipt.environment
-    return where.node_class, where.device_serial or f"{where.node_name}: {where.device_name}", receipt.digests.arm
+    names = (serial or f"{where.node_name}: {name}" for name, serial in held_by(where))
+    return where.node_class, " + ".join(names), receipt.digests.arm
 
 
 def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint]) -> HistorySeries:

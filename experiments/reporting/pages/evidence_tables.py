@@ -14,7 +14,7 @@ from experiments.design.trainable import trainable
 from experiments.digest import canonical_json
 from experiments.outcomes import Outcome, TrialState
 from experiments.records.compilation_report import CompilationReport, HbmPlan
-from experiments.records.receipts import Receipt
+from experiments.records.receipts import Receipt, held_by
 from experiments.reporting import wording
 from experiments.reporting.table import Table, codes, numbers, row, texts
 from experiments.reporting.verdict_layout import speed_unjudged
@@ -312,7 +312,7 @@ def provenance_table(view: AblationView) -> Table:
         ("uncommitted patch", _distinct((r.environment.git_dirty_digest for r in receipts), absent="none")),
         ("node", _distinct(r.environment.node_name for r in receipts)),
         ("device", _distinct(r.environment.device_name for r in receipts)),
-        ("serial number", _distinct(r.environment.device_serial for r in receipts)),
+        ("serial number", _distinct(_serials(r) for r in receipts)),
         ("parameters", _distinct(f"{r.parameters:,}" for r in receipts)),
         ("model FLOPs of one step", _distinct(wording.number(r.flops_per_step) for r in receipts)),
         *((name, _distinct(values)) for name, values in sorted(_versions(receipts).items())),
@@ -327,6 +327,11 @@ def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
         blocks = wording.shorten(block_list(sorted(signer.blocks)), LONGEST_BLOCK_LIST)
         key = signer.key or "nobody: anyone with access to the files could have written them"
         yield f"blocks {blocks} of {signer.name}, signed by", str(key)
+
+
+def _serials(receipt: Receipt) -> str | None:
+    """Return the serial numbers of a trial's devices; None if its driver reports none."""
+    return " + ".join(serial for _name, serial in held_by(receipt.environment) if serial) or None
 
 
 def _versions(receipts: Sequence[Receipt]) -> dict[str, list[str]]:

@@ -61,8 +61,11 @@ def test_backends_import_needs_no_torch():
         ("tpu-v6e", 1, (1,)),
         ("tpu-v6e", 4, (1, 4)),
         ("tpu-v6e", 2, (1,)),
-        ("h200", 8, (1,)),
+        ("h200", 8, (1, 2, 3, 4, 5, 6, 7, 8)),
+        ("h100", 2, (1, 2)),
+        ("h100", 16, (1, 2, 3, 4, 5, 6, 7, 8)),
+        ("cpu", 1, (1,)),
     ],
 )
-def test_a_step_is_spread_over_one_device_or_all_unless_they_are_virtual(name, there, spread):
+def test_a_block_uses_one_device_or_all_unless_they_are_virtual_or_a_command_chooses(name, there, spread):
     assert NODE_CLASSES[name].spreads(there) == spread

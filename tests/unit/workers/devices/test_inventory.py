@@ -102,7 +102,11 @@ def test_locks_are_the_cores_of_a_host_and_the_devices_of_a_driver(
         ["worker", "core 5"],
     ]
     gpus = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer")]
-    assert gpus == [["trainer", "nvidia 1652823001234"], ["trainer", "nvidia 1"]]
+    assert gpus == [["trainer", "nvidia 1"], ["trainer", "nvidia 1652823001234"]]
+    one = [lock.split(":")[2:] for lock in find_devices("h200").locks("trainer", number=1)]
+    assert one == [["trainer", "nvidia 1652823001234"]]
+    with pytest.raises(DeviceMissing, match="needs 3 devices; this node has 2"):
+        find_devices("h200").locks("trainer", number=3)
 
 
 def test_locks_of_another_set_are_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

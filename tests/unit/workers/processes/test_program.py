@@ -200,6 +200,7 @@ def message(chance: random.Random) -> bytes:
         "event": chance.choice([*EVENTS, "edge", "rank", "__init__", draw()]),
         "rank": chance.choice([0, 0, 0, 1, draw()]),
         "at": chance.choice([1.5, 2.5, draw()]),
+        "world": chance.choice([1, 1, 2, draw()]),
         "python": draw(), "implementation": draw(), "type": draw(), "message": draw(), "whole": draw(), "seed": draw(),
         "steps": chance.choice([[[0, 1.0, 5, 0.5]], [[draw(), draw(), draw(), draw()]], [[1]], draw()]),
         "losses": chance.choice([[[0, 0.5]], [[draw(), draw()]], draw()]),
@@ -225,7 +226,7 @@ def test_no_message_breaks_the_worker_and_every_wrong_one_is_noticed() -> None:
             taken = marks.take(message(chance), chance.random())
             accepted += taken is not None
             assert (taken is None) == (marks.wrong != before or (before is not None and taken is None))
-        for rank in marks.loops:
+        for rank in marks.loops.values():
             assert all(math.isfinite(moment) for moment in (*rank.ended.values(), *rank.edges.values(), rank.began))
             assert all(0 <= tokens < 2**62 for tokens in rank.tokens.values())
             assert set(rank.ended) | set(rank.tokens) | set(rank.losses) <= set(range(5))

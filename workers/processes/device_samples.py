@@ -1,0 +1,88 @@
+"""Clocks and memory of a command's GPUs, sampled while it runs.
+
+The samples come from the driver's library, which answers in well under a millisecond and makes no context on a GPU.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from experiments.runtime.processes import descendants_of
+from workers.environment_variables import VISIBLE_GPUS, visible_gpus
+from workers.errors import DeviceUnknown
+
+CLOCK_EVERY_S = 0.05
+MEMORY_EVERY_S = 0.2
+
+
+class DeviceSamples:
+    """Samples of the first GPUs of this worker; there are none without GPUs or without the package nvidia-ml-py."""
+
+    def __init__(self, devices: int) -> None:
+        """Look for `devices` GPUs. Raises DeviceUnknown if the driver does not know one of them."""
+        self._handles = _handles(devices) if devices and find_spec("pynvml") is not None else []
+        self._clocks: list[tuple[float, float]] = []
+        self._memory_at = 0.0
+        self._own: dict[int, bool] = {}
+        """Whether a process on a GPU belongs to the trial."""
+        self.peak_bytes: int | None = None
+        """Most memory that the trial's processes had on one GPU, at any sample; None if none was seen on a GPU."""
+
+    def sample(self) -> None:
+        """Read clocks and memory, unless there are samples of this moment."""
+        now = time.monotonic()
+        if not self._handles or (self._clocks and now - self._clocks[-1][0] < CLOCK_EVERY_S):
+            return
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        clocks = [pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) for handle in self._handles]
+        self._clocks.append((now, float(min(clocks))))
+        if now - self._memory_at >= MEMORY_EVERY_S:
+            self._memory_at = now
+            rows = [pynvml.nvmlDeviceGetComputeRunningProcesses(handle) for handle in self._handles]
+            self._take([{row.pid: row.usedGpuMemory for row in one} for one in rows])
+
+    def clock_at(self, moment: float) -> float | None:
+        """Return the clock of the slowest GPU in MHz in the sample nearest to a moment of the monotonic clock."""
+        return min(self._clocks, key=lambda sample: abs(sample[0] - moment))[1] if self._clocks else None
+
+    def _take(self, tables: Sequence[Mapping[int, int | None]]) -> None:
+        """Keep the greatest sum of the trial's processes on one GPU. A process without a number is left out."""
+        unknown = {pid for table in tables for pid in table} - self._own.keys()
+        if unknown:
+            family = set(descendants_of([os.getpid()]))
+            self._own |= {pid: pid in family for pid in unknown}
+        for table in tables:
+            used = [size for pid, size in table.items() if self._own[pid] and size is not None]
+            if used:
+                self.peak_bytes = max(self.peak_bytes or 0, sum(used))
+
+
+def _handles(devices: int) -> list[Any]:
+    """Return the driver's handles of the first `devices` GPUs of this worker, by index or UUID as its variable says."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        present = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in present]
+    except pynvml.NVMLError as error:
+        raise DeviceUnknown(f"the driver's library does not answer: {error}") from error
+    names = visible_gpus() or tuple(map(str, range(len(present))))
+    chosen = []
+    for name in names[:devices]:
+        places = [i for i, uuid in enumerate(uuids) if name == str(i) or uuid.startswith(name)]
+        if len(places) != 1:
+            raise DeviceUnknown(
+                f"{VISIBLE_GPUS} names {name!r}; the driver's library knows {', '.join(uuids) or 'none'}"
+            )
+        chosen.append(present[places[0]])
+    if len(chosen) < devices:
+        raise DeviceUnknown(f"the trial needs {devices} GPUs; this worker has {len(chosen)}")
+    return chosen
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name  # older versions of the package return bytes
