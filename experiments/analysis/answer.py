@@ -31,7 +31,8 @@ def beyond_margin(comparison: Comparison, primary: "Primary") -> bool:
 
 def gain_pct(comparison: Comparison) -> float:
     """Return the change as improvement in percent: positive is better, in either direction of the metric."""
-    return comparison.delta_pct if METRICS[comparison.metric].better == "higher" else -comparison.delta_pct
+    better = comparison.better or METRICS[comparison.metric].better
+    return comparison.delta_pct if better == "higher" else -comparison.delta_pct
 
 
 def sentence(word: VerdictWord, comparison: Comparison, primary: "Primary") -> str:
@@ -115,14 +116,17 @@ def adopt_or_reject(comparison: Comparison | None, rule: "Primary") -> Decision:
 def decide(word: VerdictWord, when_met: Decision, requirements: Sequence[RequirementResult]) -> Decision:
     """Return the decision of the rule: `when_met` for a better variant that meets every requirement.
 
-    A failed exact requirement rejects a variant with any verdict.
+    A failed exact requirement rejects a variant with any verdict. Without proof that every requirement is met, or that
+    one is not, nothing is decided.
     """
     if _failed_exactly(requirements):
         return Decision.REJECT
     if word in _DECISIONS:
         return _DECISIONS[word]
-    if not all(requirement.passed for requirement in requirements):
+    if any(not requirement.passed and not requirement.undecided for requirement in requirements):
         return Decision.REJECT
+    if any(requirement.undecided for requirement in requirements):
+        return Decision.INCONCLUSIVE
     return Decision.SAME if word is VerdictWord.SAME else when_met
 
 

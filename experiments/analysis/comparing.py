@@ -3,15 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, sign_flip_p, widening
 from experiments.analysis.verdicts import Comparison
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
-from experiments.records.receipts import Receipt, read_metric
+from experiments.records.receipts import Receipt, read_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class Levels:
     margin_pct: float
     dependence: float = 0.0
     """Autocorrelation of the differences in A/A blocks (`experiments.analysis.statistics`)."""
+    better: Literal["higher", "lower"] | None = None
+    """Direction of improvement of a declared metric."""
 
 
 def sample_of(evidence: Evidence, metric: str) -> Sample | None:
@@ -63,12 +66,12 @@ def sample_of(evidence: Evidence, metric: str) -> Sample | None:
 
 
 def _log_sum(pair: Pair, metric: str) -> float:
-    values = (read_metric(METRICS[metric], receipt) for receipt in (pair.variant, pair.baseline))
+    values = (read_named(metric, receipt) for receipt in (pair.variant, pair.baseline))
     return math.fsum(math.log(value or math.nan) for value in values)
 
 
 def _window(pairs: Sequence[Pair], metric: str) -> Window | None:
-    if not METRICS[metric].field.startswith("summary."):
+    if metric not in WINDOW_METRICS:
         return None
     sign = 1 if METRICS[metric].better == "lower" else -1
     medians = tuple(
@@ -152,6 +155,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         place_pct=percent(float(fitted.slope)),
         mde_pct=percent(detectable_per_sd(fitted.blocks, level=alpha / family) * sd * widened),
         differences_pct=tuple(percent(difference) for difference in sample.differences),
+        better=tests.levels.better,
     )
 
 

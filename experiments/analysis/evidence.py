@@ -16,12 +16,11 @@ from experiments.analysis.guards import (
 from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gate import Claim
-from experiments.design.metrics import METRICS
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.trainable import trainable
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
-from experiments.records.receipts import Receipt, read_metric
+from experiments.records.receipts import Receipt, read_named
 
 _ENDED = {
     Outcome.REFUSED: "were refused",
@@ -46,7 +45,7 @@ class Pair:
         """Return d = ln(variant / baseline) of a ratio metric; None if a trial was not measured or has no value."""
         if not all(receipt.outcome is Outcome.MEASURED for receipt in (self.variant, self.baseline)):
             return None
-        own, other = (read_metric(METRICS[metric], receipt) for receipt in (self.variant, self.baseline))
+        own, other = (read_named(metric, receipt) for receipt in (self.variant, self.baseline))
         return math.log(own / other) if own and other and own > 0 and other > 0 else None
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Literal
 
 from experiments.analysis.answer import (
     Answer,
@@ -19,6 +19,7 @@ from experiments.analysis.answer import (
 )
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, compare, sample_of
+from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
@@ -28,7 +29,7 @@ from experiments.analysis.sample_checks import spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.block_numbers import block_list, block_name
-from experiments.design.metrics import METRICS, PAIRED_METRICS, WINDOW_METRICS
+from experiments.design.metrics import PAIRED_METRICS, WINDOW_METRICS, declared_in
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, alpha_of, level_shares
 from experiments.design.program import DECLARED
@@ -92,6 +93,16 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     return seal(Verdict(**fields, digest=""))
 
 
+def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher", "lower"]]:
+    """Return the better direction of the declared metrics that are compared.
+
+    The deciding one; the others for information, if every block has a seed of its own.
+    """
+    declared = declared_in(plan.baseline.config)
+    own_seeds = len({block.seed for block in plan.blocks}) == len(plan.blocks)
+    return {name: better for name, better in declared.items() if name == primary or own_seeds}
+
+
 def _changed_rule(plan: Plan, spec: AblationSpec) -> Exclusion | None:
     if spec.digest == plan.spec_digest and rule_digest(spec) == plan.rule_digest:
         return None
@@ -106,20 +117,23 @@ class _Judge:
         self._plan = plan
         self._spec = spec
         self._primary = spec.verdict.primary
-        self._compared = tuple(m for m in PAIRED_METRICS if m == self._primary.metric or m in WINDOW_METRICS)
+        self._better = _declared_directions(plan, self._primary.metric)
+        ours = (name for name in PAIRED_METRICS if name == self._primary.metric or name in WINDOW_METRICS)
+        self._compared = (*self._better, *ours)
         self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
 
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
         """Return by (variant, metric) the comparisons on the primary metric and all metrics of the window."""
-        levels = Levels(
-            family=len(self._plan.variants),
-            alphas={one.arm.name: self._alpha(one) for one in evidence},
-            margin_pct=self._primary.margin,
-            dependence=dependence_of(self._circumstances.admission.calibrations),
-        )
         by_place: dict[tuple[str, str], Comparison] = {}
         for metric in self._compared:
+            levels = Levels(
+                family=len(self._plan.variants),
+                alphas={one.arm.name: self._alpha(one) for one in evidence},
+                margin_pct=self._primary.margin,
+                dependence=dependence_of(self._circumstances.admission.calibrations),
+                better=self._better.get(metric),
+            )
             samples = {one.arm.name: sample for one in evidence if (sample := sample_of(one, metric)) is not None}
             by_place |= {(arm, metric): compared for arm, compared in compare(metric, samples, levels).items()}
         return by_place
@@ -136,7 +150,7 @@ class _Judge:
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else self._requirements(evidence)
-        metric = METRICS[rule.metric]
+        metric = self._spec.metric
         other = other_work(metric, evidence.arm.config, self._plan.baseline.config) or (
             other_tokens(evidence) if metric.kind == "ratio" else None
         )
@@ -144,7 +158,11 @@ class _Judge:
         when_met = exact.decision if exact else adopt_or_reject(primary, rule)
         chances = self._chances(name, answer, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
-        notes = [f"requirement not met: {e.metric} {e.rule}: {e.detail}" for e in requirements if not e.passed]
+        notes = [
+            f"requirement {'not decided' if e.undecided else 'not met'}: {e.metric} {e.rule}: {e.detail}"
+            for e in requirements
+            if not e.passed
+        ]
         return VariantVerdict(
             arm=name,
             verdict=answer.published,
@@ -175,7 +193,8 @@ class _Judge:
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
-        return tuple(judge_requirement(entry, evidence, node_class) for entry in self._spec.verdict.require)
+        level = self._alpha(evidence) / len(self._plan.variants)
+        return tuple(judge_requirement(entry, evidence, node_class, level) for entry in self._spec.verdict.require)
 
     def _answer(
         self,
@@ -187,6 +206,9 @@ class _Judge:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
         absent = _missing(self._spec, evidence.pairs, self._circumstances)
+        impossible = no_ratio(evidence, self._primary.metric)
+        if impossible and not absent:
+            return undecided(Cause.NO_RATIO, impossible)
         if absent or primary is None:
             return undecided(Cause.MISSING, _reason_missing(absent, primary))
         if isinstance(primary, ExactResult):
@@ -200,6 +222,7 @@ class _Judge:
         word = word_of(primary, self._primary)
         answer = as_measured(word, sentence(word, primary, self._primary))
         answer = capped(answer, Cause.OTHER_WORK, other)
+        answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self._primary.metric))
         answer = capped(answer, Cause.SPREADS, spreads_differ(sample))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)

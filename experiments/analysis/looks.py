@@ -19,8 +19,12 @@ from experiments.records.receipts import Receipt
 
 FUTILE = 0.1
 """No more blocks run if the chance of an answer at a later look is below this."""
-_HOPELESS = frozenset({Cause.MISSING, Cause.RERUNS})
+_HOPELESS = frozenset({Cause.MISSING, Cause.RERUNS, Cause.NO_RATIO, Cause.ONE_VALUE})
 """Causes that more blocks do not remove."""
+
+
+_MAY_BE_ADOPTED = (VerdictWord.BETTER, VerdictWord.SAME)
+"""Verdicts whose decision waits for requirements without proof."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ def at_look(
         return LookDecision(go_on=False, reason=f"{blocks} blocks are the last look")
     early = [receipt for receipt in receipts if receipt.ids.block_index < blocks]
     verdict = judge(plan, spec, early, circumstances)
-    undecided = [variant for variant in verdict.variants if _undecided(variant)]
+    undecided = [variant for variant in verdict.variants if _undecided(variant, spec)]
     if not undecided:
         words = ", ".join(f"'{variant.arm}' {variant.measured}" for variant in verdict.variants)
         return LookDecision(go_on=False, reason=f"after {blocks} blocks: {words}")
@@ -63,9 +67,12 @@ def _level(plan: Plan, circumstances: Circumstances, variant: VariantVerdict) ->
     return alpha_of(circumstances.family.number_of(variant.arm)) / len(plan.variants)
 
 
-def _undecided(variant: VariantVerdict) -> bool:
+def _undecided(variant: VariantVerdict, spec: AblationSpec) -> bool:
     """Return whether more blocks may bring an answer. For an exact metric and for other work they cannot."""
+    results = zip(spec.verdict.require, variant.requirements, strict=False)  # an excluded variant has no results
+    margins = any(rule.margin is not None and result.undecided for rule, result in results)
     unanswered = variant.measured is VerdictWord.INCONCLUSIVE or variant.cause is Cause.SPREADS
+    unanswered |= margins and variant.measured in _MAY_BE_ADOPTED
     fixed = variant.exact is not None or variant.other_work is not None
     return unanswered and variant.cause not in _HOPELESS and not fixed
 

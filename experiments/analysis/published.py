@@ -163,7 +163,12 @@ def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResu
     compare_losses = _envelope(requirement, values) if requirement.rule == "envelope" else _identical(values)
     passed, detail = within_bound(requirement, [(own, base) for base, own in values.pairs]) or compare_losses
     return RequirementResult(
-        metric=requirement.metric, rule=rule_text(requirement), passed=passed, detail=detail, exact=False
+        metric=requirement.metric,
+        rule=rule_text(requirement),
+        passed=passed is True,
+        undecided=passed is None,
+        detail=detail,
+        exact=False,
     )
 
 
@@ -175,11 +180,11 @@ def _identical(values: PublishedValues) -> tuple[bool, str]:
     return True, f"identical in the {digits} printed decimals; the bits are unknown"
 
 
-def _envelope(requirement: Requirement, values: PublishedValues) -> tuple[bool, str]:
+def _envelope(requirement: Requirement, values: PublishedValues) -> tuple[bool | None, str]:
     repeats = [base for base, _ in values.pairs]
     gaps = [own - base for base, own in values.pairs]
     if len(repeats) < 2:
-        return False, f"{gaps[0]:+.4f} nats, and no repeat of the baseline shows how much of it is noise"
+        return None, f"{gaps[0]:+.4f} nats, and no repeat of the baseline shows how much of it is noise"
     middle, limit = sum(repeats) / len(repeats), max(envelopes({0: repeats})[0], requirement.tolerance)
     gap = max(abs(own - middle) for _, own in values.pairs)
     return gap <= limit, f"{gap:.3g} nats from the baseline; envelope {limit:.3g} nats"

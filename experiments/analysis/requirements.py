@@ -3,14 +3,18 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import scipy
 
+from experiments.analysis.comparing import sample_of
+from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Pair
+from experiments.analysis.statistics import fit, log_ratio, percent
 from experiments.analysis.verdicts import RequirementResult
 from experiments.block_numbers import block_name
 from experiments.design.gate import Claim
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, find_metric
 from experiments.design.plan import is_resident
 from experiments.design.spec import Requirement
 from experiments.records.receipts import Receipt, read_metric
@@ -21,15 +25,23 @@ ENVELOPE_LEVEL = 0.05
 """Chance per ablation that a variant with the baseline's losses leaves the envelope in some block."""
 
 
-def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: NodeClass) -> RequirementResult:
-    """Return whether the variant meets `requirement` in every block on `node_class`, with the deciding number."""
+def judge_requirement(
+    requirement: Requirement, evidence: Evidence, node_class: NodeClass, level: float
+) -> RequirementResult:
+    """Return whether the variant meets `requirement` in every block on `node_class`, with the deciding number.
+
+    A margin is met if a one-sided test at `level` over the blocks proves it.
+    """
+    if requirement.margin is not None:
+        return _judge_margin(requirement, requirement.margin, evidence, level)
     metric = METRICS[requirement.metric]
     every = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
     values = [(own, other) for own, other in every if own is not None and other is not None]
     rule = _rule(requirement, evidence)
     complete = bool(values) and len(values) == len(every)
+    passed: bool | None
     if not complete:
-        passed, detail = False, f"missing in {len(every) - len(values)} of {len(every)} blocks"
+        passed, detail = None, f"missing in {len(every) - len(values)} of {len(every)} blocks"
     else:
         passed, detail = within_bound(requirement, values) or _loss(rule, requirement, evidence.pairs)
     without_noise = metric.kind == "absolute" and metric.decides == "exact"
@@ -37,11 +49,36 @@ def judge_requirement(requirement: Requirement, evidence: Evidence, node_class: 
     return RequirementResult(
         metric=requirement.metric,
         rule=rule_text(requirement),
-        passed=passed,
+        passed=passed is True,
+        undecided=passed is None,
         detail=detail,
-        exact=complete and exact,
+        exact=passed is not None and exact,
         compared=requirement.rule != "as_claimed" or rule is not None,
     )
+
+
+def _judge_margin(requirement: Requirement, margin_pct: float, evidence: Evidence, level: float) -> RequirementResult:
+    """Judge by Student's t over the block differences that the variant is worse by less than the margin."""
+    name, config = requirement.metric, evidence.arm.config
+    fields: dict[str, Any] = {"metric": name, "rule": rule_text(requirement), "exact": False}
+    sample = sample_of(evidence, name)
+    if sample is None:
+        why = no_ratio(evidence, name) or f"{len(evidence.pairs)} blocks with this number are too few"
+        return RequirementResult(**fields, passed=False, undecided=True, detail=why)
+    fitted, (low, high) = fit(sample.differences, sample.places), (log_ratio(-margin_pct), log_ratio(margin_pct))
+    by = f"{percent(float(fitted.mean)):+.2f} % over {fitted.blocks} blocks"
+    if alone := one_value(evidence, name):
+        return RequirementResult(**fields, passed=False, undecided=True, detail=f"{by}: {alone}")
+    within, beyond = (low, math.inf), (-math.inf, low)
+    if find_metric(name, config).better == "lower":
+        within, beyond = (-math.inf, high), (high, math.inf)
+    p_met, p_broken = (float(fitted.p_same(*side)) for side in (within, beyond))
+    if p_met <= level:
+        return RequirementResult(**fields, passed=True, detail=f"{by}: proved to be worse by less (p {p_met:.2g})")
+    if p_broken <= level:
+        return RequirementResult(**fields, passed=False, detail=f"{by}: proved to be worse by more (p {p_broken:.2g})")
+    detail = f"{by}: neither proved nor disproved (p {p_met:.2g} and {p_broken:.2g})"
+    return RequirementResult(**fields, passed=False, undecided=True, detail=detail)
 
 
 def within_bound(requirement: Requirement, values: Sequence[tuple[float, float]]) -> tuple[bool, str] | None:
@@ -58,6 +95,8 @@ def within_bound(requirement: Requirement, values: Sequence[tuple[float, float]]
 
 def rule_text(requirement: Requirement) -> str:
     """Return the rule with its bound, for example "max_delta 6 GiB" or "identical"."""
+    if requirement.margin is not None:
+        return f"worse by less than {requirement.margin:g} %"
     unit = METRICS[requirement.metric].unit
     if requirement.max_value is not None:
         return f"max_value {requirement.max_value:g} {unit}"
@@ -75,7 +114,7 @@ def _rule(requirement: Requirement, evidence: Evidence) -> str | None:
     return "identical" if evidence.claim is Claim.SCHEDULE_ONLY and requirement.metric == "loss_step1" else "envelope"
 
 
-def _loss(rule: str | None, requirement: Requirement, pairs: Sequence[Pair]) -> tuple[bool, str]:
+def _loss(rule: str | None, requirement: Requirement, pairs: Sequence[Pair]) -> tuple[bool | None, str]:
     metric = METRICS[requirement.metric]
     if rule is None:
         return True, "the gates claim another numerical model; losses are not compared"
@@ -91,14 +130,14 @@ def _identical(pairs: Sequence[Pair], metric: Metric) -> tuple[bool, str]:
     return False, f"differs in {len(other)} of {len(pairs)} blocks, first in {block_name(first.block_index)}: {values}"
 
 
-def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -> tuple[bool, str]:
+def _envelope(requirement: Requirement, pairs: Sequence[Pair], metric: Metric) -> tuple[bool | None, str]:
     """Compare the variant's losses with the prediction intervals of the baseline's repeats of the same seed."""
     repeats: dict[int, list[float]] = {}
     for pair in pairs:
         repeats.setdefault(pair.seed, []).append(_value(metric, pair.baseline))
     alone = sorted(seed for seed, values in repeats.items() if len(values) < 2)
     if alone:
-        return False, f"seed {alone[0]} has no repeat of the baseline to compare with"
+        return None, f"seed {alone[0]} has no repeat of the baseline to compare with"
     limits = {seed: max(limit, requirement.tolerance) for seed, limit in envelopes(repeats).items()}
     means = {seed: statistics.fmean(values) for seed, values in repeats.items()}
     gaps = [(abs(_value(metric, pair.variant) - means[pair.seed]), limits[pair.seed], pair) for pair in pairs]

@@ -73,7 +73,7 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration])
     if not calibrations:
         return None
     own = workload_of(plan, spec)
-    alike = [one for one in calibrations if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS]
+    alike = [one for one in calibrations if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS and one.sd_pct]
     if not alike or spec.verdict.primary.exact or spec.purpose == "calibration":
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -69,6 +69,10 @@ class Cause(StrEnum):
     RERUNS = "reruns"
     UNCALIBRATED = "uncalibrated"
     OTHER_WORK = "other work"
+    NO_RATIO = "no ratio"
+    """A declared metric is not above zero in some trial, so a relative margin means nothing."""
+    ONE_VALUE = "one value for all seeds"
+    """A declared metric does not depend on the seed, so blocks are no independent samples."""
 
 
 class Comparison(Frozen):
@@ -111,6 +115,8 @@ class Comparison(Frozen):
     """Minimum detectable effect (80 % power) at these blocks, this sd and this level, corrected for the variants."""
     differences_pct: tuple[float, ...]
     """d of every block as percent, in block order."""
+    better: OmitNone[Literal["higher", "lower"]] = None
+    """Direction of improvement of a declared metric; None for our metrics, which `METRICS` describes."""
 
 
 class RequirementResult(Frozen):
@@ -120,6 +126,8 @@ class RequirementResult(Frozen):
     rule: str
     """The rule as text, for example "max_delta 6.0 GiB" or "identical"."""
     passed: bool
+    undecided: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether the data prove neither that the requirement is met nor that it is not, as where values are missing."""
     detail: str
     exact: bool
     """Whether values without noise decided: bytes, or losses that must be identical. Such a failure rejects alone."""

@@ -1,6 +1,7 @@
-"""The metrics of a receipt by name."""
+"""The metrics of a receipt by name: our own, and those that a spec with a command declares."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
@@ -93,6 +94,32 @@ REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items
 
 LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
 """Metrics that a requirement can compare with the baseline's."""
+
+DECLARED_UNIT = "as reported"
+"""Unit of a declared metric."""
+
+
+def declared_metric(name: str, better: Literal["higher", "lower"]) -> Metric:
+    """Return the metric of a number that a program reports at its end."""
+    field = f"program.reported.{name}"
+    return Metric(name, name, DECLARED_UNIT, field, better=better, kind="ratio", source="program", decides="paired")
+
+
+def declared_in(config: Mapping[str, Any]) -> Mapping[str, Literal["higher", "lower"]]:
+    """Return the better direction of each metric that the configuration of a trial declares, by name."""
+    metrics: Mapping[str, Literal["higher", "lower"]] = config.get("metrics", {})
+    return metrics
+
+
+def find_metric(name: str, config: Mapping[str, Any]) -> Metric:
+    """Return a metric of trials with this configuration. Raises KeyError for an unknown name."""
+    return METRICS.get(name) or declared_metric(name, declared_in(config)[name])
+
+
+def has_metric(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether trials with this configuration can have a metric."""
+    return name in METRICS or name in declared_in(config)
+
 
 PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm_peak_gib")
 """Peaks of memory: only a change at the moment of the peak moves them."""

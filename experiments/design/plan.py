@@ -20,7 +20,7 @@ from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.recipes import OVERRIDES, RECIPES
 from experiments.design.rule import rule_digest
-from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, AblationSpec
+from experiments.design.spec import COMPARED_WITH_REPEATS, MAX_SEEDS, MIN_BLOCKS, AblationSpec
 from experiments.design.workload import Workload
 from experiments.digest import digest
 from experiments.documents import Frozen
@@ -108,6 +108,7 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         *_metric_problems(spec),
         *_compile_problems(spec, resolution.arms),
         *_block_problems(spec),
+        *_seed_problems(spec),
         *_requirement_problems(spec),
     ]
     if problems:
@@ -120,7 +121,7 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
         max_foreign_load=spec.placement.max_foreign_load / 100,
-        cold_caches=METRICS[spec.verdict.primary.metric].cold,
+        cold_caches=spec.metric.cold,
         arms=arms,
         blocks=plan_blocks(spec, [arm.name for arm in arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
@@ -219,8 +220,9 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         sources, where_to = {"step", "program"}, "of a command"
         why = "only the built-in model reports it"
     there = [n for n in PRIMARY_METRICS if METRICS[n].source in sources and not _resident(n, spec)]
+    there += spec.workload.metrics
     for part, name in metrics.items():
-        if METRICS[name].source not in sources:
+        if spec.metric_named(name).source not in sources:
             detail = f"metric '{name}' is not measured {where_to}: {why}"
             where = pointer("verdict", *part, "metric")
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
@@ -249,6 +251,8 @@ def _resident_problems(spec: AblationSpec, node_class: NodeClass, there: Sequenc
 def _resident(metric: str, spec: AblationSpec) -> bool:
     """Say whether a memory metric of `spec` is a resident set; a command on the host has no other memory."""
     node_class = NODE_CLASSES[spec.placement.node_class]
+    if metric not in METRICS:
+        return False
     command = spec.workload.recipe is None and node_class.on_host and bool(METRICS[metric].resident_on)
     return command or is_resident(metric, node_class)
 
@@ -260,7 +264,7 @@ def is_resident(metric: str, node_class: NodeClass) -> bool:
 
 def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
     """Find arms that compile nothing before step 0 where compile time decides."""
-    if not METRICS[spec.verdict.primary.metric].cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
+    if not spec.metric.cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
         return
     if spec.workload.recipe is None:  # its metric is refused
         return
@@ -284,6 +288,24 @@ def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail += f"{blocks} blocks over {seeds} seeds"
         hint = f"use at least {2 * seeds} blocks, or fewer seeds"
         yield SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
+
+
+def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find designs in which a seed repeats although a declared metric decides.
+
+    A repeated seed repeats the luck of its run, so two such blocks are no independent samples. A/A blocks may repeat
+    seeds: they show the noise of the machine.
+    """
+    declared = [spec.verdict.primary.metric, *(one.metric for one in spec.verdict.require)]
+    named = next((name for name in declared if name not in METRICS), None)
+    blocks, seeds = spec.design.blocks.number, len(spec.design.seeds)
+    if named is None or seeds >= blocks or spec.purpose == "calibration":
+        return
+    detail = (
+        f"'{named}' is judged over seeds, so every block needs a seed of its own; given: {seeds} seeds for {blocks} "
+    )
+    hint = f"list {blocks} seeds" if blocks <= MAX_SEEDS else f"use at most {MAX_SEEDS} blocks, with as many seeds"
+    yield SpecProblem(pointer=pointer("design", "seeds"), detail=f"{detail}blocks", hint=hint)
 
 
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

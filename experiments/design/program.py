@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from experiments.design.config_fields import differing_fields
-from experiments.design.metrics import PROCESS_METRIC
+from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.problems import listed, pointer
 from experiments.design.spec import AblationSpec
 from experiments.design.workload import COMMAND, Commit, RepositoryCommit, SpecPart, VariantSpec
@@ -53,7 +53,13 @@ class ProgramConfig:
 
 
 _CONFIG = TypeAdapter(ProgramConfig)
-_NEEDS: Mapping[str, Literal["process", "tokens"]] = {PROCESS_METRIC: "process", "tokens_per_s": "tokens"}
+
+
+def _needs(metric: str) -> Literal["process", "steps", "tokens"]:
+    """Return the marks that a deciding metric needs; a declared one is reported without marks, too."""
+    if metric == "tokens_per_s":
+        return "tokens"
+    return "process" if metric == PROCESS_METRIC or metric not in METRICS else "steps"
 
 
 def marked_steps(*, warmup: int, timed: int) -> StepsConfig:
@@ -118,7 +124,7 @@ def program_arms(spec: AblationSpec) -> Iterator[tuple[str, dict[str, Any], dict
         environment=workload.environment,
         metrics={name: metric.better for name, metric in workload.metrics.items()},
         profile=workload.profile,
-        needs=_NEEDS.get(spec.verdict.primary.metric, "steps"),
+        needs=_needs(spec.verdict.primary.metric),
         steps=steps,
         devices=spec.placement.devices,
     )

@@ -11,7 +11,7 @@ from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
-from experiments.design.spec import AblationSpec
+from experiments.design.spec import AblationSpec, Requirement
 from experiments.design.trainable import trainable
 from experiments.digest import digest
 from model.measurements import Metric
@@ -99,6 +99,22 @@ PROCESS_TIME: dict[str, Any] = {
 """How a whole process becomes one number."""
 
 
+def reported_estimator(metric: str) -> dict[str, Any]:
+    """Return the estimator of a number that the program reports."""
+    return {"estimate": "the number that the program reports at its end, once for each run", "metric": metric}
+
+
+NOT_INFERIOR: dict[str, Any] = {
+    "not_inferior": "a margin under require: one-sided t test at the level of this asking and look, over the number of "
+    "variants (Bonferroni), that the variant is worse by less; without proof the decision is inconclusive",
+}
+"""Addition to the comparison where a requirement has a margin."""
+SEEDS: dict[str, Any] = {
+    "seeds": "every block has a seed of its own; no word where one arm reports the same number with every seed",
+}
+"""Addition to the comparison where a declared metric decides."""
+
+
 def window_estimator(slice_steps: int) -> dict[str, Any]:
     """Return the estimator of windows whose slices have `slice_steps` steps; 0: no slices."""
     return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
@@ -106,6 +122,8 @@ def window_estimator(slice_steps: int) -> dict[str, Any]:
 
 def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
     """Return how one trial becomes one number of `metric`."""
+    if metric not in METRICS:
+        return reported_estimator(metric)
     if METRICS[metric].cold:
         return COMPILE_TIME
     return PROCESS_TIME if metric == PROCESS_METRIC else window_estimator(slice_steps)
@@ -119,15 +137,27 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
             "metric": primary.metric,
             "margin_pct": primary.margin,
             "adopt_if_pct": primary.threshold_pct,
+            **({} if primary.metric in METRICS else {"better": spec.metric.better}),
         },
-        "require": [requirement.model_dump(mode="json", exclude_none=True) for requirement in spec.verdict.require],
+        "require": [_required(spec, requirement) for requirement in spec.verdict.require],
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice),
-        "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _other_model(spec),
+        "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _other_model(spec) | _of_declared(spec),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
+
+
+def _required(spec: AblationSpec, requirement: Requirement) -> dict[str, Any]:
+    values = requirement.model_dump(mode="json", exclude_none=True)
+    return values if requirement.margin is None else {**values, "better": spec.metric_named(requirement.metric).better}
+
+
+def _of_declared(spec: AblationSpec) -> dict[str, Any]:
+    margins = any(requirement.margin is not None for requirement in spec.verdict.require)
+    decides = spec.verdict.primary.metric not in METRICS
+    return (SEEDS if decides else {}) | (NOT_INFERIOR if margins else {})
 
 
 def _other_model(spec: AblationSpec) -> dict[str, Any]:

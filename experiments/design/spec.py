@@ -4,10 +4,12 @@ It checks single values. The plan checks values together: a gate that a node cla
 baseline. A change of a Field's description also changes the published JSON Schema.
 """
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from experiments.design.metrics import (
     EXACT_METRICS,
@@ -17,6 +19,7 @@ from experiments.design.metrics import (
     PAIRED_METRICS,
     PRIMARY_METRICS,
     REQUIRED_METRICS,
+    declared_metric,
 )
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
@@ -29,6 +32,7 @@ from experiments.design.spec_values import (
     Margin,
     Name,
     Percent,
+    Problems,
     Seconds,
     Text,
     number_in,
@@ -37,10 +41,19 @@ from experiments.design.spec_values import (
     refuse,
     show_percent,
 )
-from experiments.design.workload import ArmSpec, SpecPart, VariantSpec, Workload, without_null
+from experiments.design.workload import (
+    NOT_OURS,
+    ArmSpec,
+    SpecPart,
+    VariantSpec,
+    Workload,
+    is_declarable,
+    without_null,
+)
 from experiments.digest import digest
 from experiments.outcomes import BASELINE
 from kernels.backends import NODE_CLASSES
+from model.measurements import Metric
 
 MIN_BLOCKS = 6
 """With fewer blocks, an exact two-sided sign-flip test cannot reject at 5 %."""
@@ -71,14 +84,27 @@ def _primary_schema(schema: dict[str, Any]) -> None:
             "adopt_if": {"type": "null"},
         },
     }
-    schema["oneOf"] = [paired, exact, loss]
+    declared = {
+        "required": ["metric"],
+        "properties": {"metric": NOT_OURS, "margin": {"type": "string", "pattern": PERCENT_PATTERN}},
+    }
+    schema["oneOf"] = [paired, exact, loss, declared]
 
 
 def _requirement_schema(schema: dict[str, Any]) -> None:
     """Publish that a requirement has exactly one bound, and the metrics that take a rule."""
-    without_null(schema, "max_delta", "max_value", "rule")
-    loss = {"required": ["rule"], "properties": {"metric": {"enum": [*LOSS_METRICS]}}}
-    schema["oneOf"] = [{"required": ["max_delta"]}, {"required": ["max_value"]}, loss]
+    without_null(schema, "max_delta", "max_value", "rule", "margin")
+    ours, loss = ({"properties": {"metric": {"enum": [*names]}}} for names in (REQUIRED_METRICS, LOSS_METRICS))
+    schema["oneOf"] = [
+        {"required": ["max_delta"], **ours},
+        {"required": ["max_value"], **ours},
+        {"required": ["rule"], **loss},
+        {"required": ["margin"], "properties": {"metric": NOT_OURS}},
+    ]
+
+
+def _ours_or_declared(names: Sequence[str]) -> dict[str, Any]:
+    return {"anyOf": [{"enum": [*names]}, NOT_OURS]}
 
 
 def _nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -98,13 +124,21 @@ def _or_auto(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"const": AUTO}, {"$ref": schema.pop("$ref")}]
 
 
-def _few_blocks_schema(schema: dict[str, Any]) -> None:
-    """Publish that only an exact metric may decide after fewer blocks than statistics need."""
+def _whole_schema(schema: dict[str, Any]) -> None:
+    """Publish two rules: only an exact metric may decide after few blocks; only a command has declared metrics."""
     enough = _nested({"minimum": MIN_BLOCKS}, "design", "blocks", "count")
     exact = _nested(
         {"required": ["metric"], "properties": {"metric": {"enum": [*EXACT_METRICS]}}}, "verdict", "primary"
     )
     schema["anyOf"] = [enough, exact]
+    required = {"items": {"properties": {"metric": {"enum": [*REQUIRED_METRICS]}}}}
+    schema["if"] = {"properties": {"workload": {"required": ["recipe"]}}}
+    schema["then"] = {
+        "allOf": [
+            _nested({"enum": [*PRIMARY_METRICS]}, "verdict", "primary", "metric"),
+            _nested(required, "verdict", "require"),
+        ]
+    }
 
 
 class Blocks(SpecPart):
@@ -265,13 +299,29 @@ class Limits(SpecPart):
         return number_in("minutes", value)
 
 
+def _primary_name(name: str, declared: Iterable[str]) -> str:
+    """Return the name of a metric that can decide; reject any other."""
+    allowed = (*PRIMARY_METRICS, *declared)
+    return one_of(name, allowed, f"metric {shown(name)} cannot be primary; allowed", METRIC_LABELS)
+
+
+def _required_name(name: str, declared: Iterable[str]) -> str:
+    """Return the name of a metric that can be bounded; reject any other."""
+    allowed = (*REQUIRED_METRICS, *declared)
+    return one_of(name, allowed, f"metric {shown(name)} cannot be required; allowed", METRIC_LABELS)
+
+
 class Primary(SpecPart):
     """The deciding metric with its practical margin."""
 
     model_config = ConfigDict(json_schema_extra=_primary_schema)
 
     metric: Annotated[
-        str, Field(description="The number that decides.", json_schema_extra={"enum": [*PRIMARY_METRICS]})
+        str,
+        Field(
+            description="The number that decides: one of ours, or one that workload.metrics declares.",
+            json_schema_extra=_ours_or_declared(PRIMARY_METRICS),
+        ),
     ] = "tokens_per_s"
     margin: Margin = Field(
         description="Differences within this margin count as the same. Metrics without noise may have 0%, where any "
@@ -284,13 +334,13 @@ class Primary(SpecPart):
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
-        return one_of(value, PRIMARY_METRICS, f"metric {shown(value)} cannot be primary; allowed", METRIC_LABELS)
+        return value if is_declarable(value) else _primary_name(value, ())
 
     @field_validator("margin")
     @classmethod
     def _fits_the_metric(cls, value: float, info: Any) -> float:
         metric = info.data.get("metric")
-        if metric in PAIRED_METRICS and value == 0:
+        if metric and metric not in EXACT_METRICS and value == 0:
             raise refuse(f"the margin of '{metric}' must be above 0%: no test proves a difference of exactly zero")
         if metric in LOSS_METRICS and value != 0:
             raise refuse(f"'{metric}' is compared bit for bit; its margin is {NO_MARGIN}", f"use margin: {NO_MARGIN}")
@@ -319,12 +369,16 @@ class Primary(SpecPart):
 
 
 class Requirement(SpecPart):
-    """A condition on a variant besides the primary metric: exactly one of max_delta, max_value and rule."""
+    """A condition on a variant besides the primary metric: exactly one of max_delta, max_value, rule and margin."""
 
     model_config = ConfigDict(json_schema_extra=_requirement_schema)
 
     metric: Annotated[
-        str, Field(description="The number that is bounded.", json_schema_extra={"enum": [*REQUIRED_METRICS]})
+        str,
+        Field(
+            description="The number that is bounded: one of ours, or one that workload.metrics declares.",
+            json_schema_extra=_ours_or_declared(REQUIRED_METRICS),
+        ),
     ]
     max_delta: float | None = Field(
         default=None, ge=0, le=1e9, description="Allowed rise over the baseline, in its unit."
@@ -335,11 +389,16 @@ class Requirement(SpecPart):
         description="For losses: bit-identical, within the spread of baseline repeats, or as the gates claim.",
     )
     tolerance: float = Field(default=1e-3, ge=0, le=100, description="Smallest envelope, in nats.")
+    margin: Percent | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="For declared metrics: the variant must be proved to be no worse than the baseline by more.",
+    )
 
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
-        return one_of(value, REQUIRED_METRICS, f"metric {shown(value)} cannot be required; allowed", METRIC_LABELS)
+        return value if is_declarable(value) else _required_name(value, ())
 
     @field_validator("max_delta", "max_value", mode="before")
     @classmethod
@@ -349,10 +408,12 @@ class Requirement(SpecPart):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Requirement":
-        bounds = [key for key in ("max_delta", "max_value", "rule") if getattr(self, key) is not None]
+        bounds = [key for key in ("max_delta", "max_value", "rule", "margin") if getattr(self, key) is not None]
         if len(bounds) != 1:
-            raise refuse(f"give exactly one of max_delta, max_value and rule; given: {listed(bounds)}")
-        if self.rule and self.metric not in LOSS_METRICS:
+            raise refuse(f"give exactly one of max_delta, max_value, rule and margin; given: {listed(bounds)}")
+        if self.margin is not None and not is_declarable(self.metric):
+            raise refuse(f"a margin is for metrics of workload.metrics; '{self.metric}' takes max_delta or max_value")
+        if self.rule and self.metric not in LOSS_METRICS and not is_declarable(self.metric):
             raise refuse(f"rule '{self.rule}' is for losses; '{self.metric}' takes max_delta or max_value")
         return self
 
@@ -370,7 +431,7 @@ class VerdictRule(SpecPart):
 class AblationSpec(SpecPart):
     """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
 
-    model_config = ConfigDict(json_schema_extra=_few_blocks_schema)
+    model_config = ConfigDict(json_schema_extra=_whole_schema)
 
     ablation: Name = Field(description="Name of the ablation.")
     purpose: Literal["answer", "calibration"] = Field(
@@ -402,6 +463,39 @@ class AblationSpec(SpecPart):
         if BASELINE in value:
             raise_all([(BASELINE, refuse(f"a variant cannot be named '{BASELINE}'"), None)])
         return value
+
+    @field_validator("verdict")
+    @classmethod
+    def _metrics_exist(cls, value: VerdictRule, info: ValidationInfo) -> VerdictRule:
+        """Reject metrics that are neither ours nor declared; an illegal workload has a problem of its own."""
+        workload: Workload | None = info.data.get("workload")
+        if workload is None:
+            return value
+        errors: Problems = []
+        try:
+            _primary_name(value.primary.metric, workload.metrics)
+        except PydanticCustomError as error:
+            errors.append((("primary", "metric"), error, value.primary.metric))
+        for index, one in enumerate(value.require):
+            try:
+                _required_name(one.metric, workload.metrics)
+            except PydanticCustomError as error:
+                errors.append((("require", index, "metric"), error, one.metric))
+            else:
+                if one.metric in workload.metrics and one.margin is None:
+                    detail = f"'{one.metric}' is a declared metric, which differs from run to run; it takes a margin"
+                    errors.append((("require", index), refuse(detail, "use margin: 0.5%"), one.metric))
+        raise_all(errors)
+        return value
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The deciding metric."""
+        return self.metric_named(self.verdict.primary.metric)
+
+    def metric_named(self, name: str) -> Metric:
+        """Return one of our metrics, or a declared one. Raises KeyError for an unknown name."""
+        return METRICS.get(name) or declared_metric(name, self.workload.metrics[name].better)
 
     @cached_property
     def digest(self) -> str:

@@ -5,7 +5,7 @@ Each type validates itself, reports all problems, and carries its published JSON
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
@@ -45,10 +45,18 @@ def one_of(value: str, allowed: Collection[str], sentence: str, labels: Mapping[
     return value
 
 
-def raise_all(errors: list[tuple[str, PydanticCustomError, object]]) -> None:
-    """Raise one ValidationError of all (key, error, input); return when there is none."""
+Problem: TypeAlias = tuple[str | tuple[str | int, ...], PydanticCustomError, object]
+"""(key or path, error, input) of an illegal value."""
+Problems: TypeAlias = list[Problem]
+
+
+def raise_all(errors: Sequence[Problem]) -> None:
+    """Raise one ValidationError of all (key or path, error, input); return when there is none."""
     if errors:
-        lines = [InitErrorDetails(type=error, loc=(name,), input=value) for name, error, value in errors]
+        lines = [
+            InitErrorDetails(type=error, loc=where if isinstance(where, tuple) else (where,), input=value)
+            for where, error, value in errors
+        ]
         raise ValidationError.from_exception_data("spec", lines)
 
 
@@ -146,7 +154,7 @@ Seconds: TypeAlias = Annotated[
 def _check_gates(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    errors: list[tuple[str, PydanticCustomError, object]] = []
+    errors: Problems = []
     for name, setting in value.items():
         gate = GATES.get(name)
         if gate is None:
@@ -180,7 +188,7 @@ def _default(gate: Gate) -> dict[str, GateValue]:
 def _check_overrides(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    errors: list[tuple[str, PydanticCustomError, object]] = []
+    errors: Problems = []
     checked: dict[str, Any] = {}
     for name, setting in value.items():
         key = OVERRIDES.get(name)

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
 from experiments.design.spec_values import (
@@ -170,6 +171,15 @@ class Steps(SpecPart):
     val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
 
 
+NOT_OURS: dict[str, Any] = {"pattern": _METRIC, "not": {"enum": [*METRICS]}}
+"""JSON Schema of the name of a declared metric."""
+
+
+def is_declarable(name: str) -> bool:
+    """Return whether a spec may declare a metric of this name."""
+    return name not in METRICS and re.fullmatch(_METRIC[1:-1], name) is not None
+
+
 class DeclaredMetric(SpecPart):
     """A number that a program reports at its end."""
 
@@ -221,7 +231,7 @@ class Workload(SpecPart):
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables of every arm.")
     metrics: Annotated[
         dict[str, DeclaredMetric],
-        Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": {"pattern": _METRIC}}),
+        Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": NOT_OURS}),
     ] = Field(
         default_factory=dict, exclude_if=_is_empty, description="Numbers that the program reports at the end of a run."
     )
@@ -241,7 +251,11 @@ class Workload(SpecPart):
     def _named(cls, value: dict[str, DeclaredMetric]) -> dict[str, DeclaredMetric]:
         rule = "allowed: 1 to 63 of a-z, 0-9 and '_', beginning with a letter"
         bad = [name for name in value if not re.fullmatch(_METRIC[1:-1], name)]
-        raise_all([(name, refuse(f"metric name {shown(name)} is not allowed; {rule}"), name) for name in bad])
+        errors = [(name, refuse(f"metric name {shown(name)} is not allowed; {rule}"), name) for name in bad]
+        for name in METRICS.keys() & value.keys():
+            detail = f"'{name}' is the name of a metric of Ablate; allowed: any other name"
+            errors.append((name, refuse(detail, f"use reported_{name}"), name))
+        raise_all(errors)
         return value
 
     @model_validator(mode="after")

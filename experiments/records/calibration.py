@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from experiments.digest import digest
 from experiments.documents import Frozen
+from model.measurements import OmitNone
 
 Source: TypeAlias = Literal["calibration", "hidden", "sentinel"]
 """Why an A/A block ran: to calibrate, as a hidden arm of an ablation, or to check that the noise is unchanged."""
@@ -26,6 +27,8 @@ class CalibrationKey(Frozen):
     """Of estimator and window."""
     software_digest: str
     """Of the code and versions that ran."""
+    metric: OmitNone[str] = None
+    """A declared metric; None for ours, whose estimator tells them."""
 
     @property
     def workload(self) -> str:

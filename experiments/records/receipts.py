@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from experiments import documents
 from experiments.design.gate_readings import GateReading
+from experiments.design.metrics import find_metric, has_metric
 from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
@@ -290,7 +291,16 @@ def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _attribute(part: object, name: str) -> object:
+    if isinstance(part, Mapping):
+        return part.get(name)
     return None if part is None else getattr(part, name)
+
+
+def read_named(name: str, receipt: Receipt) -> float | None:
+    """Return one of our metrics, or one that the receipt's configuration declares; None without a value."""
+    if not has_metric(name, receipt.config):
+        return None
+    return read_metric(find_metric(name, receipt.config), receipt)
 
 
 def seal(fields: Mapping[str, Any]) -> Receipt:

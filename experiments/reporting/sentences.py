@@ -20,6 +20,9 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
 NO_ANSWER = (VerdictWord.TIMEOUT, VerdictWord.FAILED)
 """Verdicts of arms whose trials did not finish. Running out of memory is not among them: it is a result."""
 
+_WITHOUT_NUMBERS = (Cause.MISSING, Cause.NO_RATIO)
+"""Causes that leave nothing to compare."""
+
 LEADS: dict[Decision, str] = {
     Decision.ADOPT: "adopt {}",
     Decision.REJECT: "do not adopt {}",
@@ -107,8 +110,9 @@ def _result(verdict: Verdict, variant: VariantVerdict) -> str:
     if variant.no_baseline is not None:
         own = f"{variant.arm} {_own_end(verdict, variant)}"
         return f"The baseline {variant.no_baseline}, so there is nothing to compare; {own}."
-    if variant.cause is Cause.MISSING:
-        return f"Not decided: {missing(variant)}."
+    if variant.cause in _WITHOUT_NUMBERS:
+        why = missing(variant) if variant.cause is Cause.MISSING else wording.with_minus(variant.reason)
+        return f"Not decided: {why}."
     if variant.exact is not None:
         other = _other_work(variant)
         prefix = f"Not decided: {other}. The values alone: " if variant.cause is Cause.OTHER_WORK else ""
@@ -162,6 +166,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         Cause.RERUNS: "blocks were rerun, and one of the arms may be the cause",
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
         Cause.OTHER_WORK: _other_work(variant),
+        Cause.ONE_VALUE: "one arm reports the same number with every seed, so its blocks repeat one run",
     }
     proof = _proof(variant.measured, variant, comparison, margin)
     return f"{reasons[variant.cause]}. The samples alone say '{variant.measured}': {proof}"
@@ -213,7 +218,7 @@ def says_why(variant: VariantVerdict) -> bool:
     """Return whether the sentence has the whole reason: numbers, or the missing blocks."""
     exact = variant.exact
     has_numbers = variant.primary is not None if exact is None else not exact.problems
-    return has_numbers or variant.cause is Cause.MISSING
+    return has_numbers or variant.cause in _WITHOUT_NUMBERS
 
 
 def broken_attempts(verdict: Verdict) -> Iterator[str]:

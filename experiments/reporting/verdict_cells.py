@@ -119,11 +119,14 @@ def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
     if not any(requirement["metric"].startswith("loss") for requirement in verdict.rule["require"]):
         return Cell(text="not asked")
     results = [result for result in judged if result.metric.startswith("loss")]
-    broken = [result.metric for result in results if not result.passed]
+    broken = [result.metric for result in results if not result.passed and not result.undecided]
+    undecided = [result.metric for result in results if result.undecided]
     if not results:
         return ABSENT
     if broken:
         return Cell(text=f"FAILED: {', '.join(broken)}", tone=Tone.BAD)
+    if undecided:
+        return Cell(text=f"not proved: {', '.join(undecided)}", tone=Tone.OPEN)
     compared = any(result.compared for result in results)
     return Cell(text="ok", tone=Tone.GOOD) if compared else Cell(text="not compared")
 
@@ -131,6 +134,8 @@ def loss(verdict: Verdict, judged: Sequence[RequirementResult]) -> Cell:
 def requirement(result: RequirementResult) -> tuple[Cell, ...]:
     """Return metric, rule, result and detail."""
     cell = Cell(text="passed", tone=Tone.GOOD) if result.passed else Cell(text="FAILED", tone=Tone.BAD)
+    if result.undecided:
+        cell = Cell(text="not proved", tone=Tone.OPEN)
     if not result.compared and result.passed:
         cell = Cell(text="not compared")
     return row(result.metric, result.rule, cell, wording.with_minus(result.detail))

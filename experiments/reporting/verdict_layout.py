@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.analysis.answer import gain_pct
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.metrics import METRICS, WINDOW_METRICS
+from experiments.design.metrics import EXACT_METRICS, METRICS, WINDOW_METRICS
 from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.table import Cell, Table, numbers, row, texts
 
@@ -135,7 +135,7 @@ def improvement_pct(variant: VariantVerdict) -> float:
 
 def is_exact(verdict: Verdict) -> bool:
     """Return whether values decide instead of statistics; calibration and askings then do not matter."""
-    return METRICS[verdict.rule["primary"]["metric"]].decides == "exact"
+    return verdict.rule["primary"]["metric"] in EXACT_METRICS
 
 
 def speed_unjudged(verdict: Verdict) -> bool:
@@ -166,7 +166,8 @@ def _caveats(verdict: Verdict) -> Iterator[str]:
 
 def _primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
     primary = rule["primary"]
-    sign = -1 if METRICS[primary["metric"]].better == "lower" else 1
+    better = primary.get("better") or METRICS[primary["metric"]].better
+    sign = -1 if better == "lower" else 1
     return PrimaryRule(primary["metric"], primary["margin_pct"], sign * primary["adopt_if_pct"])
 
 

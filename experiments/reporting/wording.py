@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from experiments.design.gate import show
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import DECLARED_UNIT, METRICS
 from experiments.design.power import ALPHA
 
 if TYPE_CHECKING:
@@ -101,8 +101,13 @@ _UNITS = ((172_800, 86_400, "days"), (5_400, 3600, "h"), (100, 60, "min"))
 
 
 def metric(name: str) -> str:
-    """Return the label of a metric."""
-    return METRICS[name].label
+    """Return the label of a metric; a declared one has its name."""
+    return METRICS[name].label if name in METRICS else name
+
+
+def unit(name: str) -> str:
+    """Return the unit of a metric."""
+    return METRICS[name].unit if name in METRICS else DECLARED_UNIT
 
 
 def signed(value: float, digits: int = 2) -> str:
@@ -228,7 +233,9 @@ def with_minus(text: str) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return `text` with a capital first letter; the other letters stay."""
+    """Return `text` with a capital first letter, unless its first word is a name such as val_bpb."""
+    if "_" in text.partition(" ")[0]:
+        return text
     return f"{text[:1].upper()}{text[1:]}"
 
 

@@ -10,6 +10,7 @@ from experiments.reporting.sentences import broken_attempts
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
+from experiments.reporting.verdict_cells import requirement
 from experiments.reporting.verdict_layout import lay_out
 from service.cli.tables import facts
 
@@ -44,8 +45,8 @@ def published(table: "PublishedTable", verdict: "PublishedVerdict") -> Renderabl
     )
     requirements = TerminalTable(*names("requirement"), *texts("rule", "result", "numbers"))
     for result in verdict.requirements:
-        passed = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
-        requirements.add_row(result.metric, result.rule, passed, escape(result.detail))
+        metric, rule, cell, detail = requirement(result)
+        requirements.add_row(metric.text, rule.text, _markup(cell), escape(detail.text))
     return Group(pairs, requirements)
 
 

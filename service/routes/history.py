@@ -11,6 +11,7 @@ from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import HistorySeries
 from experiments.design.metrics import METRIC_LABELS, METRICS
 from experiments.design.recipes import RECIPES
+from experiments.design.workload import COMMAND, is_declarable
 from experiments.records.calibration import Calibration
 from experiments.reporting.wording import false_verdicts
 from service.http.deps import Reader, ServicesDep
@@ -38,8 +39,9 @@ def get_history(
     node_class: Annotated[str | None, Query(description="Only this node class.")] = None,
 ) -> list[HistorySeries]:
     """Return a series for every baseline configuration and device, with changes of its level and its anchor."""
-    check_known("recipe", recipe, list(RECIPES))
-    check_known("metric", metric, list(METRICS), METRIC_LABELS)
+    check_known("recipe", recipe, [*RECIPES, COMMAND])
+    if recipe != COMMAND or not is_declarable(metric):
+        check_known("metric", metric, list(METRICS), METRIC_LABELS)
     with services.store.read() as connection:
         runs = baseline_runs(connection, recipe, node_class=node_class)
     return history_of(metric, runs)

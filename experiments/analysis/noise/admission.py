@@ -149,13 +149,18 @@ def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator
 
 
 def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
-    """Yield the reasons why a calibration admits no trial at the time `at`, in seconds since 1970."""
+    """Yield the reasons why a calibration admits no trial at the time `at`, in seconds since 1970.
+
+    A time always has noise. A number that a program reports may repeat bit for bit, and a verdict on it rests on the
+    spread over the seeds of its own blocks.
+    """
     if calibration.blocks < ADMITTING_BLOCKS:
         yield f"this device has {calibration.blocks} A/A blocks; {ADMITTING_BLOCKS} admit it"
-    if calibration.sd_pct == 0:
+    exact = calibration.sd_pct == 0
+    if exact and (calibration.key.metric is None or calibration.mean_pct):
         yield "the A/A blocks show no noise at all, so they measured nothing"
         return
-    if mean_p(calibration) < MEAN_LEVEL:
+    if not exact and mean_p(calibration) < MEAN_LEVEL:
         yield f"the A/A blocks differ from zero by {calibration.mean_pct:+.2f} % (t test, p {mean_p(calibration):.2g})"
     days = min(abs(seconds(block.started_at) - at) for block in calibration.samples) / _DAY_S
     if days > STALE_DAYS:

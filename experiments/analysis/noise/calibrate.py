@@ -13,14 +13,14 @@ from experiments.analysis.guards import block_problems, median_clock_mhz, receip
 from experiments.design.aa_spec import REPEAT, SENTINEL
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.plan import Plan
-from experiments.design.rule import COMPILE_TIME, PROCESS_TIME, window_estimator
+from experiments.design.rule import COMPILE_TIME, PROCESS_TIME, reported_estimator, window_estimator
 from experiments.design.spec import AblationSpec
 from experiments.design.trainable import trainable
 from experiments.digest import digest
 from experiments.documents import seal, seal_problem
 from experiments.outcomes import BASELINE, Outcome
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
-from experiments.records.receipts import Receipt, held_by, read_metric
+from experiments.records.receipts import Receipt, held_by, read_named
 
 METRIC = "tokens_per_s"
 """All metrics of the window follow from throughput, so its noise calibrates them all."""
@@ -45,6 +45,7 @@ def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
         shape_digest=shape_digest(receipt.config),
         estimator_digest=estimator_digest(receipt.config, spec.verdict.primary.metric),
         software_digest=software_digest(receipt.digests.code, environment.versions),
+        metric=None if spec.verdict.primary.metric in METRICS else spec.verdict.primary.metric,
     )
 
 
@@ -78,17 +79,20 @@ def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
     """Return the digest of the estimator of `metric` and, for a metric of the window, of a TrainConfig's window."""
     if metric in _ESTIMATOR_OF:
         return _ESTIMATOR_OF[metric]
+    if metric not in METRICS:
+        return digest({"estimator": reported_estimator(metric), "steps": config["steps"]})
     steps = {name: value for name, value in config["steps"].items() if name not in {"val_rows", "slice"}}
     return digest({"estimator": window_estimator(config["steps"].get("slice", 0)), "steps": steps})
 
 
 def _measured_by(spec: AblationSpec) -> str:
-    return spec.verdict.primary.metric if spec.verdict.primary.metric in _ESTIMATOR_OF else METRIC
+    own = spec.verdict.primary.metric
+    return own if own in _ESTIMATOR_OF or own not in METRICS else METRIC
 
 
 def metric_of(key: CalibrationKey) -> str:
     """Return the metric whose noise A/A blocks of `key` measure."""
-    return _BY_ESTIMATOR.get(key.estimator_digest, METRIC)
+    return key.metric or _BY_ESTIMATOR.get(key.estimator_digest, METRIC)
 
 
 def aa_blocks_of(
@@ -103,8 +107,8 @@ def aa_blocks_of(
         return
     by_block: dict[int, dict[str, Receipt]] = {}
     for receipt in receipts:
-        value = read_metric(METRICS[_measured_by(spec)], receipt)
-        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and value:
+        value = read_named(_measured_by(spec), receipt) or 0.0
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and value > 0:
             by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
     for index in sorted(by_block):
         pair = by_block[index]
@@ -125,7 +129,7 @@ def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
 
 def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock:
     metric = _measured_by(spec)
-    own, other = (read_metric(METRICS[metric], receipt) or math.nan for receipt in (repeat, baseline))
+    own, other = (read_named(metric, receipt) or math.nan for receipt in (repeat, baseline))
     return AABlock(
         ablation=baseline.ids.ablation,
         block_index=baseline.ids.block_index,

@@ -9,16 +9,17 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import Literal, TypeAlias
 
 import numpy as np
 import scipy
 
 from experiments.analysis.noise.history_series import MIN_POINTS, AnchorDrift, HistoryPoint, HistorySeries, LevelChange
 from experiments.analysis.statistics import percent
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import find_metric, has_metric
 from experiments.documents import Frozen
 from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, held_by, read_metric
+from experiments.records.receipts import Receipt, held_by, read_named
 
 MIN_SEGMENT = 2
 PENALTY = 15.0
@@ -27,6 +28,8 @@ ENDS = 3
 """Number of points of the anchor, and of the newest level."""
 CONFIDENCE = 0.95
 _MAD_TO_SD = 1.4826
+_Better: TypeAlias = Literal["higher", "lower"] | None
+"""Direction of improvement of a metric."""
 
 
 class BaselineRun(Frozen):
@@ -39,10 +42,14 @@ class BaselineRun(Frozen):
 
 def history_of(metric: str, runs: Iterable[BaselineRun]) -> list[HistorySeries]:
     """Return a series per configuration and device in `runs`; runs without a value are left out."""
+    every = tuple(runs)
+    configs = (receipt.config for run in every for receipt in run.receipts)
+    better = next((find_metric(metric, config).better for config in configs if has_metric(metric, config)), None)
     rows = sorted(
-        (row for run in runs for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation)
+        (row for run in every for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation)
     )
-    return [_series(metric, key, [point for _, point in own]) for key, own in groupby(rows, key=lambda row: row[0])]
+    groups = groupby(rows, key=lambda row: row[0])
+    return [_series(metric, key, [point for _, point in own], better) for key, own in groups]
 
 
 def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str], HistoryPoint]]:
@@ -50,7 +57,7 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
     measured = sorted((r for r in run.receipts if r.outcome is Outcome.MEASURED), key=_place)
     for key, receipts in groupby(measured, key=_place):
         own = sorted(receipts, key=lambda receipt: receipt.started_at)
-        values = [value for receipt in own if (value := read_metric(METRICS[metric], receipt)) and value > 0]
+        values = [value for receipt in own if (value := read_named(metric, receipt)) and value > 0]
         if values and len(values) == len(own):
             yield (
                 key,
@@ -72,7 +79,7 @@ def _place(receipt: Receipt) -> tuple[str, str, str]:
     return where.node_class, " + ".join(names), receipt.digests.arm
 
 
-def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint]) -> HistorySeries:
+def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint], better: _Better) -> HistorySeries:
     logs = np.log([point.value for point in points])
     enough = len(points) >= MIN_POINTS
     return HistorySeries(
@@ -81,8 +88,8 @@ def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoin
         device=key[1],
         arm_digest=key[2],
         points=tuple(points),
-        changes=tuple(_changes(metric, points, logs)) if enough else (),
-        since_anchor=_drift(metric, logs) if enough else None,
+        changes=tuple(_changes(better, points, logs)) if enough else (),
+        since_anchor=_drift(better, logs) if enough else None,
     )
 
 
@@ -103,7 +110,7 @@ def find_changes(logs: np.ndarray) -> list[int]:
     return [int(index) for index in search.predict(pen=PENALTY)[:-1]]
 
 
-def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> Iterable[LevelChange]:
+def _changes(better: _Better, points: Sequence[HistoryPoint], logs: np.ndarray) -> Iterable[LevelChange]:
     bounds = [0, *find_changes(logs), len(points)]
     for before, index, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
         change = float(logs[index:after].mean() - logs[before:index].mean())
@@ -111,24 +118,23 @@ def _changes(metric: str, points: Sequence[HistoryPoint], logs: np.ndarray) -> I
             ablation=points[index].ablation,
             at=points[index].at,
             change_pct=percent(change),
-            worse=_worse(metric, change, change),
+            worse=_worse(better, change, change),
             code_changed=points[index].code != points[index - 1].code,
             data_changed=points[index].data != points[index - 1].data,
         )
 
 
-def _drift(metric: str, logs: np.ndarray) -> AnchorDrift:
+def _drift(better: _Better, logs: np.ndarray) -> AnchorDrift:
     change = float(logs[-ENDS:].mean() - logs[:ENDS].mean())
     freedom = (len(logs) - 1) // 2  # a median step estimates the scatter with about half the degrees of freedom
     half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * scatter(logs) * math.sqrt(2 / ENDS)
     low, high = change - half, change + half
     return AnchorDrift(
-        change_pct=percent(change), low_pct=percent(low), high_pct=percent(high), worse=_worse(metric, low, high)
+        change_pct=percent(change), low_pct=percent(low), high_pct=percent(high), worse=_worse(better, low, high)
     )
 
 
-def _worse(metric: str, low: float, high: float) -> bool | None:
-    better = METRICS[metric].better
+def _worse(better: _Better, low: float, high: float) -> bool | None:
     if better is None:
         return None
     return high < 0 if better == "higher" else low > 0

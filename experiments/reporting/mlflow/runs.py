@@ -7,9 +7,9 @@ from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number, place_number
 from experiments.design.arms import Arm
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import METRICS, declared_in
 from experiments.outcomes import AblationState, Outcome, TrialState
-from experiments.records.receipts import Receipt, read_metric
+from experiments.records.receipts import Receipt, read_named
 from experiments.reporting import wording
 from experiments.reporting.mlflow import content, views
 from experiments.reporting.mlflow.content import RunContent
@@ -103,7 +103,11 @@ def _tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str]:
 
 
 def _summary_points(receipt: Receipt) -> list[content.Point]:
-    values = {name: read_metric(metric, receipt) for name, metric in METRICS.items()}
+    names = (*METRICS, *declared_in(receipt.config))
+    values = {name: read_named(name, receipt) for name in names}
+    if receipt.program is not None:
+        more = receipt.program.reported.items()
+        values |= {f"reported/{content.allowed_key(name)}": value for name, value in more if name not in values}
     values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
     if receipt.summary is not None:
         values |= {"mfu": receipt.summary.mfu, "step_s_median": receipt.summary.step_s_median}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.block_numbers import block_number
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import EXACT_METRICS
 from experiments.outcomes import VerdictWord
 from experiments.records.calibration import Calibration
 from experiments.records.circumstances import Circumstances
@@ -14,11 +14,11 @@ from experiments.reporting.table import Table, codes, numbers, row, texts
 
 def rule_in_words(rule: Mapping[str, Any]) -> str:
     """Return the rule as sentences."""
-    primary, metric = rule["primary"], METRICS[rule["primary"]["metric"]]
+    primary = rule["primary"]
     blocks = wording.counted(rule["blocks"], "block")
     return " ".join(
         (
-            _decides(primary, metric.label, metric.decides == "exact", blocks),
+            _decides(primary, wording.metric(primary["metric"]), primary["metric"] in EXACT_METRICS, blocks),
             *_other_work(rule["comparison"]),
             *_slices(rule["estimator"].get("slice", 0)),
             *_requirements(rule["require"]),
@@ -50,11 +50,13 @@ def _slices(steps: int) -> list[str]:
 
 
 def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
-    return [f"Required: {METRICS[one['metric']].label} {_bound(one)}." for one in required]
+    return [f"Required: {wording.metric(one['metric'])} {_bound(one)}." for one in required]
 
 
 def _bound(one: Mapping[str, Any]) -> str:
-    unit = METRICS[one["metric"]].unit
+    unit = wording.unit(one["metric"])
+    if "margin" in one:
+        return f"proved to be worse than the baseline's by less than {one['margin']}"
     if "max_value" in one:
         return f"at most {wording.number(one['max_value'])} {unit}"
     if "max_delta" in one:

@@ -136,6 +136,8 @@ def _signed(comparison: Comparison) -> str:
 
 def _direction(name: str, change_pct: float) -> str:
     """Return the direction of a change, for example "slower" or "more peak reserved memory"."""
+    if name not in METRICS:
+        return f"{name} {'higher' if change_pct > 0 else 'lower'}"
     metric = METRICS[name]
     if name in WINDOW_METRICS:
         return "faster" if (change_pct > 0) == (metric.better == "higher") else "slower"

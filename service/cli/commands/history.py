@@ -6,7 +6,6 @@ import typer
 from rich.markup import escape
 
 from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
-from experiments.design.metrics import METRICS
 from experiments.reporting import wording
 from experiments.reporting.terminal.terminal_table import TerminalTable, ids, names, numbers, texts
 from service.cli import completion
@@ -44,7 +43,7 @@ def history(
 
 
 def _print(series: HistorySeries) -> None:
-    unit = METRICS[series.metric].unit
+    unit = wording.unit(series.metric)
     title = f"{wording.metric(series.metric)} of {series.arm_digest[:19]} on {series.node_class}, {series.device}"
     table = TerminalTable(
         *names("when"),

@@ -286,7 +286,10 @@ def test_judge_adopts_only_when_the_requirement_holds(
     found = psiv(verdict(requiring(**requirement), swap={"tokens_per_s": 5150.0, **swap}))
     assert found.verdict is VerdictWord.BETTER
     assert [result.passed for result in found.requirements] == [passed]
-    assert found.decision is (Decision.ADOPT if passed else Decision.REJECT)
+    without_data = None in swap.values()
+    assert found.requirements[0].undecided is without_data
+    reject = Decision.INCONCLUSIVE if without_data else Decision.REJECT
+    assert found.decision is (Decision.ADOPT if passed else reject)
     assert bool(found.notes) is not passed
 
 

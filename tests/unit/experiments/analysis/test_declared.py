@@ -1,0 +1,255 @@
+"""Metrics that a spec declares decide by the same statistics as ours, and values without a ratio get a named cause."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.analysis.judge import judge
+from experiments.analysis.looks import at_look
+from experiments.analysis.noise.admission import admission_of, standing_problems
+from experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
+from experiments.analysis.noise.history import BaselineRun, history_of
+from experiments.analysis.sizing import size_of
+from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from experiments.design.aa_spec import calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.plan import Plan, make_plan
+from experiments.design.power import ALPHA, FIRST_SHARE
+from experiments.design.spec import AblationSpec
+from experiments.outcomes import Decision, VerdictWord
+from experiments.records.calibration import Ledger
+from experiments.records.circumstances import Admission, Circumstances
+from experiments.records.receipt_check import contradictions
+from experiments.reporting import sentences
+from experiments.reporting.verdict_layout import lay_out
+from tests.program_receipts import plan_of, program_receipts, program_spec
+
+ADMITTED = Circumstances(admission=Admission(refused_because=None))
+LEVEL = FIRST_SHARE * ALPHA
+
+
+def drawn(plan: Plan, rng: np.random.Generator, *, effect: float, sd: float, size: float = 1.0) -> dict[Any, Any]:
+    """Draw a value for each trial: a seed's own level, and noise of `sd`; the variant is exp(effect) times larger."""
+    return {
+        (block.index, arm): {
+            "val_bpb": size * math.exp(rng.normal(0, sd) + 0.3 * block.seed + (effect if arm == "fused" else 0))
+        }
+        for block in plan.blocks
+        for arm in block.order
+    }
+
+
+def judged(spec: AblationSpec, plan: Plan, values: Any, circumstances: Circumstances = ADMITTED) -> Verdict:
+    return judge(plan, spec, program_receipts(plan, values), circumstances)
+
+
+def only(verdict: Verdict) -> VariantVerdict:
+    (variant,) = verdict.variants
+    return variant
+
+
+def oracle(plan: Plan, values: Any) -> tuple[float, float, float]:
+    """Return mean, standard error and degrees of freedom of d by the normal equations."""
+    d = [math.log(values[b.index, "fused"]["val_bpb"] / values[b.index, "baseline"]["val_bpb"]) for b in plan.blocks]
+    places = [b.order.index("fused") - b.order.index("baseline") for b in plan.blocks]
+    design = np.column_stack([np.ones(len(d)), places])
+    coefficients, *_ = np.linalg.lstsq(design, np.array(d), rcond=None)
+    residual = np.array(d) - design @ coefficients
+    freedom = len(d) - 2
+    se = math.sqrt(residual @ residual / freedom * np.linalg.inv(design.T @ design)[0, 0])
+    return float(coefficients[0]), se, freedom
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+@pytest.mark.parametrize("seed", range(60))
+def test_a_declared_metric_is_judged_like_the_oracle(seed: int, better: str) -> None:
+    rng = np.random.default_rng(seed)
+    blocks, margin = int(rng.integers(6, 24)), float(rng.choice([0.1, 0.5, 2.0, 20.0]))
+    spec, plan = plan_of(
+        workload__metrics={"val_bpb": {"better": better}},
+        design__seeds=[*range(blocks)],
+        design__blocks={"count": blocks},
+        verdict__primary={"metric": "val_bpb", "margin": f"{margin}%", "adopt_if": f"{2 * margin}%"},
+        verdict__require=[{"metric": "val_bpb", "margin": f"{margin}%"}],
+    )
+    effect, sd = float(rng.normal(0, 2 * margin / 100)), float(10 ** rng.uniform(-5, -1))
+    values = drawn(plan, rng, effect=effect, sd=sd, size=float(10 ** rng.uniform(-9, 9)))
+    variant = only(judged(spec, plan, values))
+    mean, se, freedom = oracle(plan, values)
+    low, high = math.log1p(-margin / 100), math.log1p(margin / 100)
+    p_differs = 2 * stats.t.sf(abs(mean / se), freedom)
+    p_same = max(stats.t.sf((mean - low) / se, freedom), stats.t.sf((high - mean) / se, freedom))
+    primary = variant.primary
+    assert primary is not None
+    assert primary.delta_pct == pytest.approx(100 * math.expm1(mean), rel=1e-7, abs=1e-9)
+    assert (primary.p_holm, primary.p_same) == pytest.approx((p_differs, p_same), rel=1e-6, abs=1e-12)
+    gain = 100 * math.expm1(mean) * (1 if better == "higher" else -1)
+    word = VerdictWord.INCONCLUSIVE
+    if p_differs <= LEVEL and abs(gain) > margin:
+        word = VerdictWord.BETTER if gain > 0 else VerdictWord.WORSE
+    elif p_same <= LEVEL:
+        word = VerdictWord.SAME
+    assert variant.measured is word
+    p_met = stats.t.sf((mean - low) / se, freedom) if better == "higher" else stats.t.sf((high - mean) / se, freedom)
+    (required,) = variant.requirements
+    assert required.passed is bool(p_met <= LEVEL)
+    if required.undecided:
+        assert variant.decision is not Decision.ADOPT
+    if variant.verdict is VerdictWord.BETTER and required.passed:
+        assert variant.decision is (Decision.ADOPT if gain >= 2 * margin else Decision.REJECT)
+    if variant.verdict is VerdictWord.WORSE:
+        assert variant.decision is Decision.REJECT
+
+
+@pytest.mark.parametrize(
+    ("own", "base"),
+    [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (-1.0, -2.0), (-1e-300, 1e300)],
+)
+@pytest.mark.parametrize("required", [False, True])
+def test_values_without_a_ratio_get_a_named_cause(own: float, base: float, required: bool) -> None:
+    primary = {"metric": "process_s" if required else "val_bpb", "margin": "0.5%"}
+    spec, plan = plan_of(
+        verdict__primary=primary, verdict__require=[{"metric": "val_bpb", "margin": "1%"}] if required else []
+    )
+    values = drawn(plan, np.random.default_rng(0), effect=0, sd=0.01)
+    values[3, "fused"], values[3, "baseline"] = {"val_bpb": own}, {"val_bpb": base}
+    receipts = program_receipts(plan, values, process_s=2.0)
+    verdict = judge(plan, spec, receipts, ADMITTED)
+    variant = only(verdict)
+    if required:
+        (result,) = variant.requirements
+        assert (result.passed, result.undecided) == (False, True)
+        assert "block 4" in result.detail
+        return
+    assert (variant.verdict, variant.cause) == (VerdictWord.INCONCLUSIVE, Cause.NO_RATIO)
+    assert variant.decision is Decision.INCONCLUSIVE
+    assert "block 4, arm " in variant.reason
+    assert sentences.sentence(verdict, variant).startswith("Not decided: no ratio: block 4")
+    assert lay_out(verdict).variants[0].why == ""
+
+
+def test_a_number_that_ignores_the_seed_proves_nothing() -> None:
+    spec, plan = plan_of()
+    values = {(b.index, arm): {"val_bpb": 1.5 if arm == "fused" else 1.6} for b in plan.blocks for arm in b.order}
+    variant = only(judged(spec, plan, values))
+    assert (variant.verdict, variant.measured, variant.cause) == (
+        VerdictWord.INCONCLUSIVE,
+        VerdictWord.BETTER,
+        Cause.ONE_VALUE,
+    )
+    same = {place: {"val_bpb": 1.5} for place in values}
+    assert only(judged(spec, plan, same)).verdict is VerdictWord.SAME
+    drifting = {(index, arm): {"val_bpb": 1.5 + index / 100} for index, arm in values}
+    assert only(judged(spec, plan, drifting)).verdict is VerdictWord.SAME
+
+
+def test_other_declared_metrics_are_compared_for_information_if_no_seed_repeats() -> None:
+    metrics = {"val_bpb": {"better": "lower"}, "accuracy": {"better": "higher"}}
+    spec, plan = plan_of(workload__metrics=metrics)
+    rng = np.random.default_rng(1)
+    values = drawn(plan, rng, effect=-0.05, sd=0.001)
+    values = {place: {**own, "accuracy": 0.5 + 0.01 * rng.random()} for place, own in values.items()}
+    verdict = judged(spec, plan, values)
+    variant = only(verdict)
+    assert variant.verdict is VerdictWord.BETTER
+    assert {one.metric: one.better for one in variant.secondary} == {
+        "accuracy": "higher",
+        "tokens_per_s": None,
+        "step_s": None,
+    }
+    layout = lay_out(verdict)
+    assert layout.rule.adopt_from_pct == -1.5
+    assert "val_bpb" in layout.variants[0].sentence
+    repeated = {"metric": "tokens_per_s", "margin": "0.5%"}
+    spec, plan = plan_of(workload__metrics=metrics, design__seeds=[1, 2], verdict__primary=repeated)
+    assert [one.metric for one in only(judged(spec, plan, values)).secondary] == ["step_s"]
+
+
+def test_a_requirement_without_proof_keeps_an_ablation_running_until_its_last_look() -> None:
+    changes: dict[str, Any] = {
+        "design__seeds": [*range(20)],
+        "design__blocks": {"looks": [6, 12, 20]},
+        "verdict__primary": {"metric": "step_s", "margin": "1%"},
+        "verdict__require": [{"metric": "val_bpb", "margin": "0.5%"}],
+    }
+    spec, plan = plan_of(**changes)
+    rng = np.random.default_rng(5)
+    values = drawn(plan, rng, effect=0.0, sd=0.01)
+
+    def receipts() -> Any:
+        noise = np.random.default_rng(2)
+        for one in program_receipts(plan, values):
+            factor = (0.9 if one.arm == "fused" else 1.0) * math.exp(noise.normal(0, 0.001))
+            steps = tuple(step.model_copy(update={"seconds": step.seconds * factor}) for step in one.steps)
+            from experiments.records.receipts import summarise
+
+            summary = summarise(steps, flops_per_step=0, loss_val=None, peak_flops=None)
+            yield one.model_copy(update={"steps": steps, "summary": summary})
+
+    every = list(receipts())
+    early = judge(plan, spec, [one for one in every if one.ids.block_index < 6], ADMITTED)
+    assert only(early).measured is VerdictWord.BETTER
+    assert only(early).requirements[0].undecided
+    assert at_look(plan, spec, every, ADMITTED, 0).go_on
+    assert not at_look(plan, spec, every, ADMITTED, 2).go_on
+
+
+def aa_of(spec: AblationSpec) -> tuple[AblationSpec, Plan]:
+    text = calibration_spec(spec, node_class="cpu", blocks=20, order_seed=3)
+    calibration = parse_spec(text, "application/yaml")
+    return calibration, make_plan(calibration)
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.004])
+def test_the_noise_of_a_declared_metric_is_its_own(sd: float) -> None:
+    spec, plan = plan_of()
+    aa, aa_plan = aa_of(spec)
+    rng = np.random.default_rng(3)
+    values = {
+        (block.index, arm): {"val_bpb": 1.2 + 0.1 * block.seed + rng.normal(0, sd)}
+        for block in aa_plan.blocks
+        for arm in block.order
+    }
+    (calibration,) = calibrations_of(aa_plan, aa, program_receipts(aa_plan, values))
+    assert (calibration.metric, calibration.key.metric, calibration.blocks) == ("val_bpb", "val_bpb", 20)
+    assert calibration_problems(calibration) == []
+    assert list(standing_problems(calibration, seconds(calibration.measured_at))) == []
+    receipts = program_receipts(plan, drawn(plan, np.random.default_rng(1), effect=-0.1, sd=0.001))
+    admission = admission_of(spec, receipts, [calibration], ledger=Ledger(), mended_by="")
+    assert admission.refused_because is None
+    assert judge(plan, spec, receipts, Circumstances(admission=admission)).variants[0].verdict is VerdictWord.BETTER
+    assert (size_of(spec, plan, [calibration]) is None) is (sd == 0), "one seed shows no spread over seeds"
+    other = program_spec(workload__metrics={"accuracy": {"better": "higher"}}, verdict__primary__metric="accuracy")
+    reason = admission_of(other, receipts, [calibration], ledger=Ledger(), mended_by="").refused_because
+    assert reason is not None
+
+
+def test_aa_blocks_without_a_ratio_are_left_out() -> None:
+    spec, _ = plan_of()
+    aa, plan = aa_of(spec)
+    values = {(b.index, arm): {"val_bpb": -1.0 if b.index % 2 else 1.0} for b in plan.blocks for arm in b.order}
+    assert len(list(aa_blocks_of(plan, aa, program_receipts(plan, values)))) == 10
+
+
+def test_the_history_of_a_declared_metric_knows_its_direction() -> None:
+    for better, worse in (("lower", True), ("higher", False)):
+        _, plan = plan_of(workload__metrics={"val_bpb": {"better": better}})
+        rng = np.random.default_rng(4)
+        runs = []
+        for number in range(16):
+            level = 1.0 if number < 8 else 1.3
+            values = {(b.index, a): {"val_bpb": level + rng.normal(0, 0.001)} for b in plan.blocks for a in b.order}
+            own = [one for one in program_receipts(plan, values) if one.arm == "baseline"]
+            runs.append(BaselineRun(ablation=f"abl_{number:02}", name="run", receipts=tuple(own)))
+        (series,) = history_of("val_bpb", runs)
+        assert [change.worse for change in series.changes] == [worse]
+    assert history_of("nothing", runs) == []
+
+
+def test_receipts_of_the_factory_are_genuine() -> None:
+    _, plan = plan_of()
+    values = drawn(plan, np.random.default_rng(0), effect=0, sd=0.01)
+    assert [problem for one in program_receipts(plan, values) for problem in contradictions(one)] == []
