@@ -97,8 +97,8 @@ def _default(name: str, entry: Schema, part: Schema) -> str:
 def _type(entry: Schema) -> str:
     if "anyOf" in entry:
         return " or ".join(_type(option) for option in entry["anyOf"] if option.get("type") != "null")
-    if "const" in entry:
-        return f"`{entry['const']}`"
+    if "not" in entry or "const" in entry:
+        return "a declared one" if "not" in entry else f"`{entry['const']}`"
     if "enum" in entry:
         values = entry["enum"]
         return "a metric, below" if len(values) > _MANY else ", ".join(f"`{value}`" for value in values)

@@ -84,7 +84,7 @@ def _reports_table(by_arm: dict[str, list[Receipt]]) -> Table:
         title="Reported by the program",
         columns=(Column("metric", "code"), *numbers(*by_arm)),
         rows=tuple(rows),
-        note="Means over the measured trials, with the smallest and the largest value. They decide nothing.",
+        note="Means over the measured trials, with the smallest and the largest value.",
     )
 
 

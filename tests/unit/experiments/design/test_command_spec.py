@@ -11,6 +11,7 @@ from experiments.design.aa_spec import calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, questions
 from experiments.design.program import ProgramConfig, argv_of, is_program, lane_of, program_json, read_program
+from experiments.design.rule import rule_of
 from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecError
 from tests.factories import spec_values
@@ -184,3 +185,72 @@ def test_json_of_earlier_code_lacks_later_fields_and_is_still_read() -> None:
         assert read_program(earlier) == ProgramConfig(command=("a",), seed=3)
     with pytest.raises(Exception, match="devices"):
         read_program({**written, "devices": "1"})
+
+
+DECLARED: dict[str, Any] = {
+    "workload__metrics": {"val_bpb": {"better": "lower"}, "accuracy": {"better": "higher"}},
+    "design__seeds": [1, 2, 3, 4, 5, 6],
+    "design__blocks": {"count": 6},
+}
+
+
+def declared(**changes: Any) -> dict[str, Any]:
+    return values(**{**DECLARED, "verdict__primary": {"metric": "val_bpb", "margin": "0.5%"}, **changes})
+
+
+def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
+    made = declared(verdict__require=[{"metric": "accuracy", "margin": "1%"}])
+    spec = parse(made)
+    plan = make_plan(spec)
+    SCHEMA.validate(made)
+    assert (spec.metric.better, spec.metric.decides, plan.timed) == ("lower", "paired", True)
+    assert plan.baseline.config["needs"] == "process"
+    rule = rule_of(spec)
+    assert rule["primary"] == {"metric": "val_bpb", "margin_pct": 0.5, "adopt_if_pct": 0.5, "better": "lower"}
+    assert rule["require"] == [{"metric": "accuracy", "tolerance": 0.001, "margin": "1%", "better": "higher"}]
+    assert {"seeds", "not_inferior"} <= rule["comparison"].keys()
+    again = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), "application/yaml")
+    assert again.verdict.primary.metric == "val_bpb"
+    assert make_plan(again).blocks[-1].index == 19
+    other = parse(declared(workload__metrics={"val_bpb": {"better": "higher"}}))
+    assert make_plan(other).rule_digest != plan.rule_digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "words"),
+    [
+        ({"verdict__primary__metric": "val_bbp"}, "#/verdict/primary/metric", "cannot be primary"),
+        ({"verdict__primary__metric": "custom_calls"}, "#/verdict/primary/metric", "cannot be primary"),
+        ({"verdict__primary__metric": "No such"}, "#/verdict/primary/metric", "cannot be primary"),
+        ({"verdict__primary__margin": "0%"}, "#/verdict/primary/margin", "above 0%"),
+        ({"workload__metrics": {"loss_val": {"better": "lower"}}}, "#/workload/metrics/loss_val", "metric of Ablate"),
+        ({"verdict__require": [{"metric": "nothing", "margin": "1%"}]}, "#/verdict/require/0/metric", "cannot be requ"),
+        ({"verdict__require": [{"metric": "val_bpb", "max_delta": 1}]}, "#/verdict/require/0", "takes a margin"),
+        ({"verdict__require": [{"metric": "val_bpb", "rule": "identical"}]}, "#/verdict/require/0", "takes a margin"),
+        ({"verdict__require": [{"metric": "loss_final", "margin": "1%"}]}, "#/verdict/require/0", "a margin is for"),
+        ({"verdict__require": [{"metric": "val_bpb"}]}, "#/verdict/require/0", "exactly one of"),
+        ({"design__seeds": [1, 2]}, "#/design/seeds", "2 seeds for 6 blocks"),
+        ({"design__blocks": {"looks": [6, 8]}}, "#/design/seeds", "6 seeds for 8 blocks"),
+        (
+            {"design__seeds": [1], "verdict__primary__metric": "step_s", "verdict__require": [
+                {"metric": "val_bpb", "margin": "1%"}]},
+            "#/design/seeds",
+            "1 seeds for 6 blocks",
+        ),
+    ],
+)  # fmt: skip
+def test_a_declared_metric_that_cannot_be_judged_is_refused_where_it_stands(
+    changes: dict[str, Any], where: str, words: str
+) -> None:
+    found = problems(declared(**changes))
+    assert any(at == where and words in detail for at, detail in found), found
+
+
+def test_a_recipe_declares_no_metric() -> None:
+    made = spec_values(verdict__primary={"metric": "val_bpb", "margin": "0.5%"})
+    assert [at for at, _ in problems(made)] == ["#/verdict/primary/metric"]
+    assert not SCHEMA.is_valid(made)
+    assert SCHEMA.is_valid(declared())
+    assert not SCHEMA.is_valid(declared(verdict__primary={"metric": "val_bpb", "margin": "0%"}))
+    assert not SCHEMA.is_valid(declared(verdict__require=[{"metric": "val_bpb", "max_delta": 1.0}]))
+    assert not SCHEMA.is_valid(declared(workload__metrics={"loss_val": {"better": "lower"}}))
