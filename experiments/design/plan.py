@@ -226,7 +226,7 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             detail = f"metric '{name}' is not measured {where_to}: {why}"
             where = pointer("verdict", *part, "metric")
             yield SpecProblem(pointer=where, detail=detail, hint=f"metrics that can decide there: {listed(there)}")
-        elif METRICS[name].field == "peak_driver_bytes" and node_class.device_type != "cuda":
+        elif spec.metric_named(name).field == "peak_driver_bytes" and node_class.device_type != "cuda":
             detail = f"metric '{name}' is not measured {where_to} on node class '{node_class}', which has no GPU"
             yield SpecProblem(pointer=pointer("verdict", *part, "metric"), detail=detail)
     yield from _resident_problems(spec, node_class, there)
