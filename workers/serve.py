@@ -11,6 +11,7 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.design.packages import LANE, installed
 from experiments.design.workload import COMMAND
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
@@ -155,14 +156,17 @@ def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | 
 
 
 def _with_commands(results: LaneResults | None, node: Node, settings: Settings) -> LaneResults | None:
-    """Add the lanes of commands, one for each Python environment."""
+    """Add the lanes of commands, one for each Python environment, and of the recipes of packages."""
     if results is None:
         return None
     refusal = None if settings.takes_commands else "this node takes no commands (ABLATE_ACCEPT_CODE)"
     if refusal is None and node.isolates and not node.node_class.on_host and os.geteuid() == 0:
         refusal = "an isolated command of root cannot use the GPU: run the worker as another user"
     lanes = [COMMAND, *(f"{COMMAND}:{name}" for name in sorted(settings.python_environments))]
-    return {**results, **dict.fromkeys(lanes, refusal)}
+    own = installed()
+    recipes = {recipe.lane: None for recipe in own.recipes.values() if node.node_class.name in recipe.places}
+    broken = {f"{LANE}:{name}": problem for name, problem in own.problems.items()}
+    return {**results, **dict.fromkeys(lanes, refusal), **recipes, **broken}
 
 
 def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:

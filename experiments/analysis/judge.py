@@ -150,8 +150,8 @@ class _Judge:
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
         requirements = () if exclusion else self._requirements(evidence)
-        metric = self._spec.metric
-        other = other_work(metric, evidence.arm.config, self._plan.baseline.config) or (
+        metric, base = self._spec.metric, self._plan.baseline
+        other = other_work(metric, evidence.arm.config, base.config) or (
             other_tokens(evidence) if metric.kind == "ratio" else None
         )
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
@@ -172,7 +172,7 @@ class _Judge:
             reason=answer.reason,
             missing=answer.missing,
             other_work=other,
-            other_model=other_model(evidence.arm.gates, self._plan.baseline.gates),
+            other_model=other_model(evidence.arm.gates, base.gates, trainable(base.config)),
             no_baseline=evidence.no_baseline,
             decision=Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements),
             primary=primary,

@@ -7,6 +7,8 @@ import yaml
 from experiments.design.arms import resolve
 from experiments.design.gates import GATES
 from experiments.design.load import parse_spec
+from experiments.design.package_arms import unknown_recipe
+from experiments.design.packages import installed
 from experiments.design.recipes import RECIPES
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.errors import SpecError
@@ -28,7 +30,7 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
         "ablation": recipe,
         "question": f"What is the noise of {recipe} on {node_class}?",
         "workload": {"recipe": recipe},
-        "variants": {REPEAT: {"gates": {"loss": "dense"}}},
+        "variants": {REPEAT: {"gates": _one_gate(recipe)}},
         "design": {"blocks": {"count": ADMITTING_BLOCKS}},
         "placement": {"node_class": node_class},
         "verdict": {"primary": _THROUGHPUT},
@@ -73,8 +75,18 @@ def _like_baseline(like: AblationSpec) -> dict[str, Any]:
     """Return a variant that repeats the baseline: its gates, or one at its recipe's value; or its arguments."""
     if like.workload.recipe is None:
         return {"args": list(like.baseline.args), "env": dict(like.baseline.env)}
-    recipe = RECIPES[like.workload.recipe].config
-    return {"gates": dict(like.baseline.gates) or {"loss": GATES["loss"].read(recipe)}}
+    return {"gates": dict(like.baseline.gates) or _one_gate(like.workload.recipe)}
+
+
+def _one_gate(recipe: str) -> dict[str, Any]:
+    """Return a gate of a recipe at its value there. Raises SpecError for an unknown recipe."""
+    if recipe in RECIPES:
+        return {"loss": GATES["loss"].read(RECIPES[recipe].config)}
+    own = installed().recipes.get(recipe)
+    if own is None:
+        raise SpecError([unknown_recipe(recipe)])
+    gate = next(iter(own.gates))
+    return {gate: own.config[gate]}
 
 
 def _yaml(values: dict[str, Any]) -> bytes:

@@ -7,6 +7,8 @@ from typing import Any
 from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gates import GATES
+from experiments.design.package_arms import package_arms, package_problems, unknown_recipe
+from experiments.design.packages import installed
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.program import program_arms, program_problems, recipe_problems
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
@@ -83,6 +85,8 @@ def resolve(spec: AblationSpec) -> Resolution:
     """Resolve the arms of `spec`; there are none when there are problems."""
     if spec.workload.recipe is None:
         return _resolve_command(spec)
+    if not spec.workload.built_in:
+        return _resolve_package(spec, spec.workload.recipe)
     recipe = RECIPES[spec.workload.recipe]
     node_class = NODE_CLASSES[spec.placement.node_class]
     slice_problems = list(_slice_problems(spec, node_class))
@@ -105,17 +109,27 @@ def _resolve_command(spec: AblationSpec) -> Resolution:
     problems = list(program_problems(spec))
     if problems:
         return Resolution(arms=(), problems=tuple(problems))
-    arms = tuple(
-        Arm(
-            name=name,
-            role=BASELINE if name == BASELINE else VARIANT,
-            gates=declared,
-            config=config,
-            digest=arm_digest(declared, config),
-        )
-        for name, declared, config in program_arms(spec)
-    )
+    arms = tuple(_program_arm(*parts) for parts in program_arms(spec))
     problems = _equality_problems(spec, arms)
+    return Resolution(arms=() if problems else arms, problems=tuple(problems))
+
+
+def _program_arm(name: str, gates: Mapping[str, Any], config: Mapping[str, Any]) -> Arm:
+    role: ArmRole = BASELINE if name == BASELINE else VARIANT
+    return Arm(name=name, role=role, gates=gates, config=config, digest=arm_digest(gates, config))
+
+
+def _resolve_package(spec: AblationSpec, name: str) -> Resolution:
+    recipe = installed().recipes.get(name)
+    if recipe is None:
+        return Resolution(arms=(), problems=(unknown_recipe(name),))
+    problems = [*recipe_problems(spec), *package_problems(spec, recipe)]
+    if problems:
+        return Resolution(arms=(), problems=tuple(problems))
+    parts = list(package_arms(spec, recipe))
+    problems = [part for part in parts if isinstance(part, SpecProblem)]
+    arms = tuple(_program_arm(*part) for part in parts if not isinstance(part, SpecProblem))
+    problems = problems or _equality_problems(spec, arms)
     return Resolution(arms=() if problems else arms, problems=tuple(problems))
 
 

@@ -1,5 +1,6 @@
 """Gates and recipes as `GET /v1/gates`, the command line and the documentation list them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -7,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from experiments.design.config_fields import read_field
 from experiments.design.gate import Claim, GateValue, show
 from experiments.design.gates import GATES
+from experiments.design.packages import PackageRecipe, installed
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
 from model.config import BLOCK_KINDS
 from model.counts import num_parameters
@@ -59,7 +61,8 @@ class RecipePublic(BaseModel):
     summary: str
     node_classes: tuple[str, ...]
     """Node classes that it is meant for; empty means any."""
-    sizes: RecipeSizes
+    sizes: RecipeSizes | None
+    """None for the recipe of a package."""
     gates: dict[str, GateValue]
     """Values in an arm that names no gate."""
     overrides: dict[str, Any]
@@ -67,7 +70,12 @@ class RecipePublic(BaseModel):
 
 
 def public_gates() -> list[GatePublic]:
-    """Return all gates with their values in recipes and the node classes that can run them."""
+    """Return all gates with their values in recipes and the node classes that can run them, packages' last."""
+    own = [_of_package(recipe, name) for recipe in installed().recipes.values() for name in recipe.gates]
+    return [*_built_in_gates(), *own]
+
+
+def _built_in_gates() -> list[GatePublic]:
     return [
         GatePublic(
             name=gate.name,
@@ -88,9 +96,47 @@ def public_gates() -> list[GatePublic]:
     ]
 
 
+def _of_package(recipe: PackageRecipe, name: str) -> GatePublic:
+    gate = recipe.gates[name]
+    return GatePublic(
+        name=name,
+        question=gate.question,
+        values=gate.values,
+        recipes={recipe.name: recipe.config[name]},
+        claim=gate.claim,
+        field=f"config.{name}",
+        requires={},
+        free=(),
+        unused_with=(),
+        node_classes={show(value): recipe.places for value in gate.values},
+        attested_by=f"trial.attest of {recipe.distribution}",
+        proof=gate.proof,
+        blind_to=gate.blind_to,
+    )
+
+
 def public_recipes() -> list[RecipePublic]:
-    """Return all recipes with their values."""
-    return [_public(recipe) for recipe in RECIPES.values()]
+    """Return all recipes with their values, those of packages last."""
+    return [*(_public(recipe) for recipe in RECIPES.values()), *map(_public_package, installed().recipes.values())]
+
+
+def gates_of(recipe: str) -> Mapping[str, str]:
+    """Return the question of each gate of a recipe by its name. Raises KeyError for an unknown recipe."""
+    if recipe in RECIPES:
+        return {gate.name: gate.question for gate in GATES.values()}
+    return {name: gate.question for name, gate in installed().recipes[recipe].gates.items()}
+
+
+def _public_package(recipe: PackageRecipe) -> RecipePublic:
+    return RecipePublic(
+        name=recipe.name,
+        version=recipe.version,
+        summary=recipe.summary,
+        node_classes=recipe.places,
+        sizes=None,
+        gates={name: recipe.config[name] for name in recipe.gates},
+        overrides={name: recipe.config[name] for name in recipe.overrides},
+    )
 
 
 def _public(recipe: Recipe) -> RecipePublic:

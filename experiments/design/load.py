@@ -18,7 +18,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from experiments.design.problems import from_validation, listed, pointer, shown
+from experiments.design.recipes import RECIPES
 from experiments.design.spec import AblationSpec
+from experiments.design.spec_values import NAME_PATTERN, PACKAGE
 from experiments.errors import SpecError, SpecProblem
 
 MAX_SPEC_BYTES = 262_144
@@ -46,6 +48,13 @@ _WORDS = {
 }  # fmt: skip
 
 
+def _names_a_package(values: Mapping[str, Any]) -> bool:
+    """Say whether a spec names a recipe that is not built in."""
+    workload = values.get("workload")
+    recipe = workload.get("recipe") if isinstance(workload, Mapping) else None
+    return isinstance(recipe, str) and recipe not in RECIPES and re.fullmatch(NAME_PATTERN, recipe) is not None
+
+
 def parse_spec(body: bytes, content_type: str) -> AblationSpec:
     """Return the spec in `body`; `content_type` may carry parameters such as a charset.
 
@@ -53,7 +62,7 @@ def parse_spec(body: bytes, content_type: str) -> AblationSpec:
     """
     values = load_values(body, content_type)
     try:
-        return AblationSpec.model_validate(values)
+        return AblationSpec.model_validate(values, context=PACKAGE if _names_a_package(values) else None)
     except ValidationError as error:
         raise SpecError(from_validation(error, _allowed_keys)) from error
 

@@ -216,8 +216,9 @@ def _metric_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     if node_class.compiles_only:
         sources = {"compilation", "both"}
         why = "it compiles the step and executes nothing, so it has no speed, no loss and no memory in use"
-    elif spec.workload.recipe is None:
-        sources, where_to = {"step", "program"}, "of a command"
+    elif not spec.workload.built_in:
+        where_to = "of a command" if spec.workload.recipe is None else "of a package's recipe"
+        sources = {"step", "program"}
         why = "only the built-in model reports it"
     there = [n for n in PRIMARY_METRICS if METRICS[n].source in sources and not _resident(n, spec)]
     there += spec.workload.metrics
@@ -253,7 +254,7 @@ def _resident(metric: str, spec: AblationSpec) -> bool:
     node_class = NODE_CLASSES[spec.placement.node_class]
     if metric not in METRICS:
         return False
-    command = spec.workload.recipe is None and node_class.on_host and bool(METRICS[metric].resident_on)
+    command = not spec.workload.built_in and node_class.on_host and bool(METRICS[metric].resident_on)
     return command or is_resident(metric, node_class)
 
 
@@ -266,7 +267,7 @@ def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecP
     """Find arms that compile nothing before step 0 where compile time decides."""
     if not spec.metric.cold or NODE_CLASSES[spec.placement.node_class].compiles_only:
         return
-    if spec.workload.recipe is None:  # its metric is refused
+    if not spec.workload.built_in:  # its metric is refused
         return
     silent = [arm.name for arm in arms if not generates_code(read_config({**arm.config, "seed": 0}))]
     if silent:
@@ -361,6 +362,8 @@ def _shared_work(workload: Workload, baseline: Arm) -> dict[str, Any]:
 
 
 def _overrides(workload: Workload, name: str) -> Mapping[str, Any]:
-    """Return the overrides that change the recipe."""
+    """Return the overrides that change the recipe; of a package's recipe, all."""
+    if name not in RECIPES:
+        return workload.overrides
     recipe = RECIPES[name].config
     return {key: value for key, value in workload.overrides.items() if value != read_field(recipe, OVERRIDES[key].path)}

@@ -29,6 +29,28 @@ CLOCK_S = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackageSettings:
+    """The recipe of an installed package that a trial runs, with all that readers of its receipt need."""
+
+    recipe: str
+    version: int
+    distribution: str
+    """Name and version of the installed distribution, such as "own-recipe 0.1.0"."""
+    digest: str
+    """Digest of the package's Python files."""
+    train: str
+    """`module:function` of the training program."""
+    values: Mapping[str, bool | int | float | str]
+    """The recipe's configuration with overrides and gates."""
+    claims: Mapping[str, str]
+    """Claim of each gate about the numbers."""
+    flops_per_step: int | None = None
+    """Model FLOPs of a step, forward and backward; None if the recipe does not say."""
+    tokens_per_step: int | None = None
+    """Tokens of a step over all ranks; None if the recipe does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProgramConfig:
     """Complete configuration of one trial of a command: that of its arm, and the block's seed."""
 
@@ -50,12 +72,14 @@ class ProgramConfig:
     steps: StepsConfig = field(default_factory=StepsConfig)
     devices: int = 1
     seed: int = 0
+    package: PackageSettings | None = None
+    """The recipe of a package; None for a command."""
 
 
 _CONFIG = TypeAdapter(ProgramConfig)
 
 
-def _needs(metric: str) -> Literal["process", "steps", "tokens"]:
+def needs_of(metric: str) -> Literal["process", "steps", "tokens"]:
     """Return the marks that a deciding metric needs; a declared one is reported without marks, too."""
     if metric == "tokens_per_s":
         return "tokens"
@@ -92,6 +116,8 @@ def read_program(config: Mapping[str, Any]) -> ProgramConfig:
 def program_json(config: ProgramConfig) -> dict[str, Any]:
     """Return the JSON of a configuration, which `read_program` reads."""
     values: dict[str, Any] = _CONFIG.dump_python(config, mode="json")
+    if config.package is None:
+        del values["package"]
     return values
 
 
@@ -124,7 +150,7 @@ def program_arms(spec: AblationSpec) -> Iterator[tuple[str, dict[str, Any], dict
         environment=workload.environment,
         metrics={name: metric.better for name, metric in workload.metrics.items()},
         profile=workload.profile,
-        needs=_needs(spec.verdict.primary.metric),
+        needs=needs_of(spec.verdict.primary.metric),
         steps=steps,
         devices=spec.placement.devices,
     )

@@ -12,7 +12,7 @@ from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec, Requirement
-from experiments.design.trainable import trainable
+from experiments.design.trainable import Trainable, trainable
 from experiments.digest import digest
 from model.measurements import Metric
 
@@ -91,7 +91,7 @@ OTHER_MODEL: dict[str, Any] = {
 OTHER_PROGRAM: dict[str, Any] = {
     "other_work": "no word where the steps of two arms have different tokens, as the program reports them",
 }
-"""Addition to the comparison where the arms are commands."""
+"""Addition to the comparison where the arms are commands or recipes of packages."""
 
 PROCESS_TIME: dict[str, Any] = {
     "estimate": "wall seconds of the whole process, its start and its end included",
@@ -161,7 +161,7 @@ def _of_declared(spec: AblationSpec) -> dict[str, Any]:
 
 
 def _other_model(spec: AblationSpec) -> dict[str, Any]:
-    if spec.workload.recipe is None:
+    if not spec.workload.built_in:
         return OTHER_PROGRAM
     gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())
     return OTHER_MODEL if any(GATES[gate].claim is Claim.CHANGES_MODEL for gate in gates) else {}
@@ -201,11 +201,11 @@ def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) 
     return None
 
 
-def other_model(own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """List the differing gates that change the numerical model; None without one, and for commands."""
+def other_model(own: Mapping[str, Any], base: Mapping[str, Any], workload: Trainable) -> str | None:
+    """List the differing gates that change the numerical model; None without one, and for commands, which have none."""
     changed = [
         f"{name} {show(value)} instead of {show(base[name])}"
         for name, value in own.items()
-        if value != base[name] and name in GATES and GATES[name].claim is Claim.CHANGES_MODEL
+        if value != base[name] and workload.attested and workload.claim_of(name) is Claim.CHANGES_MODEL
     ]
     return ", ".join(changed) or None

@@ -21,6 +21,7 @@ from experiments.design.metrics import (
     REQUIRED_METRICS,
     declared_metric,
 )
+from experiments.design.packages import installed
 from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
 from experiments.design.spec_values import (
@@ -503,10 +504,25 @@ class AblationSpec(SpecPart):
         return digest(self.model_dump(mode="json"))
 
 
+def _add_packages(parts: dict[str, Any]) -> None:
+    """Add recipes, gates and overrides of installed packages to the schemas of a spec's parts."""
+    for recipe in installed().recipes.values():
+        workload = parts["Workload"]["properties"]
+        workload["recipe"]["enum"] = [*workload["recipe"]["enum"], recipe.name]
+        for name, override in recipe.overrides.items():
+            workload["overrides"]["properties"].setdefault(name, {"description": override.description})
+        for part in ("ArmSpec", "VariantSpec"):
+            gates = parts[part]["properties"]["gates"]["properties"]
+            for name, gate in recipe.gates.items():
+                own = gates.setdefault(name, {"description": gate.question, "enum": []})
+                own["enum"] = [*own["enum"], *(value for value in gate.values if value not in own["enum"])]
+
+
 def ablation_json_schema() -> dict[str, Any]:
     """Return the published JSON Schema (draft 2020-12) of a spec.
 
     Its enums omit gate values that no node class can run today.
     """
     schema = AblationSpec.model_json_schema()
+    _add_packages(schema["$defs"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -8,7 +8,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from experiments.design.gate import Gate, GateValue, show
@@ -151,8 +159,18 @@ Seconds: TypeAlias = Annotated[
 """Whole seconds; written with a unit, "20m"."""
 
 
-def _check_gates(value: object) -> object:
-    if not isinstance(value, Mapping):
+PACKAGE = {"package": True}
+"""Validation context of a spec whose recipe is not built in: its gates and overrides are checked when the arms are
+resolved (`experiments.design.package_arms`), because the spec can also be read where the package is not installed."""
+
+
+def of_a_package(info: ValidationInfo) -> bool:
+    """Say whether the spec's recipe is not built in."""
+    return info.context == PACKAGE
+
+
+def _check_gates(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, Mapping) or of_a_package(info):
         return value
     errors: Problems = []
     for name, setting in value.items():
@@ -185,8 +203,8 @@ def _default(gate: Gate) -> dict[str, GateValue]:
     return {"default": values.pop()} if len(values) == 1 else {}
 
 
-def _check_overrides(value: object) -> object:
-    if not isinstance(value, Mapping):
+def _check_overrides(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, Mapping) or of_a_package(info):
         return value
     errors: Problems = []
     checked: dict[str, Any] = {}
@@ -229,7 +247,7 @@ _Gates: TypeAlias = Annotated[dict[str, GateValue], BeforeValidator(_check_gates
 BaselineGates: TypeAlias = Annotated[_Gates, WithJsonSchema(_gates_schema(0))]
 VariantGates: TypeAlias = Annotated[_Gates, Field(min_length=1), WithJsonSchema(_gates_schema(1))]
 Overrides: TypeAlias = Annotated[
-    dict[str, int | float | str], BeforeValidator(_check_overrides), WithJsonSchema(_overrides_schema())
+    dict[str, bool | int | float | str], BeforeValidator(_check_overrides), WithJsonSchema(_overrides_schema())
 ]
 
 

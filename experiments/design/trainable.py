@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.design.config_fields import read_config
-from experiments.design.gate import Claim, Facts
+from experiments.design.gate import Claim, Facts, show
 from experiments.design.gate_readings import GateReading, declared_readings, read_gates
 from experiments.design.gates import GATES
+from experiments.design.packages import code_folders, lane_of_package
 from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
 from experiments.digest import canonical_json
 from kernels.backends import NodeClass
@@ -62,8 +63,14 @@ class Trainable(ABC):
         """Return the part of the configuration on whose noise a calibration depends, as JSON."""
 
     @abstractmethod
+    def claim_of(self, name: str) -> Claim:
+        """Return the claim of a setting about the numbers."""
+
     def claim(self, gates: Mapping[str, Any], base: Mapping[str, Any]) -> Claim:
         """Return the weakest claim among the settings that differ between an arm and the baseline."""
+        claims = {self.claim_of(name) for name, value in gates.items() if value != base.get(name)}
+        order = (Claim.CHANGES_MODEL, Claim.RE_ASSOCIATES)
+        return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)
 
     @abstractmethod
     def describe(self) -> str:
@@ -97,6 +104,11 @@ class Trainable(ABC):
     @property
     def sources(self) -> tuple[Path, ...]:
         """Folders that a preparation reads besides the system's."""
+        return ()
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """Folders of code that the trial itself reads besides the system's and the worker's."""
         return ()
 
     @property
@@ -149,10 +161,9 @@ class BuiltInModel(Trainable):
         """Return the configuration without its gates, seed and steps."""
         return _without_gates({name: value for name, value in self.config.items() if name not in {"seed", "steps"}})
 
-    def claim(self, gates: Mapping[str, Any], base: Mapping[str, Any]) -> Claim:
-        """Return the weakest claim among the gates that differ."""
-        claims = {GATES[name].claim for name, value in gates.items() if value != base.get(name)}
-        return weakest(claims)
+    def claim_of(self, name: str) -> Claim:
+        """Return the claim of a gate."""
+        return GATES[name].claim
 
     def describe(self) -> str:
         """Return rows and tokens: an answer holds only for rows of the same length."""
@@ -229,7 +240,7 @@ class Program(Trainable):
         """Return the command that all arms share, where it runs, and on how many devices."""
         return {name: self.config[name] for name in ("command", "environment", "devices")}
 
-    def claim(self, _gates: Mapping[str, Any], _base: Mapping[str, Any]) -> Claim:
+    def claim_of(self, _name: str) -> Claim:
         """Return the weakest claim there is: nobody knows what an argument changes."""
         return Claim.CHANGES_MODEL
 
@@ -259,15 +270,64 @@ class Program(Trainable):
         return () if code is None else (Path(code if isinstance(code, str) else code["git"]),)
 
 
+class PackagedRecipe(Program):
+    """The recipe of an installed package: a program whose arms differ by gates, which it attests."""
+
+    attested = True
+
+    @property
+    def _package(self) -> Mapping[str, Any]:
+        package: Mapping[str, Any] = self.config["package"]
+        return package
+
+    def lane(self, _gates: Mapping[str, Any]) -> str:
+        """Return the lane of the nodes with the recipe and its code."""
+        return lane_of_package(self._package["recipe"], self._package["digest"])
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """The folders of the package and of the search path."""
+        return code_folders(self._package["train"])
+
+    def readings(self, gates: Mapping[str, Any], facts: Facts) -> dict[str, GateReading]:
+        """Compare the requested gates with what the program attested."""
+        return {name: _attested(value, facts.get(name)) for name, value in gates.items()}
+
+    def shape(self) -> dict[str, Any]:
+        """Return the recipe with its values, gates excepted, and the number of devices."""
+        package = self._package
+        values = {name: value for name, value in package["values"].items() if name not in package["claims"]}
+        shared = {name: package[name] for name in ("recipe", "version")}
+        return {**shared, "values": values, "devices": self.config["devices"]}
+
+    def claim_of(self, name: str) -> Claim:
+        """Return the declared claim of a gate."""
+        return Claim(self._package["claims"][name])
+
+    def describe(self) -> str:
+        """Return the recipe and its values."""
+        values = ", ".join(f"{name} {show(value)}" for name, value in self._package["values"].items())
+        return f"{self._package['recipe']}: {values}"
+
+    @property
+    def work(self) -> StepWork | None:
+        """Work of a step where the recipe declares it."""
+        tokens, flops = self._package["tokens_per_step"], self._package["flops_per_step"]
+        return None if tokens is None or flops is None else StepWork(tokens=tokens, flops=flops)
+
+
+def _attested(requested: Any, observed: Any) -> GateReading:
+    if observed is None:
+        return GateReading(requested=requested, observed=None, live=False, how="the program attested nothing")
+    live = type(observed) is type(requested) and observed == requested
+    return GateReading(requested=requested, observed=observed, live=live, how="attested by the program")
+
+
 def trainable(config: Mapping[str, Any]) -> Trainable:
     """Return the workload of a configuration as JSON."""
+    if config.get("package"):
+        return PackagedRecipe(config)
     return Program(config) if is_program(config) else BuiltInModel(config)
-
-
-def weakest(claims: set[Claim]) -> Claim:
-    """Return the weakest of some claims; the strongest claim there is for none."""
-    order = (Claim.CHANGES_MODEL, Claim.RE_ASSOCIATES)
-    return next((claim for claim in order if claim in claims), Claim.SCHEDULE_ONLY)
 
 
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:

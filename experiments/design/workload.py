@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -26,6 +27,7 @@ from experiments.design.spec_values import (
     Overrides,
     Text,
     VariantGates,
+    of_a_package,
     one_of,
     raise_all,
     refuse,
@@ -208,7 +210,9 @@ class Workload(SpecPart):
     model_config = ConfigDict(json_schema_extra=_workload_schema)
 
     recipe: Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})] | None = Field(
-        default=None, exclude_if=_is_none, description="A named, versioned configuration."
+        default=None,
+        exclude_if=_is_none,
+        description="A named configuration: built in, or of an installed package.",
     )
     overrides: Overrides = Field(default_factory=dict, description="Values changed in the recipe, for every arm.")
     steps: Steps = Field(default_factory=Steps)
@@ -243,8 +247,10 @@ class Workload(SpecPart):
 
     @field_validator("recipe")
     @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        return value if value is None else one_of(value, RECIPES, f"unknown recipe {shown(value)}; known")
+    def _known(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or of_a_package(info):
+            return value
+        return one_of(value, RECIPES, f"unknown recipe {shown(value)}; known")
 
     @field_validator("metrics")
     @classmethod
@@ -276,6 +282,11 @@ class Workload(SpecPart):
     def name(self) -> str:
         """Name of the recipe, or `command`."""
         return self.recipe or COMMAND
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it trains the built-in model; else a command, or the recipe of a package."""
+        return self.recipe in RECIPES
 
 
 class ArmSpec(SpecPart):

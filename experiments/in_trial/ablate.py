@@ -13,6 +13,7 @@ newer, because it runs in the interpreter of the measured program. The program n
 moments, and the worker compares them with the kernel's stamps of the messages.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -77,6 +78,7 @@ class Trial:
         self._sent = 0
         self._flushed_at = 0.0
         self._reported: dict[str, float] = {}
+        self._attested: dict[str, Any] = {}
         self._marked = False
 
     @property
@@ -120,6 +122,19 @@ class Trial:
         """Report results of the whole run, such as `val_bpb`: numbers, or tensors with one element."""
         for name, value in values.items():
             self._reported[name] = _number(value)
+
+    def attest(self, **values: Any) -> None:
+        """Say which value of a gate of a recipe was live: true or false, a whole number, or text.
+
+        Read it from the objects that run, not from the configuration. Two different values of one gate become the text
+        `mixed`. Raises TypeError for other types.
+        """
+        for name, value in values.items():
+            if type(value) not in (bool, int, str):
+                raise TypeError(f"{name} is {value!r}; allowed: true or false, a whole number, or text")
+            known = self._attested.setdefault(name, value)
+            if type(known) is not type(value) or known != value:
+                self._attested[name] = "mixed"
 
     def _measured(self, untimed: int, timed: int) -> Iterator[MarkedStep]:
         self._send(
@@ -196,9 +211,22 @@ class Trial:
             self._send("tokens", tokens=late[first : first + _MOST_ROWS])
         if self._reported:
             self._send("reported", values=self._reported)
+        if self._attested:
+            self._send("attested", values=self._attested)
         self._send("ended", at=_now(), seed=self._echo, whole=error is None, memory=_memory(), packages=_packages())
         if self._socket is not None:
             self._socket.close()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The worker's settings of this trial. Raises RuntimeError outside of one."""
+        if self._settings is None:
+            raise RuntimeError(f"this process is not part of a trial: {VARIABLE} is not set")
+        return self._settings
+
+    def send_package(self, digest: str) -> None:
+        """Send the digest of the code of a recipe's package."""
+        self._send("package", digest=digest)
 
     def _send(self, event: str, **values: Any) -> None:
         self._send_text(self._text(event, **values))
@@ -259,6 +287,38 @@ def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> 
                 self._last.report(loss=float(logs["loss"]))
 
     return TrainerMarks()
+
+
+def package_digest(name: str) -> str:
+    """Return the digest over names and contents of all Python files of an installed package, without importing it.
+
+    Raises ImportError if there is none.
+    """
+    from importlib import util
+
+    spec = util.find_spec(name)
+    if spec is None or (spec.origin is None and not spec.submodule_search_locations):
+        raise ImportError(f"no package {name!r} is installed")
+    roots = [Path(place) for place in spec.submodule_search_locations or ()]
+    files = {path.relative_to(root).as_posix(): path for root in roots for path in root.rglob("*.py")}
+    if not roots:
+        files = {Path(str(spec.origin)).name: Path(str(spec.origin))}
+    whole = hashlib.sha256()
+    for place in sorted(files):
+        content = hashlib.sha256(files[place].read_bytes()).hexdigest()
+        whole.update(f"{place} {content}\n".encode())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def run_recipe(train: str) -> None:
+    """Call the function `train`, written `module:function`, of a recipe's package with the trial and its values."""
+    from importlib import import_module
+
+    module, _colon, function = train.partition(":")
+    with trial() as current:
+        settings = current.settings
+        current.send_package(package_digest(module.partition(".")[0]))  # before the package can run
+        getattr(import_module(module), function)(current, dict(settings["values"]))
 
 
 def _synchronize() -> None:
@@ -332,3 +392,11 @@ def _kernel_table(averages: Any) -> list[tuple[str, int, float]]:
     if rest:
         rows[_MOST_KERNELS:] = [("(all others)", sum(row[1] for row in rest), math.fsum(row[2] for row in rest))]
     return rows
+
+
+if __name__ == "__main__":
+    import importlib
+
+    importlib.import_module("ablate").run_recipe(
+        sys.argv[1]
+    )  # in the module that the recipe imports, not a second copy

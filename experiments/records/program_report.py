@@ -20,7 +20,7 @@ class ProgramReport(Frozen):
     argv: tuple[str, ...]
     """Program and arguments; the trial's folder is written as {out}."""
     code: OmitNone[str] = None
-    """Digest of the files that the program ran in; None without files."""
+    """Digest of the files that the program ran in, or of a recipe's package; None without files."""
     interpreter: OmitNone[str] = None
     """Such as "CPython 3.12.4"; None if the program did not import the module `ablate`."""
     packages: OmitNone[str] = None
@@ -52,7 +52,11 @@ def report_contradictions(report: ProgramReport, config: ProgramConfig, timed_s:
     expected = argv_of(config, out=OUT)
     if list(report.argv) != expected:
         yield f"program.argv is {list(report.argv)}; the configuration gives {expected}"
-    if (report.code is None) != (config.code is None):
+    if config.package is not None:
+        if report.code != config.package.digest:
+            detail = f"the plan was made with {config.package.digest}"
+            yield f"the code of recipe '{config.package.recipe}' is {report.code} on the node; {detail}"
+    elif (report.code is None) != (config.code is None):
         yield f"program.code is {report.code}; the configuration has code {config.code!r}"
     if report.seed is not None and report.seed != config.seed:
         yield f"the program trained with seed {report.seed}; the block has seed {config.seed}"

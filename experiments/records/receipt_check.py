@@ -23,11 +23,11 @@ from pydantic import ValidationError
 from experiments.design.arms import arm_digest
 from experiments.design.config_fields import read_config
 from experiments.design.gate import Gate
-from experiments.design.gate_readings import GateReading, declared_readings, read_gate
+from experiments.design.gate_readings import GateReading, read_gate
 from experiments.design.gates import GATES, NOT_CUDA, NOT_XLA
 from experiments.design.problems import shown
-from experiments.design.program import DECLARED, read_program
-from experiments.design.trainable import BuiltInModel, Program, trainable
+from experiments.design.program import DECLARED, PackageSettings, read_program
+from experiments.design.trainable import BuiltInModel, PackagedRecipe, Program, trainable
 from experiments.digest import digest
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
@@ -120,9 +120,13 @@ def _program_contradictions(receipt: Receipt) -> list[str]:
     except ConfigError as error:
         return [f"config is unknown to this program: {error}"]
     problems = [*_outcome_problems(receipt), *_arm_problems(receipt, config.seed), *start_problems(receipt)]
-    declared = declared_readings({name: reading.requested for name, reading in receipt.gates.items()})
-    if dict(receipt.gates) != declared:
-        problems.append(f"a setting of a command is {DECLARED}; the receipt says more")
+    requested = {name: reading.requested for name, reading in receipt.gates.items()}
+    expected = trainable(receipt.config).readings(requested, receipt.facts)
+    if dict(receipt.gates) != expected:
+        says = "the attested values give another reading" if config.package else f"of a command they are {DECLARED}"
+        problems.append(f"gates say more than was observed: {says}")
+    if config.package is not None:
+        problems += _package_problems(receipt, config.package)
     steps = [*_phase_problems(receipt, config.steps), *_summary_problems(receipt)]
     named = len(held_by(receipt.environment))
     if named != config.devices:
@@ -137,9 +141,24 @@ def _program_contradictions(receipt: Receipt) -> list[str]:
     return [*problems, *trial_problems(receipt)]
 
 
+def _package_problems(receipt: Receipt, package: PackageSettings) -> Iterator[str]:
+    """Find contradictions of a receipt to the declaration of a package's recipe."""
+    for name, reading in receipt.gates.items():
+        if package.values.get(name) != reading.requested or name not in package.claims:
+            yield f"gate '{name}' is {reading.requested!r}; the configuration says {package.values.get(name)!r}"
+    if receipt.outcome is not Outcome.MEASURED:
+        return
+    if receipt.flops_per_step != (package.flops_per_step or 0):
+        yield f"flops_per_step is {receipt.flops_per_step}; the configuration gives {package.flops_per_step or 0}"
+    wrong = [step for step in receipt.steps if package.tokens_per_step not in (None, step.tokens)]
+    if wrong:
+        yield f"step {wrong[0].index} has {wrong[0].tokens} tokens; the configuration gives {package.tokens_per_step}"
+
+
 _CONTRADICTIONS: Mapping[type, Callable[[Receipt], list[str]]] = {
     BuiltInModel: _model_contradictions,
     Program: _program_contradictions,
+    PackagedRecipe: _program_contradictions,
 }
 
 

@@ -36,9 +36,9 @@ def gates(incomplete: str) -> list[str]:
 
 def recipes(incomplete: str) -> list[str]:
     """Offer recipes."""
-    from experiments.design.recipes import RECIPES
+    from experiments.design.packages import recipe_names
 
-    return _matches(RECIPES, incomplete)
+    return _matches(recipe_names(), incomplete)
 
 
 def metrics(incomplete: str) -> list[str]:

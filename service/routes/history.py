@@ -10,7 +10,7 @@ from experiments.analysis.noise.admission import mending_command, standing_probl
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import HistorySeries
 from experiments.design.metrics import METRIC_LABELS, METRICS
-from experiments.design.recipes import RECIPES
+from experiments.design.packages import recipe_names
 from experiments.design.workload import COMMAND, is_declarable
 from experiments.records.calibration import Calibration
 from experiments.reporting.wording import false_verdicts
@@ -39,7 +39,7 @@ def get_history(
     node_class: Annotated[str | None, Query(description="Only this node class.")] = None,
 ) -> list[HistorySeries]:
     """Return a series for every baseline configuration and device, with changes of its level and its anchor."""
-    check_known("recipe", recipe, [*RECIPES, COMMAND])
+    check_known("recipe", recipe, [*recipe_names(), COMMAND])
     if recipe != COMMAND or not is_declarable(metric):
         check_known("metric", metric, list(METRICS), METRIC_LABELS)
     with services.store.read() as connection:

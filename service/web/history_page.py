@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Row
 
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
-from experiments.design.gates import GATES
+from experiments.design.listings import gates_of
 from experiments.design.metrics import METRICS
-from experiments.design.recipes import RECIPES
+from experiments.design.packages import recipe_names
 from experiments.design.trainable import trainable
 from experiments.digest import canonical_json
 from experiments.reporting import wording
@@ -44,17 +44,18 @@ class HistoryPage:
 
 def history_page(connection: Connection, recipe: str, gate: str) -> HistoryPage:
     """Read the history of a gate. Raises Invalid for an unknown recipe or gate."""
-    check_known("recipe", recipe, list(RECIPES))
-    check_known("gate", gate, list(GATES))
+    check_known("recipe", recipe, recipe_names())
+    gates = gates_of(recipe)
+    check_known("gate", gate, list(gates))
     judged = judged_with(connection, recipe, gate, limit=MOST_ANSWERS)
     series = history_of(METRIC, baseline_runs(connection, recipe))
     return HistoryPage(
         recipe=recipe,
         gate=gate,
-        question=GATES[gate].question,
+        question=gates[gate],
         answers=_answers(gate, judged),
         baselines=tuple(_baseline(one) for one in series),
-        others=tuple(name for name in GATES if name != gate),
+        others=tuple(name for name in gates if name != gate),
     )
 
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,15 @@ ABLATE = str(Path(sys.executable).with_name("ablate"))
 class Home:
     """A home of its own and the commands in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, program: Sequence[str] = (ABLATE,)) -> None:
+        self.program = program
         self.files = StackFiles(home=path)
         self.environment = {**os.environ, "ABLATE_HOME": str(path), "ABLATE_PORT": str(18_000 + os.getpid() % 10_000)}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one command to its end."""
         return subprocess.run(
-            [ABLATE, *arguments],
+            [*self.program, *arguments],
             env=self.environment,
             capture_output=True,
             encoding="utf-8",

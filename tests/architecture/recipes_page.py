@@ -27,7 +27,7 @@ gates and the node classes that run their values.
 
 def recipes_page() -> str:
     """Return the page."""
-    rows = public_recipes()
+    rows = [row for row in public_recipes() if row.sizes is not None]  # without those of installed packages
     names = [f"`{row.name}`" for row in rows]
     summaries = ((f"`{row.name}`", str(row.version), meant_for(row), row.summary) for row in rows)
     return "".join(
@@ -40,7 +40,7 @@ def recipes_page() -> str:
 
 
 def _sizes(rows: list[RecipePublic]) -> Iterator[tuple[str, ...]]:
-    sizes = [row.sizes for row in rows]
+    sizes = [row.sizes for row in rows if row.sizes is not None]
     yield "layers", *map(layers, rows)
     yield "`d_model`", *(f"{one.d_model:,}" for one in sizes)
     yield "parameters", *(f"{one.parameters:,}" for one in sizes)

@@ -50,9 +50,24 @@ _OOM = ("OutOfMemoryError", "MemoryError")
 _MOST_REPORTED, _MOST_KERNELS = 256, 2_000
 """Most results and most rows of kernels of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
-    {"began", "window began", "window ended", "steps", "losses", "tokens", "reported", "kernels", "failed", "ended"}
+    {
+        "began",
+        "window began",
+        "window ended",
+        "steps",
+        "losses",
+        "tokens",
+        "reported",
+        "kernels",
+        "failed",
+        "ended",
+        "attested",
+        "package",
+    }
 )
 """Messages of the module; each has a method of `ProgramMarks`."""
+_MOST_LETTERS = 200
+"""Of an attested value."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -63,6 +78,9 @@ class ProgramMarks:
         self._total = config.steps.total
         self.ranks: dict[int, ProgramRank] = {}
         self.reported: dict[str, float] = {}
+        self.attested: dict[str, bool | int | str] = {}
+        self.package: str | None = None
+        """Digest of the code of a recipe's package."""
         self.kernels: list[tuple[str, int, float]] = []
         self.failed: tuple[str, str] | None = None
         """Type and message of the first exception."""
@@ -129,6 +147,19 @@ class ProgramMarks:
         self.reported.update((str(name)[:63], float(value)) for name, value in values["values"].items())
         if len(self.reported) > _MOST_REPORTED:
             raise ValueError(f"more than {_MOST_REPORTED} results")
+
+    def _attested(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        for name, value in values["values"].items():
+            if type(value) not in (bool, int, str) or len(str(value)) > _MOST_LETTERS:
+                raise ValueError(f"{str(name)[:63]} is attested as {str(value)[:63]!r}")
+            known = self.attested.setdefault(str(name)[:63], value)
+            if type(known) is not type(value) or known != value:  # the ranks disagree
+                self.attested[str(name)[:63]] = "mixed"
+        if len(self.attested) > _MOST_REPORTED:
+            raise ValueError(f"more than {_MOST_REPORTED} attested values")
+
+    def _package(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        self.package = str(values["digest"])[:_MOST_LETTERS]
 
     def _kernels(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         if rank is self.ranks.get(0):
@@ -204,10 +235,11 @@ def run_program(order: TrialOrder) -> TrialResult:
         last_line=_last_line(end),
     )
     failure = _failure(config, marks, ended)
-    result = _result(
-        config, marks, ended, samples, code=None if order.dataset is None else f"sha256:{order.dataset.name}"
-    )
+    code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
+    result = _result(config, marks, ended, samples, code=code)
     extra: dict[str, Any] = {"process_s": process_s, "foreign_load": load.foreign, "stolen_load": load.stolen}
+    if config.package is not None:
+        extra |= {"facts": dict(marks.attested), "flops_per_step": config.package.flops_per_step or 0}
     if peak is not None:
         extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
     if failure is not None:
@@ -253,6 +285,7 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
         "warmup": config.steps.warmup,
         "timed": config.steps.timed,
         "profile": config.profile,
+        **({} if config.package is None else {"values": dict(config.package.values)}),
     }
     return {**variables, VARIABLE: json.dumps(settings)}
 

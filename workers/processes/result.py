@@ -103,6 +103,7 @@ class TrialOrder:
             yield from workload.sources
         elif workload.own_process:
             yield MODULE_FOLDER
+            yield from workload.libraries
             yield from self.corpus_roots or ()
             yield from [] if self.program_prefix is None else python_folders(self.program_prefix)
 

@@ -37,7 +37,7 @@ def _reports(receipts: Sequence[Receipt]) -> list[ProgramReport]:
 
 
 def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Table:
-    rows = []
+    attested, rows = trainable(view.plan.baseline.config).attested, []
     for arm in view.plan.arms:
         reports = _reports(by_arm[arm.name])
         first = reports[0] if reports else None
@@ -53,7 +53,7 @@ def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Tab
             )
         )
     return Table(
-        title=f"Commands: {DECLARED}",
+        title="Programs" if attested else f"Commands: {DECLARED}",
         columns=(
             *codes("arm", "arguments of its first trial", "code"),
             *texts("interpreter"),
@@ -61,7 +61,8 @@ def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Tab
             *numbers("ranks", "clocks differ by at most, ms"),
         ),
         rows=tuple(rows),
-        note="Nothing proves that a program obeys its arguments. Code and packages are digests of the files that ran. "
+        note=("" if attested else "Nothing proves that a program obeys its arguments. ")
+        + "Code and packages are digests of the files that ran. "
         "The clocks are the program's and the worker's, over the window.",
     )
 

@@ -10,6 +10,7 @@ from rich.markup import escape
 from experiments.design.gate import GateValue, show
 from experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
 from experiments.design.problems import nearest
+from experiments.design.recipes import RECIPES
 from experiments.errors import SpecError, SpecProblem
 from experiments.reporting.terminal.terminal_table import TerminalTable, texts
 from experiments.reporting.terminal.terminal_table import names as named
@@ -118,10 +119,9 @@ def with_recipes(rows: Iterable[GatePublic], recipe: str | None, node_class: str
         detail = f"recipe {recipe!r} is not meant for node class {node_class!r}; leave out --on to see its values"
         raise SpecError([SpecProblem(pointer="--recipe", detail=detail)])
     return [
-        row.model_copy(
-            update={"recipes": {name: row.recipes[name] for name in recipes if row.recipes[name] in row.values}}
-        )
+        row.model_copy(update={"recipes": {n: v for n, v in row.recipes.items() if n in recipes and v in row.values}})
         for row in rows
+        if not set(row.recipes).isdisjoint(recipes)
     ]
 
 
@@ -156,7 +156,8 @@ def value_in_recipes(gate: GatePublic, write: Callable[[str], str] = str) -> str
     recipes_by_value: dict[str, list[str]] = {}
     for recipe, value in gate.recipes.items():
         recipes_by_value.setdefault(write(show(value)), []).append(recipe)
-    if len(recipes_by_value) < 2:
+    of_a_package = bool(gate.recipes) and set(gate.recipes).isdisjoint(RECIPES)
+    if len(recipes_by_value) < 2 and not of_a_package:
         return next(iter(recipes_by_value), "must be named")
     return "; ".join(f"{value}: {', '.join(names)}" for value, names in recipes_by_value.items())
 

@@ -48,12 +48,16 @@ def recipes_named(names: Sequence[str], rows: Sequence[RecipePublic]) -> list[Re
 
 
 def layers(row: RecipePublic) -> str:
-    """Return the blocks of a model, for example "2 x Mamba-3 MIMO mixer, 1 x gated MLP"."""
-    return ", ".join(f"{count} x {kind}" for kind, count in row.sizes.layers.items() if count)
+    """Return the blocks of a built-in model, for example "2 x Mamba-3 MIMO mixer, 1 x gated MLP"."""
+    return (
+        "" if row.sizes is None else ", ".join(f"{count} x {kind}" for kind, count in row.sizes.layers.items() if count)
+    )
 
 
 def meant_for(row: RecipePublic) -> str:
     """Return the node classes of a recipe, and those on which an arm must name the lane."""
+    if row.sizes is None:  # the recipe of a package has no lane
+        return ", ".join(row.node_classes)
     lane = Lane(str(row.gates["lane"]))
     elsewhere = [] if row.node_classes else [name for name, entry in NODE_CLASSES.items() if lane not in entry.lanes]
     return f"{', '.join(row.node_classes) or 'any'}{'; with gate lane on ' if elsewhere else ''}{', '.join(elsewhere)}"
@@ -68,8 +72,8 @@ def _table(rows: Iterable[RecipePublic]) -> RenderableType:
         leaving=("what it is",),
     )
     for row in rows:
-        sizes = row.sizes
-        table.add_row(row.name, meant_for(row), f"{sizes.parameters:,}", f"{sizes.tokens_per_step:,}", row.summary)
+        sizes = ("", "") if row.sizes is None else (f"{row.sizes.parameters:,}", f"{row.sizes.tokens_per_step:,}")
+        table.add_row(row.name, meant_for(row), *sizes, row.summary)
     return table
 
 
@@ -86,9 +90,9 @@ def _print(row: RecipePublic) -> None:
 
 
 def _sections(row: RecipePublic) -> Iterator[tuple[str, dict[str, str]]]:
-    sizes = row.sizes
-    parameters, tokens = f"{sizes.parameters:,}", f"{sizes.tokens_per_step:,}"
-    yield "size", {"layers": layers(row), "parameters": parameters, "tokens a step": tokens}
+    if row.sizes is not None:
+        parameters, tokens = f"{row.sizes.parameters:,}", f"{row.sizes.tokens_per_step:,}"
+        yield "size", {"layers": layers(row), "parameters": parameters, "tokens a step": tokens}
     yield "gate", {name: show(value) for name, value in row.gates.items()}
     # micro_batch is a gate and an override
     yield "override", {name: show(value) for name, value in row.overrides.items() if name not in row.gates}

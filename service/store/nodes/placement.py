@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, or_, select
 
+from experiments.design.packages import LANE
 from experiments.design.plan import Plan
 from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND
@@ -34,6 +35,10 @@ BUSY_DEVICES: ColumnElement[int] = case(
     else_=blocks.c.num_devices,
 )
 """Devices that a running block occupies, which is also the device minutes that it uses in a minute."""
+
+
+_PROGRAMS = (COMMAND, f"{LANE}:")
+"""Begin of the lanes of commands and of recipes of packages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +79,16 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
     if room is not None:
         free &= blocks.c.num_devices <= room
     if node.lanes is None:
-        return free & ~blocks.c.lanes.startswith(COMMAND, autoescape=True)
+        return free & and_(*(~blocks.c.lanes.startswith(kind, autoescape=True) for kind in _PROGRAMS))
     return free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
 
 
 def _runnable(lanes: list[str]) -> list[str]:
-    """Return every combination of lanes that a node with these can run, as blocks store them; a command has one."""
-    commands = [lane for lane in lanes if lane.startswith(COMMAND)]
-    scans = sorted(set(lanes) - set(commands))
+    """Return every combination of lanes that a node with these can run, as blocks store them; a program has one."""
+    programs = [lane for lane in lanes if lane.startswith(_PROGRAMS)]
+    scans = sorted(set(lanes) - set(programs))
     together = (",".join(chosen) for size in range(1, len(scans) + 1) for chosen in combinations(scans, size))
-    return [ANY_LANE, *commands, *together]
+    return [ANY_LANE, *programs, *together]
 
 
 def lacks(node: Row[Any], needs: Needs) -> str | None:
@@ -92,6 +97,10 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
     if needs.lanes.startswith(COMMAND) and needs.lanes not in lanes:
         _command, _colon, environment = needs.lanes.partition(":")
         return f"takes no commands in Python environment '{environment}'" if environment else "takes no commands"
+    if needs.lanes.startswith(f"{LANE}:") and needs.lanes not in lanes:
+        name, _at, digest = needs.lanes.removeprefix(f"{LANE}:").partition("@")
+        own = [lane for lane in lanes if lane.startswith(f"{LANE}:{name}@")]
+        return f"has other code of recipe '{name}' than {digest}" if own else f"has no recipe '{name}'"
     if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *lanes}:
         return f"did not run the lanes {needs.lanes} in its check"
     if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):

@@ -48,6 +48,7 @@ def test_the_values_of_a_recipe_are_those_that_an_arm_gets(name: str) -> None:
     assert set(row.overrides) == set(OVERRIDES)
     for key, value in row.overrides.items():
         assert read_field(RECIPES[name].config, OVERRIDES[key].path) == value
+    assert row.sizes is not None
     assert row.sizes.tokens_per_step == arm.config["micro_batch"] * arm.config["data"]["seq_len"]
     assert sum(row.sizes.layers.values()) == len(arm.config["model"]["pattern"])
 
@@ -60,6 +61,7 @@ def test_every_recipe_is_a_line_and_a_named_one_shows_every_value() -> None:
     told = recipes()
     for row in ROWS.values():
         line = next(line for line in told.splitlines() if line.startswith(f"{row.name} "))
+        assert row.sizes is not None
         assert f"{row.sizes.parameters:,}" in line
         assert set(row.summary.split()) <= set(told.split())
     shown = [line.split() for line in recipes("hybrid-tiny").splitlines()]
