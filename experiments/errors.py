@@ -58,3 +58,7 @@ class SigningUnavailable(ExperimentError):
 
 class PlanFileError(ExperimentError, ValueError):
     """A plan file is damaged, was altered, or does not fit this code or this machine."""
+
+
+class CodeArchiveError(ExperimentError, ValueError):
+    """A folder cannot be packed as a program's code, or an archive cannot be unpacked."""

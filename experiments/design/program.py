@@ -12,9 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.design.config_fields import differing_fields
 from experiments.design.metrics import METRICS, PROCESS_METRIC
-from experiments.design.problems import listed, pointer
+from experiments.design.problems import listed, pointer, shown
 from experiments.design.spec import AblationSpec
-from experiments.design.workload import COMMAND, Commit, RepositoryCommit, SpecPart, VariantSpec
+from experiments.design.workload import ARCHIVE, COMMAND, Commit, RepositoryCommit, SentCode, SpecPart, VariantSpec
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE
 from kernels.backends import NODE_CLASSES
@@ -61,7 +61,7 @@ class ProgramConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the arm, the workload's included."""
     code: str | Mapping[str, str] | None = None
-    """A folder on the node, {git, commit}, or None without files."""
+    """A folder on the node, {git, commit}, {archive}, or None without files."""
     environment: str | None = None
     """A Python environment that the node's operator has named."""
     metrics: Mapping[str, str] = field(default_factory=dict)
@@ -171,7 +171,8 @@ def _changed(spec: AblationSpec, first: ProgramConfig, own: VariantSpec) -> Prog
     if own.env is not None:
         changes["env"] = {**spec.workload.env, **own.env}
     if own.code is not None:
-        code, repository = _plain(own.code), first.code if isinstance(first.code, Mapping) else {}
+        repository = first.code if isinstance(own.code, Commit) and isinstance(first.code, Mapping) else {}
+        code = _plain(own.code)
         changes["code"] = {**repository, **code} if isinstance(code, dict) else code
     return replace(first, **changes)
 
@@ -183,7 +184,21 @@ def _plain(code: str | SpecPart | None) -> str | dict[str, str] | None:
 def _shown_code(code: str | Mapping[str, str] | None) -> str:
     if code is None or isinstance(code, str):
         return code or ""
-    return f"{code['git']} {code['commit'][:12]}"
+    return code[ARCHIVE][:19] if ARCHIVE in code else f"{code['git']} {code['commit'][:12]}"
+
+
+def code_of(spec: AblationSpec) -> Iterator[tuple[str, str | SpecPart]]:
+    """Yield every code of a spec with its pointer."""
+    arms = [("workload", spec.workload), *(("variants", own) for own in spec.variants.values())]
+    names = ["", *spec.variants]
+    for (part, own), name in zip(arms, names, strict=True):
+        if own.code is not None:
+            yield pointer(*filter(None, (part, name, "code"))), own.code
+
+
+def sent_code(spec: AblationSpec) -> dict[str, str]:
+    """Return the digests of the archives that a spec names, by pointer."""
+    return {where: code.archive for where, code in code_of(spec) if isinstance(code, SentCode)}
 
 
 def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
@@ -196,6 +211,10 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     if spec.baseline.gates:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
+    for where, code in code_of(spec):
+        if isinstance(code, str) and not code.startswith("/"):
+            detail = f"code {shown(code)} is a folder of the submitter, which nothing has packed and sent"
+            yield SpecProblem(pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive")
     for name, own in spec.variants.items():
         if own.gates is not None:
             detail = "gates belong to recipes; this workload is a command"

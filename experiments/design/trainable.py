@@ -265,9 +265,10 @@ class Program(Trainable):
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The folder or repository of the command's code."""
+        """The folder or repository of the command's code; an archive lies in the folder of prepared data."""
         code = self._typed.code
-        return () if code is None else (Path(code if isinstance(code, str) else code["git"]),)
+        source = code.get("git") if isinstance(code, Mapping) else code
+        return () if source is None else (Path(source),)
 
 
 class PackagedRecipe(Program):

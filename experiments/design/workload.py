@@ -38,6 +38,8 @@ COMMAND = "command"
 """Name of a workload that is a command, in the place of a recipe's."""
 PLACEHOLDERS = ("seed", "out", "steps")
 """Words in braces that are filled in: the block's seed, a folder for the trial's files, the number of steps."""
+ARCHIVE = "archive"
+"""Key of code that was packed and sent, in place of a folder on the node."""
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
 MAX_METRICS = 32
@@ -46,6 +48,8 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _METRIC = "^[a-z][a-z0-9_]{0,62}$"
 _FOLDER = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
+_ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
+_DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,40}$"
 _OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
 """Variables that a spec may not set: they would change the worker's marks, its device locks or its program."""
@@ -99,16 +103,24 @@ def _check_variables(value: object) -> object:
 
 
 def _check_code(value: object) -> object:
+    allowed = "a folder to pack and send, such as '.', an absolute folder on the node"
     if isinstance(value, str):
-        if not re.fullmatch(_FOLDER[1:-1], value):
-            detail = f"code {shown(value)} is no absolute folder; allowed: a folder on the node, such as /srv/lab"
+        if not re.fullmatch(_ANY_FOLDER[1:-1], value):
+            detail = f"code {shown(value)} is no folder; allowed: {allowed}"
             raise refuse(detail, "or {git: /srv/git/lab.git, commit: 4f2a9c1}")
         return value
     if isinstance(value, Mapping) and set(value) == {"git", "commit"}:
-        _check_code(value["git"])
+        if not isinstance(value["git"], str) or not re.fullmatch(_FOLDER[1:-1], value["git"]):
+            raise refuse(f"git is {shown(value['git'])}; allowed: an absolute folder on the node")
         _check_commit(value["commit"])
         return dict(value)
-    raise refuse(f"code is {shown(value)}; allowed: an absolute folder, or {{git: folder, commit: hexadecimal digits}}")
+    if isinstance(value, Mapping) and set(value) == {ARCHIVE}:
+        if not isinstance(value[ARCHIVE], str) or not re.fullmatch(_DIGEST[1:-1], value[ARCHIVE]):
+            raise refuse(f"archive is {shown(value[ARCHIVE])}; allowed: sha256: and 64 hexadecimal digits")
+        return dict(value)
+    raise refuse(
+        f"code is {shown(value)}; allowed: {allowed}, {{git: folder, commit: hexadecimal digits}}, or {{archive: digest}}"
+    )
 
 
 def _check_commit(value: object) -> None:
@@ -136,10 +148,16 @@ class RepositoryCommit(SpecPart):
     commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 40 hexadecimal digits.")]
 
 
-_Folder: TypeAlias = Annotated[str, Field(pattern=_FOLDER)]
-Code: TypeAlias = Annotated[_Folder | RepositoryCommit, BeforeValidator(_check_code)]
-"""A folder on the node, or a commit of a repository on the node."""
-VariantCode: TypeAlias = Annotated[_Folder | RepositoryCommit | Commit, BeforeValidator(_check_variant_code)]
+class SentCode(SpecPart):
+    """Code that was packed and sent to the service, or travels with a plan."""
+
+    archive: Annotated[str, Field(pattern=_DIGEST, description="Digest of the archive; `code: .` makes it.")]
+
+
+_Folder: TypeAlias = Annotated[str, Field(pattern=_ANY_FOLDER)]
+Code: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode, BeforeValidator(_check_code)]
+"""A folder to send, a folder on the node, a commit of a repository on the node, or an archive that was sent."""
+VariantCode: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode | Commit, BeforeValidator(_check_variant_code)]
 """As `Code`, or another commit of the workload's repository."""
 _Argument: TypeAlias = Annotated[str, Field(max_length=4000), AfterValidator(_check_argument)]
 Arguments: TypeAlias = Annotated[tuple[_Argument, ...], Field(strict=False, max_length=MAX_ARGUMENTS)]
@@ -224,8 +242,8 @@ class Workload(SpecPart):
     code: Code | None = Field(
         default=None,
         exclude_if=_is_none,
-        description="The program's files: a folder on the node, or a commit of a repository there. Each trial runs in "
-        "a copy.",
+        description="The program's files: a folder that commands pack and send (relative to the spec), an absolute "
+        "folder on the node, or a commit of a repository there. Each trial runs in a copy.",
     )
     environment: Name | None = Field(
         default=None,

@@ -1,44 +1,52 @@
 """Copies of the code that commands run in, by content: a trial never runs files that change under it."""
 
-import hashlib
 import os
 import shutil
-import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.design.program import read_program
+from experiments.design.workload import ARCHIVE
+from experiments.errors import CodeArchiveError
+from experiments.records.code_archive import (
+    MOST_BYTES,
+    MOST_FILES,
+    check_link,
+    code_files,
+    code_limit,
+    tree_digest,
+    unpack_code,
+)
 from model.errors import DataError
 from workers.paths import is_allowed
 from workers.processes.result import TrialOrder, TrialResult
 
-MOST_FILES = 20_000
-MOST_BYTES = 64 * 2**20
-KEPT = 20
-"""Copies that a node keeps; the oldest goes first."""
-LEFT_OUT = frozenset({".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ablate"})
-"""Folders that are never copied."""
+KEPT = 80
+"""Copies that a node keeps, more than a block has arms; the oldest goes first."""
 _GIT_S = 300.0
+
+
+def archive_path(data_dir: Path, digest: str) -> Path:
+    """Return the place of an archive of code on this node."""
+    return data_dir / "code-archives" / f"{digest.removeprefix('sha256:')}.tar.gz"
 
 
 def copy_code(order: TrialOrder) -> TrialResult:
     """Copy the code of a command below `order.data_dir`; return the copy, whose name is the digest of its content.
 
-    Raises DataError for a folder or commit that does not exist, or is too large.
+    Raises DataError for a folder, commit or archive that does not exist, is too large, or leads to another place.
     """
-    code = read_program(order.config).code
-    _check_allowed(Path(code["git"] if isinstance(code, Mapping) else str(code)), order.code_roots)
     root = order.data_dir / "code"
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as new:
         target = Path(new) / "code"
-        if isinstance(code, Mapping):
-            _export(code["git"], code["commit"], target, Path(new) / "code.tar")
-        else:
-            _copy(Path(str(code)), target)
+        try:
+            _fill(order, target, Path(new) / "code.tar")
+        except CodeArchiveError as error:
+            raise DataError(str(error)) from error
         digest = tree_digest(target)
         final = root / digest.removeprefix("sha256:")
         if final.is_dir():
@@ -47,6 +55,19 @@ def copy_code(order: TrialOrder) -> TrialResult:
             target.rename(final)
     _prune(root, keep=final)
     return TrialResult.partial(data_digest=digest, data_folder=final)
+
+
+def _fill(order: TrialOrder, target: Path, archive: Path) -> None:
+    """Put the code into the new folder `target`."""
+    code = read_program(order.config).code
+    if isinstance(code, Mapping) and ARCHIVE in code:
+        unpack_code(archive_path(order.data_dir, code[ARCHIVE]), target)
+    elif isinstance(code, Mapping):
+        _check_allowed(Path(code["git"]), order.code_roots)
+        _export(code["git"], code["commit"], target, archive)
+    else:
+        _check_allowed(Path(str(code)), order.code_roots)
+        _copy(Path(str(code)), target)
 
 
 def _check_allowed(source: Path, roots: Sequence[Path] | None) -> None:
@@ -62,34 +83,18 @@ def _copy(source: Path, target: Path) -> None:
     if not source.is_dir():
         raise DataError(f"code {str(source)!r} is no folder on this node")
     files, size = 0, 0
-    for path in _paths(source):
+    for path in code_files(source):
+        if not path.is_symlink() and not path.is_file():
+            continue
         files, size = files + 1, size + path.lstat().st_size
         if files > MOST_FILES or size > MOST_BYTES:
-            raise DataError(f"code {str(source)!r} has more than {_limit()}; keep data and outputs outside of it")
+            raise DataError(f"code {str(source)!r} has more than {code_limit()}; keep data and outputs outside of it")
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
-        _check_link(path, source)
+        if path.is_symlink():
+            check_link(path, source)
         shutil.copy2(path, place, follow_symlinks=False)
     target.mkdir(exist_ok=True)
-
-
-def _limit() -> str:
-    return f"{MOST_FILES:,} files and {MOST_BYTES // 2**20} MiB"
-
-
-def _paths(folder: Path) -> Iterator[Path]:
-    """Yield the files and links below a folder, sorted; other kinds of files are left out."""
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name not in LEFT_OUT:
-                yield from _paths(Path(entry.path))
-        elif entry.is_symlink() or entry.is_file(follow_symlinks=False):
-            yield Path(entry.path)
-
-
-def _check_link(path: Path, root: Path) -> None:
-    if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"code has a link to another place: {path.relative_to(root)} -> {path.readlink()}")
 
 
 def _export(repository: str, commit: str, target: Path, archive: Path) -> None:
@@ -115,26 +120,12 @@ def _export(repository: str, commit: str, target: Path, archive: Path) -> None:
     with tarfile.open(archive) as files:
         members = files.getmembers()
         if len(members) > MOST_FILES or sum(member.size for member in members) > MOST_BYTES:
-            raise DataError(f"commit {commit} has more than {_limit()}")
+            raise DataError(f"commit {commit} has more than {code_limit()}")
         try:
             files.extractall(target, filter="data")
         except tarfile.FilterError as error:
             raise DataError(f"commit {commit} cannot be unpacked safely: {error}") from error
     target.mkdir(exist_ok=True)
-
-
-def tree_digest(folder: Path) -> str:
-    """Return the digest over names, kinds and contents of all files below a folder."""
-    whole = hashlib.sha256()
-    for path in _paths(folder):
-        if path.is_symlink():
-            kind, content = "link", os.fsencode(path.readlink())
-        else:
-            kind = "program" if path.stat().st_mode & stat.S_IXUSR else "file"
-            content = path.read_bytes()
-        name = os.fsencode(path.relative_to(folder)).hex()
-        whole.update(f"{name} {kind} {hashlib.sha256(content).hexdigest()}\n".encode())
-    return f"sha256:{whole.hexdigest()}"
 
 
 def _prune(root: Path, *, keep: Path) -> None:

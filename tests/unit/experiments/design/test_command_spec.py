@@ -10,7 +10,7 @@ import yaml
 from experiments.design.aa_spec import calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, questions
-from experiments.design.program import ProgramConfig, argv_of, is_program, lane_of, program_json, read_program
+from experiments.design.program import ProgramConfig, argv_of, is_program, lane_of, program_json, read_program, sent_code
 from experiments.design.rule import rule_of
 from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecError
@@ -86,9 +86,13 @@ def test_a_commit_is_an_arm_of_the_same_repository() -> None:
         ({"workload__command": []}, "#/workload/command", "at least 1"),
         ({"workload__command": "python train.py"}, "#/workload/command", "must be a list"),
         ({"workload__command": ["python", "{sed}"]}, "#/workload/command/1", "unknown placeholder {sed}"),
-        ({"workload__code": "lab"}, "#/workload/code", "no absolute folder"),
+        ({"workload__code": "lab"}, "#/workload/code", "folder of the submitter, which nothing has packed"),
+        ({"workload__code": "a\nb"}, "#/workload/code", "no folder"),
+        ({"workload__code": {"git": ".", "commit": "4f2a9c1"}}, "#/workload/code", "git is '.'"),
+        ({"workload__code": {"archive": "sha256:12"}}, "#/workload/code", "64 hexadecimal digits"),
+        ({"variants": {"x": {"code": "./src"}}}, "#/variants/x/code", "folder of the submitter"),
         ({"workload__code": {"git": "/srv/x", "commit": "main"}}, "#/workload/code", "a branch may move"),
-        ({"workload__code": 3}, "#/workload/code", "allowed: an absolute folder"),
+        ({"workload__code": 3}, "#/workload/code", "an absolute folder on the node"),
         ({"workload__env": {"ABLATE_TOKEN": "x"}}, "#/workload/env/ABLATE_TOKEN", "belongs to the worker"),
         ({"workload__env": {"CUDA_VISIBLE_DEVICES": "1"}}, "#/workload/env/CUDA_VISIBLE_DEVICES", "belongs to"),
         ({"workload__env": {"1A": "x"}}, "#/workload/env/1A", "not beginning with a digit"),
@@ -137,14 +141,26 @@ def test_a_recipe_takes_nothing_of_a_command(changes: dict[str, Any], where: str
 def test_the_schema_agrees_about_recipes_and_commands() -> None:
     assert SCHEMA.is_valid(values())
     assert SCHEMA.is_valid(spec_values())
+    assert SCHEMA.is_valid(values(workload__code=".")), "an editor sees the file before its folder is packed"
     for wrong in (
         values(workload__recipe="hybrid-tiny"),
         values(workload__overrides={"seq_len": 64}),
-        values(workload__code="lab"),
+        values(workload__code={"archive": "lab"}),
         values(variants={"x": {}}),
         spec_values(workload__code="/srv/lab"),
     ):
         assert not SCHEMA.is_valid(wrong)
+
+
+def test_sent_code_is_named_with_its_places_and_shown_short() -> None:
+    first, second = (f"sha256:{letter * 64}" for letter in "ab")
+    spec = parse(
+        values(workload__code={"archive": first}, variants={"b": {"code": {"archive": second}}, "c": {"code": "/x"}})
+    )
+    assert sent_code(spec) == {"#/workload/code": first, "#/variants/b/code": second}
+    plan = make_plan(spec)
+    assert [arm.gates["code"] for arm in plan.arms] == [first[:19], second[:19], "/x"]
+    assert [read_program({**arm.config, "seed": 1}).code for arm in plan.arms][0] == {"archive": first}
 
 
 def test_a_calibration_repeats_the_baseline_of_a_command() -> None:

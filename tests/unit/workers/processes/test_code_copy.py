@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.records.code_archive import pack_code, tree_digest
 from model.errors import DataError
 from tests.programs import order_for, program_config, write_program
 from workers.processes import code_copy
-from workers.processes.code_copy import copy_code, tree_digest
+from workers.processes.code_copy import archive_path, copy_code
 
 
 def copied(code: object, home: Path) -> tuple[str, Path]:
@@ -98,3 +99,24 @@ def test_the_oldest_copies_go_and_a_used_one_stays(tmp_path: Path, monkeypatch: 
         copies.append(copied(str(folder), tmp_path / "home")[1])
         os.utime(copies[-1], (number, number))
     assert [copy.is_dir() for copy in copies] == [False, False, True, True, True]
+
+
+def test_an_archive_is_unpacked_as_the_folder_that_it_was_packed_from(tmp_path: Path) -> None:
+    folder, home = write_program(tmp_path / "code"), tmp_path / "home"
+    packed = pack_code(folder)
+    archive = archive_path(home / "data", packed.digest)
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"".join(packed.pieces()))
+    expected = copied(str(folder), home)
+    assert expected[0] == packed.tree
+    assert copied({"archive": packed.digest}, home) == expected
+    archive.write_bytes(archive.read_bytes()[:40])
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        copied({"archive": packed.digest}, home)
+
+
+def test_an_absolute_link_is_refused_even_inside(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code")
+    folder.joinpath("own").symlink_to(folder / "train.py")
+    with pytest.raises(DataError, match="own -> /"):
+        copied(str(folder), tmp_path / "home")
