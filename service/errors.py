@@ -115,6 +115,13 @@ class Invalid(ServiceError):
     slug = "invalid-request"
 
 
+class CodeStorageFull(ServiceError):
+    """The service stores as much code as it may."""
+
+    status = HTTPStatus.INSUFFICIENT_STORAGE
+    slug = "code-storage-full"
+
+
 class HeadTooLarge(ServiceError):
     """Request line and headers are larger than allowed."""
 

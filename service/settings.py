@@ -109,6 +109,10 @@ class ServiceSettings(BaseSettings):
     """Generate missing tokens into the home, on any address; an embedded stack sets this."""
     log_days: float = Field(default=90.0, ge=0)
     """Logs are deleted this many days after the end of their ablation, receipts never; 0 keeps the logs."""
+    max_code_bytes: int = Field(default=4_294_967_296, ge=0)
+    """Most bytes of all code that people sent; a further archive is refused."""
+    code_days: float = Field(default=30.0, ge=0)
+    """Sent code is deleted this many days after its last use and the end of its last ablation; 0 keeps it."""
     admin_token: Secret | None = None
     """Secret of the administrator `admin`; on loopback a missing one is generated."""
     worker_token: Secret | None = None

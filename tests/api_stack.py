@@ -177,13 +177,14 @@ class Api:
     def cancel(self, ablation_id: str) -> httpx.Response:
         return self.client.post(f"/v1/ablations/{ablation_id}:cancel", headers=self.admin)
 
-    def register(self, name: str = "node-a", node_class: str = "cpu", *, devices: int = 64) -> str:
+    def register(self, name: str = "node-a", node_class: str = "cpu", *, devices: int = 64, **more: Any) -> str:
         body = {
             "node_class": node_class,
             "devices": [{"index": number, "name": "test", "memory_bytes": 1} for number in range(devices)],
             "versions": {"torch": "2"},
             "code_digest": "sha256:c",
             "public_key": SIGNER.key,
+            **more,
         }
         answer = self.put_node(name, body)
         assert answer.status_code == 200, answer.text

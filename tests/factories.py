@@ -53,6 +53,20 @@ def spec_values(**changes: Any) -> dict[str, Any]:
     return values
 
 
+def command_values(**changes: Any) -> dict[str, Any]:
+    """As spec_values, with a command instead of a recipe."""
+    base = {
+        "workload": {
+            "command": ["python", "train.py", "--seed", "{seed}"],
+            "code": "/srv/lab",
+            "steps": {"warmup": 2, "timed": 5},
+        },
+        "baseline": {},
+        "variants": {"fused": {"args": ["--loss=fused"]}},
+    }
+    return spec_values(**{**base, **changes})
+
+
 def make_spec(**changes: Any) -> AblationSpec:
     """Return a validated spec; `changes` as in spec_values, e.g. make_spec(design__blocks={"count": 12})."""
     return AblationSpec.model_validate(spec_values(**changes))

@@ -19,6 +19,7 @@ from experiments.records.signing import Signer
 from experiments.runtime.logs import configure_logging
 from model.measurements import GIB
 from workers.blocks.block_runner import NodeContext
+from workers.blocks.code_cache import CodeCache
 from workers.devices.device_lock import DeviceLock
 from workers.devices.node_health import NodeHealth
 from workers.errors import ApiUnreachable, WorkerError
@@ -114,6 +115,7 @@ def _work(
         corpus_roots=settings.corpus_roots,
         secrets=(settings.home_dir,),
         code_roots=settings.code_roots,
+        code_cache=CodeCache(settings.data_path, api.code),
         environments=settings.python_environments,
     )
     poll_s = min(settings.poll_s, registered.claim_poll_s)

@@ -189,11 +189,11 @@ def _shown_code(code: str | Mapping[str, str] | None) -> str:
 
 def code_of(spec: AblationSpec) -> Iterator[tuple[str, str | SpecPart]]:
     """Yield every code of a spec with its pointer."""
-    arms = [("workload", spec.workload), *(("variants", own) for own in spec.variants.values())]
-    names = ["", *spec.variants]
-    for (part, own), name in zip(arms, names, strict=True):
+    if spec.workload.code is not None:
+        yield pointer("workload", "code"), spec.workload.code
+    for name, own in spec.variants.items():
         if own.code is not None:
-            yield pointer(*filter(None, (part, name, "code"))), own.code
+            yield pointer("variants", name, "code"), own.code
 
 
 def sent_code(spec: AblationSpec) -> dict[str, str]:
@@ -214,7 +214,9 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     for where, code in code_of(spec):
         if isinstance(code, str) and not code.startswith("/"):
             detail = f"code {shown(code)} is a folder of the submitter, which nothing has packed and sent"
-            yield SpecProblem(pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive")
+            yield SpecProblem(
+                pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive"
+            )
     for name, own in spec.variants.items():
         if own.gates is not None:
             detail = "gates belong to recipes; this workload is a command"

@@ -16,6 +16,7 @@ from experiments.design.gate_readings import GateReading, declared_readings, rea
 from experiments.design.gates import GATES
 from experiments.design.packages import code_folders, lane_of_package
 from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
+from experiments.design.workload import ARCHIVE
 from experiments.digest import canonical_json
 from kernels.backends import NodeClass
 from model.config import TrainConfig
@@ -99,6 +100,11 @@ class Trainable(ABC):
     @property
     def prepared(self) -> str | None:
         """Text that is equal for configurations that share what a node prepares before a trial; None for nothing."""
+        return None
+
+    @property
+    def archive(self) -> str | None:
+        """Digest of the archive that a preparation unpacks; None for none."""
         return None
 
     @property
@@ -262,6 +268,12 @@ class Program(Trainable):
     def prepared(self) -> str | None:
         """Text of the command's code; None without files."""
         return None if self._typed.code is None else canonical_json(self.config["code"])
+
+    @property
+    def archive(self) -> str | None:
+        """Digest of the archive with the command's code; None for other code."""
+        code = self._typed.code
+        return code.get(ARCHIVE) if isinstance(code, Mapping) else None
 
     @property
     def sources(self) -> tuple[Path, ...]:

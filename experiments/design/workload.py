@@ -118,9 +118,8 @@ def _check_code(value: object) -> object:
         if not isinstance(value[ARCHIVE], str) or not re.fullmatch(_DIGEST[1:-1], value[ARCHIVE]):
             raise refuse(f"archive is {shown(value[ARCHIVE])}; allowed: sha256: and 64 hexadecimal digits")
         return dict(value)
-    raise refuse(
-        f"code is {shown(value)}; allowed: {allowed}, {{git: folder, commit: hexadecimal digits}}, or {{archive: digest}}"
-    )
+    others = "{git: folder, commit: hexadecimal digits}, or {archive: digest}"
+    raise refuse(f"code is {shown(value)}; allowed: {allowed}, {others}")
 
 
 def _check_commit(value: object) -> None:

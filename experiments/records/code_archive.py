@@ -100,7 +100,7 @@ def _write(file: BinaryIO, folder: Path, names: Sequence[str]) -> tuple["_Hashin
     """Write the archive; return its digest and size, and the digest of the tree."""
     hashing, whole = _Hashing(file), hashlib.sha256()
     with (
-        gzip.GzipFile(fileobj=hashing, mode="wb", filename="", mtime=0, compresslevel=6) as packed,  # type: ignore[call-overload]  # it only writes
+        gzip.GzipFile(fileobj=hashing, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         for name in names:
@@ -135,7 +135,7 @@ def _add(tar: tarfile.TarFile, folder: Path, name: str) -> bytes:
     member = tarfile.TarInfo(name)
     member.mtime = _MTIME
     if path.is_symlink():
-        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
+        member.type, member.linkname = tarfile.SYMTYPE, link_target(path)
         tar.addfile(member)
         return _line(name, "link", os.fsencode(member.linkname))
     content = path.read_bytes()
@@ -155,7 +155,7 @@ def tree_digest(folder: Path) -> str:
     for path in code_files(folder):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            whole.update(_line(name, "link", os.fsencode(path.readlink())))
+            whole.update(_line(name, "link", os.fsencode(link_target(path))))
         else:
             kind = "program" if path.stat().st_mode & stat.S_IXUSR else "file"
             whole.update(_line(name, kind, path.read_bytes()))
@@ -282,11 +282,17 @@ def name_problem(name: str) -> str | None:
     return None
 
 
+def link_target(path: Path) -> str:
+    """Return the target of a link without detours such as `./`, which newer versions of Python drop from archives."""
+    return os.path.normpath(path.readlink())
+
+
 def check_link(path: Path, root: Path) -> None:
     """Raise CodeArchiveError for a link to another place than below `root`; absolute links name one place only."""
-    target = os.readlink(path)
-    inside = Path(os.path.realpath(path)).is_relative_to(root.resolve())
-    if os.path.isabs(target) or not inside:
+    target, place = link_target(path), os.path.realpath(path)
+    if os.path.realpath(path.parent / target) != place:
+        raise CodeArchiveError(f"the link {path.relative_to(root)} passes another link; name its target")
+    if target.startswith("/") or not Path(place).is_relative_to(root.resolve()):
         raise CodeArchiveError(f"code has a link to another place: {path.relative_to(root)} -> {target}")
 
 
@@ -366,7 +372,7 @@ class _Members:
 class _BoundedReader:
     """The expanded archive, which ends with an error before it is larger than any allowed one."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: gzip.GzipFile) -> None:
         self._source = source
         self._left = MOST_BYTES + MOST_FILES * _FRAMING
 

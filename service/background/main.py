@@ -25,6 +25,7 @@ from service.http.serializers import silent_limit_s
 from service.lifecycle import OutboxKind
 from service.queue.wake_ups import WakeResender
 from service.settings import ServiceSettings, get_settings
+from service.store.ablations.code_archives import CodeRetention
 from service.store.ablations.logs import Retention
 from service.store.migrate import current_revision, newest_revision
 from service.store.session import Store
@@ -81,12 +82,20 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
         done = [handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)]
         return any(done)  # one of each kind in turn: none waits until all of another are done
 
+    kept = (
+        Retention(led, age_s=settings.log_days * 86_400),
+        CodeRetention(led, age_s=settings.code_days * 86_400),
+    )
+
+    def retain() -> bool:
+        return bool(sum(one.round() for one in kept))  # each has its turn
+
     works = {
         "reconciler": reconciler.tick,
         "wakes": WakeResender(led, settings.celery_url).run_due,
         "judge": judge,
         "webhooks": lambda: handlers.run_due(OutboxKind.HOOK),
-        "retention": Retention(led, age_s=settings.log_days * 86_400).round,
+        "retention": retain,
         "projector": projector.run_due,
     }
     return [duty(leader, name, work, stop=stop) for name, work in works.items()]

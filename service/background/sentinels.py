@@ -12,6 +12,7 @@ from experiments.analysis.noise.calibrate import seconds, serials_of, software_d
 from experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
+from experiments.design.program import sent_code
 from experiments.design.spec import MIN_BLOCKS
 from experiments.digest import digest, digest_bytes
 from experiments.ids import new_id
@@ -19,7 +20,7 @@ from experiments.records.calibration import Calibration, CalibrationKey
 from experiments.records.messages import NodeRegistration
 from service.lifecycle import OVER
 from service.principals import SERVICE
-from service.store.ablations import results
+from service.store.ablations import code_archives, results
 from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission, store_submission
 from service.store.nodes import nodes
 from service.store.nodes.calibrations import read_calibrations
@@ -40,10 +41,13 @@ def submit_due(store: Store, *, every_s: float, silent_s: float) -> int:
     with store.write() as connection:
         live = [row for row in nodes.list_nodes(connection) if row.silent_s <= silent_s]
         due = [one for one in read_calibrations(connection) if _is_due(connection, one, live, every_s)]
-        for calibration in due:
-            ablation_id = _submit(connection, calibration)
-            log.info("sentinel %s watches the noise of %s", ablation_id, calibration.key.device_serial)
-    return len(due)
+        submitted = [_submit(connection, calibration) for calibration in due]
+        for calibration, ablation_id in zip(due, submitted, strict=True):
+            if ablation_id is None:
+                log.info("no sentinel for %s: the code was dropped", calibration.key.device_serial)
+            else:
+                log.info("sentinel %s watches the noise of %s", ablation_id, calibration.key.device_serial)
+    return len([one for one in submitted if one is not None])
 
 
 def _is_due(connection: Connection, calibration: Calibration, live: list[Row[Any]], every_s: float) -> bool:
@@ -73,9 +77,12 @@ def _name(key: CalibrationKey) -> str:
     return digest(key.model_dump(mode="json"))[:23]
 
 
-def _submit(connection: Connection, calibration: Calibration) -> str:
+def _submit(connection: Connection, calibration: Calibration) -> str | None:
+    """Submit a sentinel and return its id; None if the service no longer has the code of its command."""
     body = results.read_spec(connection, calibration.ablations[-1])
     like = parse_spec(body.content, body.content_type)
+    if code_archives.lacking(connection, sent_code(like).values()):
+        return None
     node_class, order_seed = calibration.key.node_class, int(time.time())
     watched = _name(calibration.key)
     text = calibration_spec(like, node_class=node_class, blocks=MIN_BLOCKS, order_seed=order_seed, sentinel=watched)

@@ -81,12 +81,12 @@ def read_spec(argument: str) -> "SpecBody":
     from service.schemas.submissions import SpecBody
 
     if argument == "-":
-        return SpecBody(content=sys.stdin.buffer.read())
+        return SpecBody.packed(sys.stdin.buffer.read())
     path = Path(argument)
     if path.is_file():
         return SpecBody.of(path)
     if argument in catalog_names():
-        return SpecBody(content=read_catalog_file(argument))
+        return SpecBody.packed(read_catalog_file(argument))
     raise SpecError(
         [SpecProblem(pointer="SPEC", detail=no_such_spec(argument), hint=nearest(argument, catalog_names()))]
     )

@@ -21,6 +21,7 @@ from service.schemas.problems import Problem
 
 if TYPE_CHECKING:
     from experiments.analysis.verdicts import Verdict
+    from experiments.records.code_archive import PackedCode
     from experiments.records.receipt_check import SignedReceipt
     from service.schemas.submissions import AblationAccepted, ImportPublic, PlanPublic, SpecBody
 
@@ -62,9 +63,28 @@ class Ablations:
         from service.schemas.submissions import AblationAccepted, SpecBody
 
         body = SpecBody.of(spec)
+        self._send_code(body.archives)
         headers = {"Content-Type": body.content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
         return parsed(AblationAccepted, answer)
+
+    def _send_code(self, archives: "Sequence[PackedCode]") -> None:
+        """Send the archives that the service lacks."""
+        from service.schemas.submissions import CodeMissing
+
+        if not archives:
+            return
+        wanted = {"digests": [archive.digest for archive in archives]}
+        missing = self._connection.post("/v1/code:find", CodeMissing, wanted).missing
+        for archive in archives:
+            if archive.digest in missing:
+                self._connection.call(
+                    "POST",
+                    "/v1/code:upload",
+                    params={"digest": archive.digest},
+                    content=_Resent(archive),
+                    headers={"Content-Type": "application/gzip", "Content-Length": str(archive.size)},
+                )
 
     def import_bundles(
         self, bundles: Sequence[Mapping[str, bytes]], *, trust: Sequence[str] = (), unsigned: bool = False
@@ -213,6 +233,16 @@ class Ablations:
                 if not message.data:  # a keep-alive comment
                     continue
                 yield Event.of(message.event, message.id, message.json())
+
+
+class _Resent:
+    """A body that begins anew with each request, so that a request may be repeated."""
+
+    def __init__(self, archive: "PackedCode") -> None:
+        self._archive = archive
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._archive.pieces()
 
 
 def _archive(bundles: Sequence[Mapping[str, bytes]]) -> bytes:

@@ -67,6 +67,7 @@ def requires(scope: Scope | None) -> Callable[..., Awaitable[Principal]]:
 
 Reader = Annotated[Principal, Depends(requires(Scope.READ))]
 Submitter = Annotated[Principal, Depends(requires(Scope.SUBMIT))]
+Coder = Annotated[Principal, Depends(requires(Scope.CODE))]
 Operator = Annotated[Principal, Depends(requires(Scope.OPERATE))]
 Admin = Annotated[Principal, Depends(requires(Scope.ADMIN))]
 Worker = Annotated[Principal, Depends(requires(Scope.WORKER))]

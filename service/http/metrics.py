@@ -17,6 +17,7 @@ from service.http.serializers import silent_limit_s
 from service.schemas.public import DependencyCheck
 from service.settings import ServiceSettings
 from service.store import leaders, outbox
+from service.store.ablations import code_archives
 from service.store.ablations.ablations import count_by_state
 from service.store.nodes import nodes
 from service.store.nodes.calibrations import read_ledger
@@ -52,6 +53,7 @@ class StoreCollector(Collector):
             yield _nodes(connection, self._silent_s)
             yield _duties(connection, self._lease_s)
             yield from _ledger(read_ledger(connection))
+            yield from _code(connection)
 
 
 def _states(connection: Connection) -> Iterator[Metric]:
@@ -80,6 +82,13 @@ def _ledger(ledger: Ledger) -> Iterator[Metric]:
     yield GaugeMetricFamily("ablate_aa_false_words", "Those called better or worse.", value=ledger.false_words)
     what = "Upper 95 % bound of the rate of false words (Clopper and Pearson)."
     yield GaugeMetricFamily("ablate_false_word_rate_bound", what, value=ledger.upper_bound)
+
+
+def _code(connection: Connection) -> Iterator[Metric]:
+    """Yield the size of the code that people sent."""
+    count, size = code_archives.totals(connection)
+    yield GaugeMetricFamily("ablate_code_archives", "Archives of code that are stored.", value=count)
+    yield GaugeMetricFamily("ablate_code_bytes", "Their bytes; ABLATE_MAX_CODE_BYTES limits them.", value=size)
 
 
 def _nodes(connection: Connection, silent_s: float) -> Metric:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _PUBLIC = frozenset({"/v1/schema/ablation.json"})
 """Paths below /v1 that need no token."""
-_LARGE_BODIES = {":report": Scope.WORKER, ":import": Scope.OPERATE}
+_LARGE_BODIES = {":report": Scope.WORKER, ":import": Scope.OPERATE, ":upload": Scope.CODE}
 """The scope that may send a large body, by verb; others have the small limit there too."""
 _LOOKUP_THREADS = 2
 """For tokens that are not in the cache: unknown tokens delay each other, never other requests."""

@@ -27,6 +27,10 @@ _EXAMPLES: dict[int, tuple[str, str]] = {
     415: ("unsupported-media-type", "content type 'text/plain' is not supported; allowed: application/json"),
     422: ("invalid-spec", "the spec has 1 problem"),
     429: ("rate-limited", "this token sent more than 2000 requests per second; wait 1 s"),
+    507: (
+        "code-storage-full",
+        "the archive has 1,048,576 bytes and the stored ones 4,294,000,000; allowed: 4,294,967,296",
+    ),
     503: ("unavailable", "the database cannot be reached or is too busy"),
 }
 _UNKNOWN_GATE = ProblemDetail(

@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.outcomes import AblationState
 from experiments.records.calibration import Sizing
 from service.schemas.ablations import Links
 from service.schemas.public import INDEX, Public
+
+if TYPE_CHECKING:
+    from experiments.records.code_archive import PackedCode
 
 
 class ImportPublic(Public):
@@ -38,18 +41,59 @@ class SpecBody:
 
     content: bytes
     content_type: str = "application/yaml"
+    archives: "tuple[PackedCode, ...]" = field(default=(), compare=False)
+    """Code that the spec names by digest, on its way to the service or into a plan."""
 
     @classmethod
     def of(cls, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "SpecBody":
-        """Return `spec` itself, a mapping as JSON, or the file at a path. Raises OSError, SpecError."""
+        """Return `spec` itself, a mapping as JSON, or the file at a path. Folders of code are packed.
+
+        They are relative to the file, or to the current folder. Raises OSError, SpecError.
+        """
         if isinstance(spec, SpecBody):
             return spec
         if isinstance(spec, Mapping):
-            return cls(content=json.dumps(spec).encode(), content_type="application/json")
+            return cls.packed(json.dumps(spec).encode(), "application/json")
         from experiments.design.spec_files import content_type_of
 
         path = Path(spec)
-        return cls(content=path.read_bytes(), content_type=content_type_of(path))
+        return cls.packed(path.read_bytes(), content_type_of(path), folder=path.parent)
+
+    @classmethod
+    def packed(cls, content: bytes, content_type: str = "application/yaml", *, folder: Path = Path()) -> "SpecBody":
+        """Return a spec with its folders of code, relative to `folder`, packed. Raises SpecError."""
+        if b"command" not in content or b"code" not in content:  # most specs; reading one takes many modules
+            return cls(content=content, content_type=content_type)
+        from experiments.records.spec_code import pack_spec
+
+        packed = pack_spec(content, content_type, folder)
+        return cls(content=packed.content, content_type=packed.content_type, archives=packed.archives)
+
+
+CodeDigest: TypeAlias = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", examples=["sha256:" + 64 * "0"])]
+
+
+class CodeWanted(BaseModel):
+    """Archives that a client is about to submit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digests: list[CodeDigest] = Field(max_length=100)
+
+
+class CodeMissing(Public):
+    """The archives among them that the service lacks."""
+
+    missing: list[str]
+
+
+class CodeStored(Public):
+    """The answer to an upload of code."""
+
+    digest: str
+    size: int
+    changed: bool
+    """False when the service had exactly this archive."""
 
 
 class SpecText(Public):

@@ -365,6 +365,33 @@ events = Table(
 _PROGRESS = events.c.kind == EventKind.TRIAL_PROGRESS.value
 Index("ix_events_progress", events.c.subject, sqlite_where=_PROGRESS, postgresql_where=_PROGRESS)
 
+code_archives = Table(
+    "code_archives",
+    metadata,
+    Column("digest", String(71), primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("sent_by", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("used_at", Double, nullable=False, index=True),  # last time that somebody sent it or submitted with it
+)
+
+code_pieces = Table(
+    "code_pieces",
+    metadata,
+    Column("digest", String(71), ForeignKey("code_archives.digest"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("digest", "number"),
+)
+
+code_uses = Table(
+    "code_uses",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("digest", String(71), nullable=False, index=True),  # also of archives that were dropped
+    PrimaryKeyConstraint("ablation_id", "digest"),
+)
+
 outbox = Table(
     "outbox",
     metadata,

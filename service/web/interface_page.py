@@ -30,7 +30,12 @@ _LIMITS = {
 }
 _FRESH = {"Idempotency-Key": "$(date +%s)-$RANDOM"}
 """Shell expressions for headers that need a new value in each request."""
-_FILES = {"application/yaml": "spec.yaml", "application/json": "body.json", "application/x-tar": "bundle.tar"}
+_FILES = {
+    "application/yaml": "spec.yaml",
+    "application/json": "body.json",
+    "application/x-tar": "bundle.tar",
+    "application/gzip": "code.tar.gz",
+}
 """File names by content type; the command sends the first that the operation accepts."""
 _PROBLEMS_FROM = 400
 """Statuses from this one on come with a problem document."""

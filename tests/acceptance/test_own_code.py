@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from experiments.records.code_archive import pack_code
 from experiments.records.receipt_check import verify
 from experiments.runtime.processes import wait_until
 from tests.acceptance.test_stack import Home
-from tests.programs import write_program
+from tests.programs import LOOP, write_program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -121,3 +123,30 @@ def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(h
     assert accepted.returncode == 0, accepted.stderr
     assert "command" in accepted.stdout + accepted.stderr, "it waits for a node that takes commands"
     assert not wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["state"] != "queued", patience_s=12)
+
+
+def test_a_folder_is_sent_once_and_every_receipt_names_its_content(home: Home, tmp_path: Path) -> None:
+    lab = write_program(tmp_path / "lab")
+    other = write_program(tmp_path / "lab/other", "import time; time.sleep(0.6)\n" + LOOP)
+    home.environment |= {"ABLATE_CODE_DIRS": str(tmp_path / "nothing"), "ABLATE_ACCEPT_CODE": "true"}
+    values = spec_for(lab, ablation="sent")
+    values["workload"] |= {"code": "."}
+    values["variants"] = {"slow": {"args": ["--step", "0.03"]}, "else": {"code": "./other"}}
+    spec = lab / "spec.yaml"
+    spec.write_text(yaml.safe_dump(values))
+    home.up()
+    ran = home.run("run", str(spec))
+    assert ran.returncode in range(5), ran.stdout + ran.stderr
+    receipts = json.loads(home.run("receipts", "get", "sent").stdout)
+    assert len(receipts) == 18
+    trees = {arm: pack_code(lab if arm != "else" else other).tree for arm in ("baseline", "slow", "else")}
+    for receipt in receipts:
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert receipt["outcome"] == "measured"
+        assert receipt["program"]["code"] == trees[receipt["arm"]]
+    (slow,) = (one for one in answer(home, "verdict", "sent")["variants"] if one["arm"] == "slow")
+    assert slow["measured"] == "worse", slow
+    archives = {receipt["config"]["code"]["archive"] for receipt in receipts}
+    assert archives == {pack_code(folder).digest for folder in (lab, other)}
+    again = home.run("aa", "cpu", "--like", str(spec), "--blocks", "6")
+    assert again.returncode in range(5), again.stdout + again.stderr

@@ -11,8 +11,9 @@ from tests.api_stack import ADMIN, SIGNER, Api, bearer, running_api, signed
 from tests.factories import spec_values
 
 NO_TOKEN = {"nobody", "stranger", "revoked", "replaced"}
-READ = {"reader", "owner", "other", "operator", "admin"}
-SUBMIT = {"owner", "other", "operator", "admin"}
+READ = {"reader", "owner", "other", "coder", "operator", "admin"}
+SUBMIT = {"owner", "other", "coder", "operator", "admin"}
+CODE = {"coder", "operator", "admin"}
 OWN = {"owner", "operator", "admin"}
 OPERATE = {"operator", "admin"}
 ADMINS = {"admin"}
@@ -46,6 +47,7 @@ class World:
             "reader": api.token("reader", "read"),
             "owner": api.token("owner", "submit"),
             "other": api.token("other", "submit"),
+            "coder": api.token("coder", "code"),
             "operator": api.token("operator", "operate"),
             "admin": api.token("second-admin", "admin"),
             "node-a": api.worker_of("node-a"),
@@ -147,6 +149,8 @@ def _claim(world: World) -> Ask:
 
 
 NODE = {"node_class": "cpu", "devices": [], "versions": {}, "code_digest": "sha256:c", "public_key": SIGNER.key}
+GZIP = {"Content-Type": "application/gzip"}
+NO_CODE = f"sha256:{'0' * 64}"
 TAR = {"Content-Type": "application/x-tar"}
 REGISTERED = Ask("PUT", "/v1/nodes/node-a", {**NODE, "devices": [{"index": 0, "name": "x", "memory_bytes": 1}] * 64})
 
@@ -175,6 +179,9 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "getLog": (READ, 200, lambda world: Ask("GET", f"/v1/trials/{world.trial()}/log")),
     "planAblation": (READ, 200, lambda _world: Ask("POST", "/v1/ablations:plan", spec_values())),
     "submitAblation": (SUBMIT, 202, _submit),
+    "findCode": (CODE, 200, lambda _world: Ask("POST", "/v1/code:find", {"digests": []})),
+    "uploadCode": (CODE, 422, lambda _world: Ask("POST", f"/v1/code:upload?digest={NO_CODE}", {}, GZIP)),
+    "downloadCode": (NODE_A, 404, lambda w: Ask("GET", f"/v1/attempts/{w.attempt()['attempt_id']}/code/{NO_CODE}")),
     "cancelAblation": (OWN, 202, lambda world: Ask("POST", f"/v1/ablations/{world.ablation()}:cancel")),
     "setPriority": (OWN, 200, lambda world: Ask("PATCH", f"/v1/ablations/{world.ablation()}", {"priority": 7})),
     "drainNode": (OPERATE, 200, _stop_or_go("drain")),

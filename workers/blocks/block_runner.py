@@ -18,6 +18,7 @@ from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock, Clai
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
+from workers.blocks.code_cache import CodeCache
 from workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from workers.blocks.slices import SlicedBlock, SlicedTrial
 from workers.blocks.surroundings import Surroundings, busiest, changes, look_around
@@ -57,6 +58,8 @@ class NodeContext:
     """Files and folders that stay closed to trials."""
     code_roots: tuple[Path, ...] | None = None
     """As `corpus_roots`, for the code of commands."""
+    code_cache: CodeCache | None = None
+    """Archives of code that was sent; None where nothing can be fetched."""
     environments: Mapping[str, Path] = field(default_factory=dict)
     """Folders of Python environments by the names that specs use."""
 
@@ -230,7 +233,14 @@ class BlockRunner:
         if self._node_class.compiles_only:  # reads no data
             return order
         order = replace(order, program_prefix=self._prefix_of(workload))
-        return order if workload.prepared is None else replace(order, dataset=self._prepare(order, workload, lease))
+        if workload.prepared is None:
+            return order
+        return replace(order, dataset=self._prepare(order, workload, lease, attempt_id=block.attempt_id))
+
+    def _fetch_code(self, attempt_id: str, digest: str, lease: Lease) -> None:
+        if self._context.code_cache is None:
+            raise BlockBroken(FailureClass.USER_ERROR, f"this node has no source of code {digest}")
+        self._context.code_cache.need(attempt_id, digest, lease)
 
     def _prefix_of(self, workload: Trainable) -> Path | None:
         """Return the folder of its Python environment. Raises BlockBroken if this node has none of its name."""
@@ -247,13 +257,15 @@ class BlockRunner:
     def _node_class(self) -> NodeClass:
         return self._context.node.node_class
 
-    def _prepare(self, order: TrialOrder, workload: Trainable, lease: Lease) -> Path:
+    def _prepare(self, order: TrialOrder, workload: Trainable, lease: Lease, *, attempt_id: str) -> Path:
         """Return the folder of the dataset or code, which a process of its own makes from the files as they are now.
 
         No arm answers for a failure here. Raises BlockBroken without an arm.
         """
         key = str(workload.prepared)
         if key not in self._prepared:
+            if workload.archive is not None:
+                self._fetch_code(attempt_id, workload.archive, lease)
             ending = self._run(replace(order, prepare_only=True), lease, timeout_s=PREPARATION_LIMIT_S)
             self._prepared[key] = _prepared_folder(order, workload, ending)
         return self._prepared[key]

@@ -1,13 +1,14 @@
 """The worker's client of the service: register, claim, heartbeat, report, release."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
+from experiments.records.code_archive import PIECE_BYTES
 from experiments.records.messages import (
     PROBLEM_TYPES,
     AttemptEnded,
@@ -82,6 +83,19 @@ class ServiceApi:
         answer = self._send("POST", f"/v1/attempts/{attempt_id}:heartbeat", beat, timeout_s=timeout_s)
         return _typed(HeartbeatReply, answer)
 
+    def code(self, attempt_id: str, digest: str) -> Iterator[bytes]:
+        """Yield the bytes of an archive of code that the block of an attempt uses."""
+        path = f"/v1/attempts/{attempt_id}/code/{digest}"
+        timeout = httpx.Timeout(CALL_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        try:
+            with self._http.stream("GET", path, timeout=timeout) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    self._checked(answer)
+                yield from answer.iter_bytes(PIECE_BYTES)
+        except httpx.HTTPError as error:
+            raise ApiUnreachable(f"GET {path} at {shown(self.url)}: {reason(error, self.url)}") from error
+
     def report(self, attempt_id: str, report: BlockReport) -> None:
         """Report the results of the block."""
         self._end("report", attempt_id, report)
@@ -107,8 +121,13 @@ class ServiceApi:
             answer = self._http.request(method, path, content=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise ApiUnreachable(f"{method} {path} at {shown(self.url)}: {reason(error, self.url)}") from error
+        return self._checked(answer)
+
+    def _checked(self, answer: httpx.Response) -> httpx.Response:
+        """Return a successful answer. Raises the error for any other."""
         if answer.is_success:
             return answer
+        method, path = answer.request.method, answer.request.url.path
         detail = _detail(answer) + redirect_hint(answer)
         if not _is_own_problem(answer):
             raise ApiUnreachable(f"{method} {path}: status {answer.status_code}, not from the service: {detail}")

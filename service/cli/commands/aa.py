@@ -2,7 +2,7 @@
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from service.cli.output import JsonOption, guarded, out
 from service.client.api import Client
 from service.client.connection import ClientError
 from service.schemas.submissions import SpecBody
+
+if TYPE_CHECKING:
+    from experiments.records.code_archive import PackedCode
 
 app = typer.Typer()
 
@@ -53,9 +56,9 @@ def aa(
     The command submits an A/A ablation and follows it. Ctrl-C detaches and cancels nothing. The result holds for the
     device, recipe, shape, window and software of the run.
     """
-    base = _base_spec(like, recipe, node_class)
+    base, archives = _base_spec(like, recipe, node_class)
     text = calibration_spec(base, node_class=node_class, blocks=blocks, order_seed=secrets.randbelow(_ORDER_SEEDS))
-    body = SpecBody(content=text, content_type=CONTENT_TYPE)
+    body = SpecBody(content=text, content_type=CONTENT_TYPE, archives=archives)
     if print_spec:
         out().print(text.decode(), markup=False, end="")
     elif out_file is not None:
@@ -74,13 +77,14 @@ def _print_noise(client: Client, ablation_id: str) -> None:
         out().print(line, markup=False, highlight=False)
 
 
-def _base_spec(like: str | None, recipe: str | None, node_class: str) -> AblationSpec:
+def _base_spec(like: str | None, recipe: str | None, node_class: str) -> "tuple[AblationSpec, tuple[PackedCode, ...]]":
+    """Return the spec to calibrate for, and the archives of its code."""
     if (like is None) == (recipe is None):
         raise SpecError([SpecProblem(pointer="--like", detail="give exactly one of --like SPEC and --recipe NAME")])
     if recipe is not None:
-        return bare_spec(recipe, node_class)
+        return bare_spec(recipe, node_class), ()
     body = _spec_of(str(like))
-    return parse_spec(body.content, body.content_type)
+    return parse_spec(body.content, body.content_type), body.archives
 
 
 def _spec_of(like: str) -> SpecBody:

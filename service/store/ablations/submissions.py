@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from experiments.design.plan import Plan
 from experiments.design.plan import questions as question_digests
+from experiments.design.program import sent_code
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.calibration import Sizing
@@ -21,6 +22,7 @@ from experiments.runtime.logs import current_request_id
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox
+from service.store.ablations import code_archives
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import reached
 from service.store.nodes.calibrations import read_sizing
@@ -80,7 +82,7 @@ def store_submission(
     """Insert the idempotency row, then the ablation with its rows, first event, wake-up and announcement.
 
     Returns the effect that its plan can detect at the noise that the service measured; None if it measured none.
-    Raises KeyUsed if the key was answered before, which ends the transaction.
+    Raises KeyUsed if the key was answered before, and SpecError if code is missing, which end the transaction.
     """
     answered = {**vars(key), **{"ablation_id": answer.ablation_id, "answer": answer.text, "created_at": db_now()}}
     try:
@@ -93,6 +95,7 @@ def store_submission(
     transitions = Transitions(connection, ablation_id, actor=submission.submitted_by)
     transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason="submitted", new=AblationState.QUEUED)
     transitions.flush()
+    code_archives.use_archives(connection, ablation_id, sent_code(submission.spec))
     outbox.add(connection, OutboxKind.WAKE, plan.node_class)
     outbox.add(connection, OutboxKind.ANNOUNCE, ablation_id)
     return read_sizing(connection, submission.spec, plan)

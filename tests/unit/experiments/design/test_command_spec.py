@@ -1,6 +1,5 @@
 """Specs whose workload is a command: what they accept, what they refuse and where, and the arms that they make."""
 
-import copy
 from typing import Any
 
 import jsonschema_rs
@@ -10,30 +9,22 @@ import yaml
 from experiments.design.aa_spec import calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, questions
-from experiments.design.program import ProgramConfig, argv_of, is_program, lane_of, program_json, read_program, sent_code
+from experiments.design.program import (
+    ProgramConfig,
+    argv_of,
+    is_program,
+    lane_of,
+    program_json,
+    read_program,
+    sent_code,
+)
 from experiments.design.rule import rule_of
 from experiments.design.spec import ablation_json_schema
 from experiments.errors import SpecError
+from tests.factories import command_values as values
 from tests.factories import spec_values
 
-COMMAND: dict[str, Any] = {
-    "command": ["python", "train.py", "--seed", "{seed}"],
-    "code": "/srv/lab",
-    "steps": {"warmup": 2, "timed": 5},
-}
 SCHEMA = jsonschema_rs.Draft202012Validator(ablation_json_schema())
-
-
-def values(**changes: Any) -> dict[str, Any]:
-    base = {"workload": copy.deepcopy(COMMAND), "baseline": {}, "variants": {"fused": {"args": ["--loss=fused"]}}}
-    made = spec_values(**base)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        target = made
-        for name in parents:
-            target = target.setdefault(name, {})
-        target[last] = value
-    return made
 
 
 def parse(made: dict[str, Any]) -> Any:
@@ -160,7 +151,7 @@ def test_sent_code_is_named_with_its_places_and_shown_short() -> None:
     assert sent_code(spec) == {"#/workload/code": first, "#/variants/b/code": second}
     plan = make_plan(spec)
     assert [arm.gates["code"] for arm in plan.arms] == [first[:19], second[:19], "/x"]
-    assert [read_program({**arm.config, "seed": 1}).code for arm in plan.arms][0] == {"archive": first}
+    assert read_program({**plan.arms[0].config, "seed": 1}).code == {"archive": first}
 
 
 def test_a_calibration_repeats_the_baseline_of_a_command() -> None:

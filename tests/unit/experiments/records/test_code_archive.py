@@ -33,16 +33,16 @@ def packed(folder: Path, target: Path) -> str:
 def walked(folder: Path) -> dict[bytes, tuple[str, bytes]]:
     """What a plain walk finds: kind and content of every file by its raw name; the oracle of these tests."""
     found = {}
-    for above, _folders, names in os.walk(os.fsencode(folder)):
-        for name in [*names, *(one for one in _folders if os.path.islink(os.path.join(above, one)))]:
-            path = os.path.join(above, name)
-            mode = os.lstat(path).st_mode
+    for above, folders, names in os.walk(folder):
+        for path in (Path(above) / name for name in (*names, *folders)):
+            mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
-                entry = "link", os.readlink(path)
+                entry = "link", os.fsencode(path.readlink())
+            elif stat.S_ISDIR(mode):
+                continue
             else:
-                with open(path, "rb") as file:
-                    entry = ("program" if mode & 0o100 else "file"), file.read()
-            found[os.path.relpath(path, os.fsencode(folder))] = entry
+                entry = ("program" if mode & 0o100 else "file"), path.read_bytes()
+            found[os.fsencode(path.relative_to(folder))] = entry
     return found
 
 
@@ -50,13 +50,15 @@ def random_tree(folder: Path, draw: random.Random) -> None:
     folder.mkdir(parents=True)
     folders = [folder]
     for number in range(draw.randrange(1, 40)):
-        name = "".join(draw.choice("aZ09 .-_é漢\udcff'\"\\*") for _ in range(draw.randrange(1, 60))).strip(".") + str(number)
+        name = "".join(draw.choice("aZ09 .-_é漢\udcff'\"\\*") for _ in range(draw.randrange(1, 60))).strip(".") + str(
+            number
+        )
         above = draw.choice(folders)
         if draw.random() < 0.25 and len(str(above)) < 400:
             folders.append(above / name)
             folders[-1].mkdir()
         elif draw.random() < 0.15:
-            (above / name).symlink_to(draw.choice([".", "missing", name, "a b"]))
+            (above / name).symlink_to(draw.choice([".", "missing", name, "a b", "./x", "x/"]))
         else:
             (above / name).write_bytes(draw.randbytes(draw.choice([0, 1, 511, 512, 513, 10_240, 70_000])))
             (above / name).chmod(draw.choice([0o644, 0o755, 0o600, 0o444, 0o700]))
@@ -65,7 +67,7 @@ def random_tree(folder: Path, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_trees_are_the_same_after_unpacking(tmp_path: Path, seed: int) -> None:
-    random_tree(tmp_path / "tree", random.Random(seed))
+    random_tree(tmp_path / "tree", random.Random(seed))  # noqa: S311 - a reproducible draw
     packed(tmp_path / "tree", tmp_path / "copy")
     assert walked(tmp_path / "copy") == walked(tmp_path / "tree")
 
@@ -80,7 +82,11 @@ def test_equal_files_give_equal_bytes_whatever_their_times_and_order(tmp_path: P
     one, two = pack_code(tmp_path / "one"), pack_code(tmp_path / "two")
     assert (one.digest, one.tree, one.size) == (two.digest, two.tree, two.size)
     changed = {one.tree}
-    for change in (lambda file: file.chmod(0o755), lambda file: file.write_text("x"), lambda file: file.rename(file.parent / "g")):
+    for change in (
+        lambda file: file.chmod(0o755),
+        lambda file: file.write_text("x"),
+        lambda file: file.rename(file.parent / "g"),
+    ):
         change(tmp_path / "two/a/file")
         changed.add(pack_code(tmp_path / "two").tree)
     assert len(changed) == 4
@@ -93,7 +99,15 @@ def git(folder: Path, *arguments: str) -> None:
 
 def test_of_a_work_tree_the_files_that_git_does_not_ignore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tmp_path / "lab"
-    for name in ("src/train.py", "src/big.bin", "src/deleted.py", "src/new.py", "inner/x.py", ".venv/lib/y.py", "env/pyvenv.cfg"):
+    for name in (
+        "src/train.py",
+        "src/big.bin",
+        "src/deleted.py",
+        "src/new.py",
+        "inner/x.py",
+        ".venv/lib/y.py",
+        "env/pyvenv.cfg",
+    ):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(name)
     (tree / ".gitignore").write_text("*.bin\nbuild\n")
@@ -129,7 +143,7 @@ def test_a_tracked_file_behind_a_link_is_not_read_through_it(tmp_path: Path) -> 
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/x").write_text("secret")
     (tree / "data").symlink_to("../outside")
-    with pytest.raises(CodeArchiveError, match="link to another place: data -> ../outside"):
+    with pytest.raises(CodeArchiveError, match=r"link to another place: data -> \.\./outside"):
         pack_code(tree)
 
 
@@ -169,13 +183,13 @@ def test_limits_at_their_edges_name_what_is_too_much(tmp_path: Path, monkeypatch
     (tree / "more").write_text("")
     with pytest.raises(CodeArchiveError, match=r"6 files; .*'sub' 3"):
         pack_code(tree)
-    (tree / "large").write_bytes(random.Random(1).randbytes(4_990))
+    (tree / "large").write_bytes(random.Random(1).randbytes(4_990))  # noqa: S311 - a reproducible draw
     (tree / "more").unlink()
     with pytest.raises(CodeArchiveError, match="when packed; allowed: 5,000"):
         pack_code(tree)
     for empty in (tmp_path / "empty", tmp_path / "absent"):
         empty.mkdir() if empty.name == "empty" else None
-        with pytest.raises(CodeArchiveError, match="has no files|is no folder"):
+        with pytest.raises(CodeArchiveError, match=r"has no files|is no folder"):
             pack_code(empty)
 
 
@@ -198,8 +212,9 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[dict[st
     return {"name": name, "type": kind, "linkname": target}, b""
 
 
+SPARSE = {f"GNU.sparse.{name}": value for name, value in (("major", "1"), ("minor", "0"), ("realsize", str(2**50)))}
 HOSTILE = {
-    "absolute": [one("/tmp/ablate-escaped")],
+    "absolute": [one("/ablate-escaped")],
     "above": [one("../escaped")],
     "inner dots": [one("a/../../escaped")],
     "dot": [one("./a")],
@@ -222,7 +237,7 @@ HOSTILE = {
     "new line": [one("a\nb")],
     "long name": [one("a" * 256)],
     "long path": [one("/".join(["a" * 100] * 11))],
-    "sparse": [({"name": "s", "pax_headers": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s", "GNU.sparse.realsize": str(2**50)}}, b"0\n" + bytes(510))],
+    "sparse": [({"name": "s", "pax_headers": SPARSE}, b"0\n" + bytes(510))],
     "old sparse": [({"name": "s", "type": tarfile.GNUTYPE_SPARSE}, b"")],
     "large by its header": [({"name": "x", "pax_headers": {"size": str(2**40)}}, b"x")],
     "negative": [({"name": "x", "pax_headers": {"size": "-1"}}, b"x")],
@@ -233,9 +248,9 @@ HOSTILE = {
 def test_a_hostile_archive_is_refused_and_leaves_nothing_outside(tmp_path: Path, name: str) -> None:
     archive = made(tmp_path / "a.tar.gz", *HOSTILE[name])
     with pytest.raises(CodeArchiveError):
-        unpack_code(archive, tmp_path / "deep/er/target" if False else tmp_path / "target")
+        unpack_code(archive, tmp_path / "target")
     assert {path.name for path in tmp_path.iterdir()} <= {"a.tar.gz", "target"}
-    assert not Path("/tmp/ablate-escaped").exists()
+    assert not Path("/ablate-escaped").exists()
     inside = [path for path in (tmp_path / "target").rglob("*") if not path.is_symlink() and path.is_file()]
     assert sum(path.stat().st_size for path in inside) < 10_000
 
@@ -269,9 +284,9 @@ def test_bombs_end_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_damaged_archives_are_refused_or_complete(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a/train.py").write_bytes(random.Random(3).randbytes(20_000))
+    (tmp_path / "a/train.py").write_bytes(random.Random(3).randbytes(20_000))  # noqa: S311 - a reproducible draw
     whole = b"".join(pack_code(tmp_path / "a").pieces())
-    draw = random.Random(4)
+    draw = random.Random(4)  # noqa: S311 - a reproducible draw
     for number in range(150):
         damaged = bytearray(whole)
         if number % 2:

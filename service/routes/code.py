@@ -1,0 +1,107 @@
+"""Routes of code that people send: which archives are missing, upload, and download by the node that runs it."""
+
+import hashlib
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from experiments.errors import SpecProblem
+from experiments.records.code_archive import MOST_BYTES, PIECE_BYTES
+from service.errors import Invalid, UnsupportedMediaType
+from service.http.deps import AttemptId, Coder, LongRoute, ServicesDep, Worker, media_type
+from service.http.responses import secured
+from service.schemas.submissions import CodeDigest, CodeMissing, CodeStored, CodeWanted
+from service.store.ablations import code_archives
+from service.store.nodes import nodes
+
+router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
+
+MEDIA_TYPE = "application/gzip"
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A tar archive compressed with gzip, of at most 64 MiB. The service never unpacks it.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The archive.", "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@router.post(
+    "/code:find", operation_id="findCode", summary="Say which archives are missing", responses=secured(413, 415, 422)
+)
+def find_code(wanted: CodeWanted, services: ServicesDep, principal: Coder) -> CodeMissing:
+    """Return the archives that the service lacks. The others are kept for ABLATE_CODE_DAYS from now."""
+    with services.store.write() as connection:
+        return CodeMissing(missing=code_archives.lacking(connection, wanted.digests))
+
+
+async def _pieces(request: Request) -> list[bytes]:
+    """Return the body in pieces of `PIECE_BYTES`, the last one smaller; it is in memory once."""
+    if media_type(request) != MEDIA_TYPE:
+        raise UnsupportedMediaType(f"content type {media_type(request)!r} is not supported; allowed: {MEDIA_TYPE}")
+    pieces, last = [], bytearray()
+    async for chunk in request.stream():
+        last += chunk
+        while len(last) >= PIECE_BYTES:
+            pieces.append(bytes(last[:PIECE_BYTES]))
+            del last[:PIECE_BYTES]
+    return [*pieces, bytes(last)] if last else pieces
+
+
+@router.post(
+    "/code:upload",
+    operation_id="uploadCode",
+    summary="Store an archive of code",
+    response_model=CodeStored,
+    responses=secured(413, 415, 422, 507),
+    openapi_extra=_BODY,
+)
+def upload_code(
+    principal: Coder,
+    services: ServicesDep,
+    digest: Annotated[CodeDigest, Query(description="Digest of the body, which the service checks.")],
+    pieces: Annotated[list[bytes], Depends(_pieces)],
+) -> CodeStored:
+    """Store the archive under its digest; sending it again changes nothing but the time of its last use."""
+    whole = hashlib.sha256()
+    for piece in pieces:
+        whole.update(piece)
+    size = sum(map(len, pieces))
+    if digest != f"sha256:{whole.hexdigest()}":
+        detail = f"the body has digest sha256:{whole.hexdigest()} and {size} bytes, not {digest}: send it again"
+        raise Invalid(problems=[SpecProblem(pointer="query:digest", detail=detail)])
+    if not 0 < size <= MOST_BYTES:
+        raise Invalid(f"the archive has {size:,} bytes; allowed: 1 to {MOST_BYTES:,}")
+    with services.store.write() as connection:
+        stored = code_archives.store_archive(
+            connection,
+            digest,
+            pieces,
+            sent_by=principal.name,
+            most_bytes=services.settings.max_code_bytes,
+        )
+    return CodeStored(digest=digest, size=size, changed=stored)
+
+
+@router.get(
+    "/attempts/{attempt_id}/code/{digest}",
+    operation_id="downloadCode",
+    summary="Download code of a claimed block",
+    tags=["workers"],
+    response_class=Response,
+    responses={**_ANSWER, **secured(404, 409, 422)},
+)
+def download_code(
+    attempt_id: AttemptId, digest: Annotated[CodeDigest, Path()], services: ServicesDep, principal: Worker
+) -> Response:
+    """Return an archive that the block of a running attempt of this node uses."""
+    with services.store.read() as connection:
+        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
+        size = code_archives.size_for_attempt(connection, attempt_id, digest)
+    pieces = code_archives.read_pieces(services.store, digest)
+    return StreamingResponse(pieces, HTTPStatus.OK, {"Content-Length": str(size)}, MEDIA_TYPE)
