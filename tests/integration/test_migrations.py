@@ -26,7 +26,7 @@ NEXT = '''"""A column more."""
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "0016", "0015", None, None
+revision, down_revision, branch_labels, depends_on = "9000", "{newest}", None, None
 
 
 def upgrade() -> None:
@@ -110,7 +110,8 @@ def test_a_later_migration_is_listed_by_a_dry_run_and_then_applied(
     migrate.upgrade(store)
     folder = tmp_path / "migrations"
     shutil.copytree(migrate.FOLDER, folder)
-    (folder / "versions/0016_more.py").write_text(NEXT)
+    newest = migrate.newest_revision()
+    (folder / "versions/9000_more.py").write_text(NEXT.replace("{newest}", newest))
     monkeypatch.setattr(migrate, "FOLDER", folder)
     monkeypatch.setattr(migrate, "get_settings", lambda: SimpleNamespace(sqlalchemy_url=url))
 
@@ -119,8 +120,8 @@ def test_a_later_migration_is_listed_by_a_dry_run_and_then_applied(
         assert migrate.main() == 0
         return capsys.readouterr().out
 
-    assert printed("--dry-run") == "0016: A column more.\n"
-    assert migrate.current_revision(store) == "0015"
-    assert printed() == "0016: A column more.\n"
-    assert migrate.current_revision(store) == "0016"
+    assert printed("--dry-run") == "9000: A column more.\n"
+    assert migrate.current_revision(store) == newest
+    assert printed() == "9000: A column more.\n"
+    assert migrate.current_revision(store) == "9000"
     assert printed() == printed("--dry-run") == "no migration waits\n"
