@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from experiments.design.packages import installed
 from experiments.errors import BadSetting, SigningUnavailable
 from experiments.records.signing import signing_problem
 from model.measurements import GIB
@@ -45,6 +46,7 @@ def examine(settings: Settings) -> list[DoctorCheck]:
         _torch(),
         _devices(settings),
         *_lanes(settings),
+        *_recipes(),
         _check("cores", None, str(node.cores())),
         _memory(),
         *_disks(settings),
@@ -160,6 +162,13 @@ def _lanes(settings: Settings) -> list[DoctorCheck]:
         _check(f"lane {lane}", problem, "it ran with correct results", needed=needed)
         for lane, problem in results.items()
     ]
+
+
+def _recipes() -> list[DoctorCheck]:
+    """Load the recipes of installed packages."""
+    own = installed()
+    works = [_check(f"recipe {name}", None, recipe.distribution, needed=False) for name, recipe in own.recipes.items()]
+    return [*works, *(_check(f"recipe {name}", problem, needed=False) for name, problem in own.problems.items())]
 
 
 def _memory() -> DoctorCheck:

@@ -167,6 +167,8 @@ def _with_commands(results: LaneResults | None, node: Node, settings: Settings) 
     lanes = [COMMAND, *(f"{COMMAND}:{name}" for name in sorted(settings.python_environments))]
     own = installed()
     recipes = {recipe.lane: None for recipe in own.recipes.values() if node.node_class.name in recipe.places}
+    for problem in own.problems.values():
+        _log.warning("%s", problem)
     broken = {f"{LANE}:{name}": problem for name, problem in own.problems.items()}
     return {**results, **dict.fromkeys(lanes, refusal), **recipes, **broken}
 

@@ -19,6 +19,7 @@ APART = {"tpu"}
 """Extras with an environment of their own."""
 BY_PIP_ALONE = {
     "Makefile": 3,  # `make peer`: the official kernels, into a folder of their own
+    "docs/own-recipe.md": 1,  # a package of the reader
     "docker/service.Dockerfile": 1,  # our own wheel, without an index
     "docker/worker.Dockerfile": 1,
 }

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_packages import OwnPackages, own_packages
 from workers import doctor, isolation
 from workers.devices.node_health import free_gib_at
 from workers.identity.node import find_node
 from workers.settings import Settings
+
+__all__ = ["own_packages"]
 
 
 def test_a_broken_broker_library_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,3 +70,13 @@ def test_a_kernel_that_refuses_a_step_isolates_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(isolation, "landlock_version", lambda: 7)
     assert isolation.isolation_problem() == "isolation was refused: Operation not permitted"
     isolation._refusal.cache_clear()
+
+
+def test_the_doctor_names_recipes_of_packages_and_why_one_cannot_be_used(own_packages: OwnPackages) -> None:
+    own_packages.add("mine")
+    own_packages.add("broken", "raise RuntimeError('no such luck')")
+    checks = {check.name: check for check in doctor._recipes()}
+    assert checks["recipe mine"].passed
+    assert not checks["recipe broken"].passed
+    assert not checks["recipe broken"].needed
+    assert "no such luck" in checks["recipe broken"].detail
