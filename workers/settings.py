@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from experiments.design.spec_values import NAME_PATTERN
+from experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN
 from experiments.documents import settings_problems
 from experiments.ids import own_node_name
 from experiments.runtime.logs import LogFormat
@@ -100,6 +100,8 @@ class Settings(BaseSettings):
             name, equals, folder = part.strip().partition("=")
             if not equals or not re.fullmatch(NAME_PATTERN[1:-1], name) or not Path(folder).is_absolute():
                 raise ValueError(f"has {part!r}; allowed: name=folder, with an absolute folder")
+            if len(name) > MOST_LETTERS:
+                raise ValueError(f"names {name!r}, of {len(name)} letters; allowed: at most {MOST_LETTERS}")
             if not (Path(folder) / "bin/python").exists():
                 raise ValueError(f"names {folder!r}, which has no bin/python")
         return value

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 from experiments.design.gate import Claim, GateValue
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
+from experiments.design.spec_values import MOST_LETTERS
 from experiments.documents import Frozen, first_problem
 from experiments.in_trial.ablate import package_digest
 from kernels.backends import NODE_CLASSES
@@ -28,7 +29,7 @@ GROUP = "ablate.recipes"
 LANE = "recipe"
 """Lane of a node that has a package's recipe: `recipe:NAME@DIGEST`."""
 _DIGEST_LETTERS = 12
-_NAME = re.compile("[a-z0-9][a-z0-9-]{0,62}")
+_NAME = re.compile(f"[a-z0-9][a-z0-9-]{{0,{MOST_LETTERS - 1}}}")
 _FIELD = "^[a-z][a-z0-9_]{0,62}$"
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 _LIBRARIES = ("torch", "jax", "tensorflow")
@@ -212,7 +213,7 @@ def load(points: list[EntryPoint]) -> Installed:
 
 def _load(point: EntryPoint) -> PackageRecipe:
     if not _NAME.fullmatch(point.name):
-        raise ValueError(f"name {shown(point.name)} is not allowed; allowed: 1 to 63 of a-z, 0-9 and '-'")
+        raise ValueError(f"name {shown(point.name)} is not allowed; allowed: 1 to {MOST_LETTERS} of a-z, 0-9, '-'")
     if point.name in RECIPES:
         raise ValueError("a built-in recipe has this name")
     before = {name for name in _LIBRARIES if name in sys.modules}

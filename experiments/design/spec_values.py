@@ -31,6 +31,8 @@ NO_MARGIN = "0%"
 PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$"
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
+MOST_LETTERS = 40
+"""Of the name of a Python environment or of a package's recipe: blocks store it in a lane of 64 letters."""
 
 _UNPRINTABLE = "\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069"
 _CONTROL = re.compile(f"[{_UNPRINTABLE}\\ud800-\\udfff]")

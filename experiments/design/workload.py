@@ -22,6 +22,7 @@ from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
 from experiments.design.spec_values import (
+    MOST_LETTERS,
     BaselineGates,
     Name,
     Overrides,
@@ -244,7 +245,7 @@ class Workload(SpecPart):
         description="The program's files: a folder that commands pack and send (relative to the spec), an absolute "
         "folder on the node, or a commit of a repository there. Each trial runs in a copy.",
     )
-    environment: Name | None = Field(
+    environment: Annotated[Name, Field(max_length=MOST_LETTERS)] | None = Field(
         default=None,
         exclude_if=_is_none,
         description="A Python environment that the node's operator has named; default: the worker's own.",

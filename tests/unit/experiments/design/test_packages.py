@@ -18,11 +18,13 @@ from experiments.design.listings import gates_of, public_gates, public_recipes
 from experiments.design.load import parse_spec
 from experiments.design.metrics import METRICS
 from experiments.design.plan import make_plan, questions
-from experiments.design.program import read_program
+from experiments.design.program import lane_of, read_program
 from experiments.design.rule import other_model, other_work
 from experiments.design.spec import AblationSpec, ablation_json_schema
+from experiments.design.spec_values import MOST_LETTERS
 from experiments.design.trainable import trainable
 from experiments.errors import SpecError
+from service.store.tables import blocks
 from tests.factories import spec_values
 from tests.own_packages import DECLARATION, OwnPackages, declared, own_packages
 
@@ -164,6 +166,20 @@ def test_names_that_two_packages_or_the_product_have_are_problems(own_packages: 
     assert own.recipes == {}
     assert "two packages declare a recipe of this name" in own.problems["mine"]
     assert "a built-in recipe has this name" in own.problems["hybrid-tiny"]
+
+
+def test_the_longest_names_fit_into_the_lanes_of_a_block(own_packages: OwnPackages) -> None:
+    own_packages.add("m" * MOST_LETTERS)
+    own_packages.add("n" * (MOST_LETTERS + 1))
+    own = packages.installed()
+    (recipe,) = own.recipes.values()
+    assert "allowed: 1 to 40" in own.problems["n" * (MOST_LETTERS + 1)]
+    room = blocks.c.lanes.type.length
+    assert len(recipe.lane) <= room
+    assert len(lane_of({"environment": "e" * MOST_LETTERS})) <= room
+    command = {"command": ["python"], "environment": "e" * (MOST_LETTERS + 1)}
+    with pytest.raises(SpecError, match="40"):
+        parse(spec_values(workload=command, baseline={}, variants={"x": {"args": ["-v"]}}))
 
 
 def test_a_declaration_that_imports_a_heavy_library_is_refused(own_packages: OwnPackages) -> None:
