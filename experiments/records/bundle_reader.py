@@ -244,6 +244,8 @@ class _BlockReader:
             expected = claimed_fields(claimed, trial, node_id=attempt.node_id)
             receipt = self._receipt(f"{folder}/{RECEIPT}", expected)
             log = self._text(f"{folder}/{LOG}")
+            if receipt is not None:
+                self._check_code(f"{folder}/{RECEIPT}", receipt)
             if receipt is not None and log is not None:
                 trials.append(BundledTrial(trial_id=trial.trial_id, receipt=receipt, log=log))
         return BundledBlock(attempt=attempt, trials=tuple(trials))
@@ -264,6 +266,12 @@ class _BlockReader:
         for detail in details:
             self._note(path, detail)
         return None if details else Receipt.model_validate_json(text)
+
+    def _check_code(self, path: str, receipt: Receipt) -> None:
+        """Compare the code that a trial ran with the code that the plan carried."""
+        planned = self._plan_file.tree_of(receipt.arm)
+        if planned is not None and receipt.program is not None and receipt.program.code != planned:
+            self._note(path, f"ran code {receipt.program.code}; the plan has {planned} for arm '{receipt.arm}'")
 
     def _text(self, path: str) -> str | None:
         self.paths.add(path)

@@ -5,7 +5,7 @@ ids of ablation, blocks and trials, so receipts from any node name them.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -16,7 +16,9 @@ from experiments.block_numbers import block_name
 from experiments.design.arms import arm_digest, resolve
 from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, plan_blocks
+from experiments.design.problems import listed
 from experiments.design.spec import AblationSpec
+from experiments.design.trainable import trainable
 from experiments.digest import code_digest
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
@@ -24,6 +26,7 @@ from experiments.ids import id_pattern, new_id
 from experiments.records.identity import AttemptLease, BlockIds, PlannedWork, claimed_block, new_block_ids
 from experiments.records.messages import ClaimedBlock
 from experiments.retries import Break
+from model.measurements import OmitNone
 
 KIND: Literal["ablate plan"] = "ablate plan"
 SCHEMA_VERSION = 2
@@ -45,6 +48,8 @@ class PlanFile(Frozen):
     """The user's spec, comments included."""
     plan: Plan
     blocks: tuple[BlockIds, ...]
+    code: OmitNone[dict[str, str]] = None
+    """Digest of the tree in each archive that arms name, by the archive's; None where no arm names one."""
     digest: str
     """Of everything above."""
 
@@ -52,6 +57,11 @@ class PlanFile(Frozen):
     def spec(self) -> AblationSpec:
         """The parsed spec. Raises SpecError when this code rejects it."""
         return parse_spec(self.spec_text.encode(), self.content_type)
+
+    def tree_of(self, arm: str) -> str | None:
+        """Return the digest of the code that an arm runs; None where the plan does not know it."""
+        archive = trainable(self.plan.arm_by_name[arm].config).archive
+        return None if archive is None else (self.code or {}).get(archive)
 
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int, broken: Sequence[Break] = ()) -> ClaimedBlock:
         """Return the claim of block `index` after `broken` attempts, as a service would."""
@@ -61,8 +71,8 @@ class PlanFile(Frozen):
         return claimed_block(self.plan, self.blocks[index], work, lease)
 
 
-def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile:
-    """Return the plan file of `plan`, made from `spec_text`, with new ids."""
+def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mapping[str, str] | None = None) -> PlanFile:
+    """Return the plan file of `plan`, made from `spec_text`, with new ids. `code` has the tree of each archive."""
     unsealed = PlanFile(
         made_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         code_digest=code_digest(),
@@ -71,6 +81,7 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str) -> PlanFile
         spec_text=spec_text,
         plan=plan,
         blocks=new_block_ids(plan),
+        code=dict(code) if code else None,
         digest="",
     )
     return seal(unsealed)
@@ -125,6 +136,9 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
             yield f"{block_name(index)} has index {block.index}; expected {index}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"{block_name(index)} does not have every arm once"
+    named = {archive for arm in plan.arms if (archive := trainable(arm.config).archive) is not None}
+    if named != set(file.code or ()):
+        yield f"its arms name the code {listed(sorted(named))}; it has {listed(sorted(file.code or ()))}"
     for arm in plan.arms:
         expected = arm_digest(arm.gates, arm.config)
         if arm.digest != expected:

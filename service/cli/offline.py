@@ -3,7 +3,7 @@
 Commands import this module inside functions, because it imports the judge.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -12,12 +12,15 @@ from experiments.analysis.sizing import with_number
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
+from experiments.design.program import sent_code
+from experiments.design.spec import AblationSpec
 from experiments.documents import write_whole
-from experiments.errors import BundleError, SpecProblem
+from experiments.errors import BundleError, SpecError, SpecProblem
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.calibration import Calibration
+from experiments.records.plan_archive import SUFFIX, write_plan_archive
 from experiments.records.plan_file import make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import out, print_json
@@ -38,14 +41,20 @@ def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
 
 
 def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), as_json: bool) -> None:
-    """Write the plan file of a spec and print how to run it.
+    """Write the plan file of a spec, in a tar file with its code if it has any, and print how to run it.
 
     A spec with `blocks: auto` gets its number of blocks from `calibrations`.
     """
     content, content_type = with_number(body.content, body.content_type, calibrations)
-    plan = make_plan(parse_spec(content, content_type))
-    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type)
-    write_whole(path, plan_file_text(file))
+    spec = parse_spec(content, content_type)
+    plan = make_plan(spec)
+    trees = {packed.digest: packed.tree for packed in body.archives}
+    _check_code(spec, trees, path)
+    file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)
+    if path.suffix == SUFFIX:
+        write_plan_archive(path, file, body.archives)
+    else:
+        write_whole(path, plan_file_text(file))
     if as_json:
         print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})
         return
@@ -55,6 +64,20 @@ def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration
     console.print(f"  plan     {file.digest}")
     console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version)")
     console.print("  or       python -m workers.offline ...    (in a checkout, without installing)")
+
+
+def _check_code(spec: AblationSpec, trees: Collection[str], path: Path) -> None:
+    """Raise SpecError unless the plan can carry all code that its spec names."""
+    problems = [
+        SpecProblem(pointer=where, detail=f"code {digest} is not here", hint="name its folder, for example `code: .`")
+        for where, digest in sent_code(spec).items()
+        if digest not in trees
+    ]
+    if trees and path.suffix != SUFFIX:
+        detail = f"the plan carries code, so it is a tar file; {str(path)!r} does not end in {SUFFIX}"
+        problems.append(SpecProblem(pointer="--out", detail=detail, hint=f"--out {path.with_suffix(SUFFIX)}"))
+    if problems:
+        raise SpecError(problems)
 
 
 def judge(path: Path, calibrations: Sequence[Calibration] = ()) -> Verdict:

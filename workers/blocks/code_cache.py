@@ -73,7 +73,7 @@ class CodeCache:
                     whole.update(piece)
                     size += len(piece)
                     if size > MOST_BYTES:
-                        break
+                        raise ApiUnreachable(f"more than {MOST_BYTES:,} bytes arrived")
                     file.write(piece)
             if f"sha256:{whole.hexdigest()}" != digest:
                 raise ApiUnreachable(f"{size:,} bytes arrived, which are not those that the digest names")

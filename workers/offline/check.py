@@ -16,12 +16,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.design.program import CLOCK_S, ProgramConfig, marked_steps, program_json
+from experiments.design.workload import ARCHIVE
+from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
+from experiments.records.code_archive import pack_code
 from experiments.records.program_report import clocks_differ
 from workers.devices.inventory import find_devices
 from workers.errors import WorkerError
 from workers.paths import WorkPaths
 from workers.processes import trial
+from workers.processes.code_copy import archive_path
 from workers.processes.guardian import end_trial
 from workers.processes.result import TrialOrder, TrialResult, read_result
 
@@ -45,7 +49,9 @@ def check(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="Program and arguments; {seed} is filled in.")
     ],
-    code: Annotated[Path, typer.Option(help="Folder of the program, which runs in a copy.")] = Path(),
+    code: Annotated[
+        Path, typer.Option(help="Folder of the program. It is packed as for `code: .`, and runs in a copy.")
+    ] = Path(),
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps of the measured window.")] = 5,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
@@ -55,14 +61,22 @@ def check(
     Exit code: 0 when a spec can measure its throughput, 6 when something needed is missing, 5 when nothing could run.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        packed = pack_code(code)
+    except CodeArchiveError as error:
+        console.print(f"[red]not run:[/] {escape(str(error))}")
+        raise typer.Exit(ExitCode.ERROR) from error
     config = ProgramConfig(
         command=tuple(command),
-        code=str(code.resolve()),
+        code={ARCHIVE: packed.digest},
         profile=True,
         steps=marked_steps(warmup=1, timed=steps),
     )
     try:
         with tempfile.TemporaryDirectory(prefix="ablate-check-") as folder:
+            archive = archive_path(Path(folder) / "data", packed.digest)
+            archive.parent.mkdir(parents=True)
+            archive.write_bytes(b"".join(packed.pieces()))
             results = []
             for number, seed in enumerate(SEEDS, start=1):
                 console.print(f"run {number} of {len(SEEDS)}, seed {seed}", style="dim")

@@ -26,10 +26,12 @@ from experiments.ids import node_name_problem, own_node_name
 from experiments.outcomes import ExitCode
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
-from experiments.records.plan_file import PlanFile, differences, read_plan_file
+from experiments.records.plan_archive import PlanWithCode
+from experiments.records.plan_file import PlanFile, differences
 from experiments.records.signing import Signer
 from model.errors import ConfigError
 from workers.blocks.block_runner import BlockRunner, NodeContext
+from workers.blocks.code_cache import CodeCache, CodeSource
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
 from workers.environment_variables import python_environments, state_folder
@@ -61,6 +63,8 @@ class _Job:
     """The arguments of the command."""
 
     plan_file: PlanFile
+    code: CodeSource
+    """Source of the code that the plan carries."""
     folder: BundleFolder
     wanted: tuple[int, ...]
     data_dir: Path
@@ -71,7 +75,7 @@ class _Job:
 
 
 def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A file that `ablate plan SPEC --out` wrote.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan that `ablate plan SPEC --out` wrote.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the bundle.")],
     blocks: Annotated[str, typer.Option(help="Only these blocks, counted from 1: 1-3 or 1,4,6. Default: all.")] = "",
     resume: Annotated[bool, typer.Option(help="Continue the bundle in OUT.")] = True,
@@ -93,11 +97,13 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
     try:
-        plan_file = read_plan_file(plan.read_bytes())
+        planned = PlanWithCode(plan)
+        plan_file = planned.plan_file
         key_file = (key or state_folder() / KEY_FILE).absolute()
         signer = _signer(key_file, console)
         job = _Job(
             plan_file=plan_file,
+            code=lambda _attempt_id, digest: planned.code(digest),
             folder=BundleFolder(out.absolute(), plan_file, signer),
             wanted=parse_numbers(blocks, len(plan_file.plan.blocks)),
             data_dir=(data_dir or out / "work" / "data").absolute(),
@@ -195,6 +201,7 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
             data_dir=job.data_dir,
             proof=proof,
             secrets=(state_folder(), job.folder.root, job.key),
+            code_cache=CodeCache(job.data_dir, job.code),
             environments=python_environments(),
         )
         yield context, stopping

@@ -29,7 +29,10 @@ NoiseOption = Annotated[
 def plan(
     spec: SpecArgument,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Write a plan file for `ablate exec` and stop. Needs no service.")
+        Path | None,
+        typer.Option(
+            "--out", help="Write a plan for `ablate exec` and stop: JSON, or with code a .tar file. Needs no service."
+        ),
     ] = None,
     calibration: NoiseOption = None,
     as_json: JsonOption = False,
