@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import numpy as np
 from experiments.design.arms import Arm
 from experiments.design.config_fields import read_config
 from experiments.design.gate_readings import read_gates
+from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
+from experiments.design.spec_files import read_catalog_file
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
 from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, seal, summarise
+from experiments.records.spec_code import pack_spec
 from kernels.backends import NODE_CLASSES
 from kernels.scan_switches import ScanFact
 from model.counts import step_flops
@@ -65,6 +69,13 @@ def command_values(**changes: Any) -> dict[str, Any]:
         "variants": {"fused": {"args": ["--loss=fused"]}},
     }
     return spec_values(**{**base, **changes})
+
+
+def catalog_spec(name: str) -> AblationSpec:
+    """Return a spec of the catalog, whose folder of code was packed: that of these tests' programs."""
+    folder = Path(__file__).parent / "unit/model"
+    packed = pack_spec(read_catalog_file(name), "application/yaml", folder)
+    return parse_spec(packed.content, packed.content_type)
 
 
 def make_spec(**changes: Any) -> AblationSpec:

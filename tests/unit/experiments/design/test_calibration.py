@@ -7,16 +7,12 @@ from experiments.design.arms import resolve
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.recipes import RECIPES
-from experiments.design.spec_files import catalog_names, read_catalog_file
+from experiments.design.spec_files import catalog_names
 from experiments.errors import SpecError
-from tests.factories import make_spec
+from tests.factories import catalog_spec, make_spec
 
 NEEDS_NO_CALIBRATION = ("demo-refused", "tpu-memory", "tpu-mesh")  # cannot run, or decides by exact metrics
 CATALOG = [name for name in catalog_names() if name not in NEEDS_NO_CALIBRATION]
-
-
-def catalog_spec(name):
-    return parse_spec(read_catalog_file(name), CONTENT_TYPE)
 
 
 @pytest.mark.parametrize("name", CATALOG)

@@ -12,14 +12,14 @@ from experiments.design.rule import rule_digest
 from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
 from model.config import TrainConfig
-from tests.factories import make_spec
+from tests.factories import catalog_spec, make_spec
 
 REFUSED = "demo-refused"
 
 
 @pytest.mark.parametrize("name", [name for name in catalog_names() if name != REFUSED])
 def test_catalog_file_plans(name: str) -> None:
-    plan = make_plan(parse_spec(read_catalog_file(name), "application/yaml"))
+    plan = make_plan(catalog_spec(name))
     assert plan.ablation == name
     assert len(plan.arms) >= 2
 
