@@ -167,6 +167,9 @@ class Measurements(BaseModel):
         ),
     ] = ()
     """One row per generated kernel that ran in step 0: name, registers, shared memory, instructions."""
+    step_kernels: OmitNone[tuple[tuple[str, int, float], ...]] = None
+    """Name, calls and microseconds of each kernel of the device in one more step after all measurements, or of each
+    operator where the processor computes; None without a profiled step, and for commands, which report their own."""
     parameters: int
     """Trainable parameters."""
     flops_per_step: int

@@ -23,7 +23,7 @@ from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
-from experiments.analysis.programs import other_tokens, program_notes
+from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.sample_checks import spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
@@ -158,6 +158,7 @@ class _Judge:
         when_met = exact.decision if exact else adopt_or_reject(primary, rule)
         chances = self._chances(name, answer, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
+        kernels = step_kernels(evidence)
         notes = [
             f"requirement {'not decided' if e.undecided else 'not met'}: {e.metric} {e.rule}: {e.detail}"
             for e in requirements
@@ -187,8 +188,10 @@ class _Judge:
                 *notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
                 *program_notes(evidence, rule.metric),
+                *([kernel_note(kernels)] if kernels else []),
                 *self._family_notes(name),
             ),
+            step_kernels=kernels,
         )
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:

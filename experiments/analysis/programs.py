@@ -1,49 +1,22 @@
-"""Comparison of commands beside their speed: their work, their seeds, and the kernels that they ran."""
+"""Comparison of arms beside their speed: the work and the seeds of commands, and the kernels of a profiled step."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from experiments.analysis.evidence import Evidence, Pair
+from experiments.analysis.verdicts import KernelChange, KernelUse, StepKernels
 from experiments.block_numbers import block_name
 from experiments.design.metrics import PROCESS_METRIC
 from experiments.design.program import DECLARED
 from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt
+from experiments.records.program_report import shorten
+from experiments.records.receipts import Receipt, kernel_rows
 
+MOST_CHANGES = 25
+"""Kernels of a variant in its verdict; receipts and MLflow have all of them."""
 _NAMED = 2
 """Kernels that a note names."""
-_NAME_LENGTH = 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelUse:
-    """One kernel in the profiled steps of an arm's trials."""
-
-    calls: float
-    """In one step, as a mean over the trials."""
-    us: float
-    """Microseconds in one step, as a mean over the trials."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelChange:
-    """A kernel in a variant and in the baseline; None where an arm did not run it."""
-
-    name: str
-    baseline: KernelUse | None
-    variant: KernelUse | None
-
-    @property
-    def change_us(self) -> float:
-        """Microseconds that the variant spends more."""
-        return (self.variant.us if self.variant else 0.0) - (self.baseline.us if self.baseline else 0.0)
-
-    @property
-    def same_calls(self) -> bool:
-        """Whether both arms call it equally often."""
-        return self.variant is not None and self.baseline is not None and self.variant.calls == self.baseline.calls
 
 
 def other_tokens(evidence: Evidence) -> str | None:
@@ -57,7 +30,7 @@ def other_tokens(evidence: Evidence) -> str | None:
 
 def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
     """Return the kernels of an arm by name; empty if a measured trial has no table."""
-    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED and receipt.program]
+    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
     tables = [_table(receipt) for receipt in measured]
     if not tables or not all(tables):
         return {}
@@ -71,9 +44,8 @@ def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
 
 
 def _table(receipt: Receipt) -> dict[str, tuple[int, float]]:
-    rows = receipt.program.kernels if receipt.program else ()
     table: dict[str, tuple[int, float]] = {}
-    for name, calls, spent in rows:
+    for name, calls, spent in kernel_rows(receipt):
         before = table.get(name, (0, 0.0))
         table[name] = before[0] + calls, before[1] + spent
     return table
@@ -97,7 +69,6 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
             yield f"two seeds of the {arm} have bit-identical losses: the program may ignore its seed"
-    yield from _kernel_notes(evidence.receipts, evidence.pairs)
 
 
 def _ignores_seed(receipts: Sequence[Receipt]) -> bool:
@@ -110,12 +81,24 @@ def _ignores_seed(receipts: Sequence[Receipt]) -> bool:
     return False
 
 
-def _kernel_notes(receipts: Sequence[Receipt], pairs: Sequence[Pair]) -> Iterator[str]:
-    own, base = kernels_of(receipts), kernels_of([pair.baseline for pair in pairs])
-    if not own or not base:
-        return
-    changes = kernel_changes(own, base)
-    named = ", ".join(f"{change.name[:_NAME_LENGTH]} {change.change_us:+,.0f} us" for change in changes[:_NAMED])
+def changes_of(pairs: Sequence[Pair]) -> tuple[KernelChange, ...]:
+    """Return all kernels of a variant and the baseline; none unless every measured trial has a profiled step."""
+    own, base = kernels_of([pair.variant for pair in pairs]), kernels_of([pair.baseline for pair in pairs])
+    return kernel_changes(own, base) if own and base else ()
+
+
+def step_kernels(evidence: Evidence) -> StepKernels | None:
+    """Compare the kernels of a variant's profiled step with the baseline's; None without profiled steps."""
+    changes = changes_of(evidence.pairs)
+    if not changes:
+        return None
     same = all(change.same_calls for change in changes)
-    what = "the same kernels, equally often" if same else "different kernels"
-    yield f"these arms ran {what} in the profiled step; largest changes of their time: {named}"
+    return StepKernels(same=same, kernels=len(changes), changes=changes[:MOST_CHANGES])
+
+
+def kernel_note(kernels: StepKernels) -> str:
+    """Say in one sentence whether two arms ran the same kernels, and which times changed most."""
+    largest = kernels.changes[:_NAMED]
+    named = ", ".join(f"{shorten(change.name)} {change.change_us:+,.0f} us" for change in largest)
+    what = "the same kernels, equally often" if kernels.same else "different kernels"
+    return f"these arms ran {what} in the profiled step; largest changes of their time: {named}"

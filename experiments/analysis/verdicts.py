@@ -135,6 +135,51 @@ class RequirementResult(Frozen):
     """False if the gates claim another numerical model; its losses are then not compared with the baseline's."""
 
 
+class KernelUse(Frozen):
+    """One kernel in the profiled steps of an arm's trials."""
+
+    calls: float
+    """In one step, as a mean over the trials."""
+    us: float
+    """Microseconds in one step, as a mean over the trials."""
+
+
+class KernelChange(Frozen):
+    """A kernel in a variant and in the baseline; None where an arm did not run it."""
+
+    name: str
+    baseline: KernelUse | None
+    variant: KernelUse | None
+
+    @property
+    def change_us(self) -> float:
+        """Microseconds that the variant spends more."""
+        return (self.variant.us if self.variant else 0.0) - (self.baseline.us if self.baseline else 0.0)
+
+    @property
+    def same_calls(self) -> bool:
+        """Whether both arms call it equally often."""
+        return self.variant is not None and self.baseline is not None and self.variant.calls == self.baseline.calls
+
+    @property
+    def kind(self) -> str:
+        """What differs, in words."""
+        if self.variant is None or self.baseline is None:
+            return "only in the baseline" if self.variant is None else "only in the variant"
+        return "time" if self.same_calls else "calls"
+
+
+class StepKernels(Frozen):
+    """The kernels of a variant's profiled step against the baseline's."""
+
+    same: bool
+    """Whether both arms call the same kernels equally often; their sizes may differ."""
+    kernels: int
+    """Kernels of both arms."""
+    changes: tuple[KernelChange, ...]
+    """The largest changes of time, the largest first."""
+
+
 class VariantVerdict(Frozen):
     """The answer on one variant, with the numbers and the rule behind it."""
 
@@ -174,6 +219,8 @@ class VariantVerdict(Frozen):
     device_minutes_needed: float | None = None
     """Cost of these blocks."""
     notes: tuple[str, ...] = ()
+    step_kernels: OmitNone[StepKernels] = None
+    """None unless every measured trial of both arms has a profiled step."""
 
 
 class NodeMeans(Frozen):

@@ -12,6 +12,7 @@ from experiments.design.packages import installed
 from experiments.design.recipes import RECIPES
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.errors import SpecError
+from experiments.outcomes import BASELINE
 
 REPEAT = "repeat"
 """Name of the arm that repeats the baseline."""
@@ -64,6 +65,9 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         values["limits"]["priority"] = 0
     if like.verdict.primary.exact:
         values["verdict"]["primary"] = _THROUGHPUT
+    pattern = values["workload"].pop("require_kernels", {}).get(BASELINE)
+    if pattern is not None:
+        values["workload"]["require_kernels"] = {BASELINE: pattern, REPEAT: pattern}
     text = _yaml(values)
     problems = resolve(parse_spec(text, CONTENT_TYPE)).problems
     if problems:

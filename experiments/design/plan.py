@@ -55,6 +55,8 @@ class Plan(Frozen):
     """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
     cold_caches: bool = Field(default=False, exclude_if=lambda cold: not cold)
     """Whether trials start with empty compiler caches on disk: where compile time decides."""
+    profile: bool = Field(default=False, exclude_if=lambda profile: not profile)
+    """Whether trials of the built-in model run one more step under torch's profiler; arms of commands say it."""
     arms: tuple[Arm, ...]
     """Baseline first."""
     blocks: tuple[BlockPlan, ...]
@@ -122,6 +124,7 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         devices=spec.placement.devices,
         max_foreign_load=spec.placement.max_foreign_load / 100,
         cold_caches=spec.metric.cold,
+        profile=spec.workload.profile and spec.workload.recipe in RECIPES,
         arms=arms,
         blocks=plan_blocks(spec, [arm.name for arm in arms]),
         mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),

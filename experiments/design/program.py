@@ -6,13 +6,13 @@ obeyed them. They are stored like gates, so that pages and MLflow show them in t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from experiments.design.config_fields import differing_fields
 from experiments.design.metrics import METRICS, PROCESS_METRIC
-from experiments.design.problems import listed, pointer, shown
+from experiments.design.problems import listed, nearest, pointer, shown
 from experiments.design.spec import AblationSpec
 from experiments.design.workload import ARCHIVE, COMMAND, Commit, RepositoryCommit, SentCode, SpecPart, VariantSpec
 from experiments.errors import SpecProblem
@@ -21,6 +21,8 @@ from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig
 from model.errors import ConfigError
 
+PROFILED_DEVICES = ("cpu", "cuda")
+"""Torch's names of devices whose kernels, or operators, its profiler reports."""
 DECLARED = "declared, not attested"
 """How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""
 CLOCK_SHARE = 0.001
@@ -67,6 +69,8 @@ class ProgramConfig:
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Better direction of each declared metric."""
     profile: bool = False
+    requires_kernel: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
+    """Pattern that the name of a kernel in the profiled step must have; None for any table."""
     needs: Literal["process", "steps", "tokens"] = "process"
     """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
     steps: StepsConfig = field(default_factory=StepsConfig)
@@ -149,12 +153,14 @@ def program_arms(spec: AblationSpec) -> Iterator[tuple[str, dict[str, Any], dict
         code=_plain(workload.code),
         environment=workload.environment,
         metrics={name: metric.better for name, metric in workload.metrics.items()},
-        profile=workload.profile,
+        profile=workload.profile or bool(workload.require_kernels),
         needs=needs_of(spec.verdict.primary.metric),
         steps=steps,
         devices=spec.placement.devices,
     )
     configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
+    patterns = workload.require_kernels
+    configs = {name: replace(config, requires_kernel=patterns.get(name)) for name, config in configs.items()}
     variables = sorted({name for config in configs.values() for name in config.env})
     for name, config in configs.items():
         declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
@@ -227,6 +233,13 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
+    arms = (BASELINE, *spec.variants)
+    for name in spec.workload.require_kernels:
+        if name not in arms:
+            detail = f"'{name}' is no arm of this ablation; arms: {listed(arms)}"
+            where = pointer("workload", "require_kernels", name)
+            yield SpecProblem(pointer=where, detail=detail, hint=nearest(name, arms))
+
 
 def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find parts of a spec with a recipe that only fit a command."""
@@ -237,6 +250,12 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail = f"the built-in trainer has one process, which uses one device of node class '{node_class}'"
         detail += f"; given: {devices}; allowed with a recipe: {allowed}"
         yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="workload.command can use more")
+    if spec.workload.profile and (node_class.compiles_only or node_class.device_type not in PROFILED_DEVICES):
+        why = (
+            "executes nothing" if node_class.compiles_only else "runs on XLA, whose steps torch's profiler does not see"
+        )
+        detail = f"no step is profiled on node class '{node_class}', which {why}"
+        yield SpecProblem(pointer=pointer("workload", "profile"), detail=detail, hint="leave profile out")
     for key in ("args", "env"):
         if getattr(spec.baseline, key):
             detail = f"'{key}' belongs to a command; this workload is recipe '{spec.workload.recipe}'"

@@ -18,14 +18,17 @@ from pydantic import (
     model_validator,
 )
 
+from experiments.design.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
 from experiments.design.spec_values import (
     MOST_LETTERS,
+    NAME_PATTERN,
     BaselineGates,
     Name,
     Overrides,
+    Problems,
     Text,
     VariantGates,
     of_a_package,
@@ -44,6 +47,8 @@ ARCHIVE = "archive"
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
 MAX_METRICS = 32
+MAX_ARMS = 65
+"""The baseline and the most variants of a spec."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -206,7 +211,7 @@ class DeclaredMetric(SpecPart):
     better: Literal["higher", "lower"] = Field(description="Direction of improvement.")
 
 
-_OF_A_COMMAND = ("code", "environment", "env", "metrics", "profile")
+_OF_A_COMMAND = ("code", "environment", "env", "metrics", "require_kernels")
 """Keys that only a workload with a command has."""
 
 
@@ -262,6 +267,15 @@ class Workload(SpecPart):
         exclude_if=_is_empty,
         description="Run one more step after the window under torch's profiler, and store its table of kernels.",
     )
+    require_kernels: Annotated[
+        dict[Name, Annotated[str, Field(min_length=1, max_length=MAX_PATTERN)]],
+        Field(max_length=MAX_ARMS, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
+    ] = Field(
+        default_factory=dict,
+        exclude_if=_is_empty,
+        description="By arm, a regular expression. A trial is refused unless it is found in a kernel's name in the "
+        "profiled step.",
+    )
 
     @field_validator("recipe")
     @classmethod
@@ -279,6 +293,18 @@ class Workload(SpecPart):
         for name in METRICS.keys() & value.keys():
             detail = f"'{name}' is the name of a metric of Ablate; allowed: any other name"
             errors.append((name, refuse(detail, f"use reported_{name}"), name))
+        raise_all(errors)
+        return value
+
+    @field_validator("require_kernels")
+    @classmethod
+    def _patterns(cls, value: dict[str, str]) -> dict[str, str]:
+        errors: Problems = []
+        for arm, pattern in value.items():
+            try:
+                KernelPattern(pattern)
+            except PatternError as error:
+                errors.append((arm, refuse(f"pattern {shown(pattern)} {error}"), pattern))
         raise_all(errors)
         return value
 

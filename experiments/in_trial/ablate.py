@@ -187,7 +187,7 @@ class Trial:
         with torch.profiler.profile() as profile:
             yield MarkedStep(len(self._ended))
             _synchronize()
-        rows = _kernel_table(profile.key_averages())
+        rows = kernel_table(profile.key_averages())
         for first in range(0, len(rows), _MOST_ROWS // 4):
             self._send("kernels", rows=rows[first : first + _MOST_ROWS // 4])
 
@@ -376,7 +376,7 @@ def _packages() -> dict[str, str]:
     return versions
 
 
-def _kernel_table(averages: Any) -> list[tuple[str, int, float]]:
+def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
     """Return [name, count, microseconds] of the device's kernels, or of the operators where the CPU computes."""
     rows: list[tuple[str, int, float]] = []
     for on_device in (True, False):

@@ -84,6 +84,7 @@ def claimed_block(plan: Plan, ids: BlockIds, work: PlannedWork, lease: AttemptLe
         timed=plan.timed,
         max_foreign_load=plan.max_foreign_load,
         cold_caches=plan.cold_caches,
+        profile=plan.profile,
         spec_digest=plan.spec_digest,
         rule_digest=plan.rule_digest,
         request_id=work.request_id,

@@ -119,6 +119,8 @@ class ClaimedBlock(Frozen):
     """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
     cold_caches: bool
     """Whether trials start with empty compiler caches on disk: where compile time decides."""
+    profile: bool = Field(default=False, exclude_if=lambda profile: not profile)
+    """Whether trials of the built-in model run one more step after their window, under torch's profiler."""
     spec_digest: str
     rule_digest: str
     request_id: str | None = None

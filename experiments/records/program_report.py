@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
+from experiments.design.kernel_pattern import KernelPattern, nearest_names
 from experiments.design.program import CLOCK_S, CLOCK_SHARE, ProgramConfig, argv_of
 from experiments.documents import Frozen
 from model.measurements import OmitNone
 
+KernelRows: TypeAlias = tuple[tuple[str, int, float], ...]
+"""Name, calls and microseconds of each kernel in one step."""
+_NAME_LENGTH = 80
 OUT = "{out}"
 """Stands in a stored argument for the trial's folder, which differs in every trial."""
 
@@ -37,7 +41,7 @@ class ProgramReport(Frozen):
     """Seconds between the arrivals of the same two marks at the worker."""
     reported: Mapping[str, float] = Field(default_factory=dict)
     """Numbers that the program reported at its end."""
-    kernels: tuple[tuple[str, int, float], ...] = ()
+    kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""
     exit_code: int
 
@@ -45,6 +49,32 @@ class ProgramReport(Frozen):
 def clocks_differ(window_s: float, seen_s: float) -> bool:
     """Return whether the program's clock and the worker's disagree about the window."""
     return abs(window_s - seen_s) > CLOCK_SHARE * seen_s + CLOCK_S
+
+
+def missing_kernel(rows: KernelRows, config: ProgramConfig) -> str | None:
+    """Say that no kernel of the profiled step has the pattern that the arm requires; None if one has or none must."""
+    if config.requires_kernel is None:
+        return None
+    names = list(dict.fromkeys(name for name, _calls, _us in rows))
+    pattern = KernelPattern(config.requires_kernel)
+    if any(pattern.search(name) for name in names):
+        return None
+    what = f"require_kernels asks for a kernel that matches '{config.requires_kernel}'"
+    if not names:
+        return f"{what}, and there is no table of kernels: the program marks no steps, or does not use torch"
+    nearest = ", ".join(f"'{shorten(name)}'" for name in nearest_names(config.requires_kernel, names))
+    return f"{what}; none of the {len(names)} in the profiled step does, the nearest are {nearest}"
+
+
+def printable(name: str) -> str:
+    """Return a name that a program chose, with its control characters replaced."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+
+
+def shorten(name: str) -> str:
+    """Return the first characters of a kernel's name."""
+    name = printable(name)
+    return name if len(name) <= _NAME_LENGTH else f"{name[:_NAME_LENGTH]}..."
 
 
 def report_contradictions(report: ProgramReport, config: ProgramConfig, timed_s: float | None) -> Iterator[str]:
@@ -60,6 +90,12 @@ def report_contradictions(report: ProgramReport, config: ProgramConfig, timed_s:
         yield f"program.code is {report.code}; the configuration has code {config.code!r}"
     if report.seed is not None and report.seed != config.seed:
         yield f"the program trained with seed {report.seed}; the block has seed {config.seed}"
+    if missing := missing_kernel(report.kernels, config):
+        yield missing
+    yield from _window_contradictions(report, timed_s)
+
+
+def _window_contradictions(report: ProgramReport, timed_s: float | None) -> Iterator[str]:
     if report.window_s is None or report.window_seen_s is None:
         if timed_s is not None:
             yield "the window has no clocks"

@@ -15,7 +15,7 @@ from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
-from experiments.records.program_report import ProgramReport
+from experiments.records.program_report import KernelRows, ProgramReport
 from model.measurements import Measurements, Metric, OmitNone, Step
 
 SCHEMA_VERSION = 3
@@ -294,6 +294,11 @@ def _attribute(part: object, name: str) -> object:
     if isinstance(part, Mapping):
         return part.get(name)
     return None if part is None else getattr(part, name)
+
+
+def kernel_rows(receipt: Receipt) -> KernelRows:
+    """Return the kernels of the profiled step; none without one."""
+    return receipt.step_kernels or (receipt.program.kernels if receipt.program else ())
 
 
 def read_named(name: str, receipt: Receipt) -> float | None:

@@ -11,7 +11,7 @@ from experiments.reporting import wording
 
 WITHOUT_STATISTICS: dict[VerdictWord, str] = {
     VerdictWord.INVALID: "has no valid measurement",
-    VerdictWord.REFUSED: "was refused: a requested gate was not live",
+    VerdictWord.REFUSED: "was refused: a requested gate or kernel was not live",
     VerdictWord.OOM: "ran out of memory",
     VerdictWord.TIMEOUT: "exceeded the time limit of a trial",
     VerdictWord.FAILED: "failed before it was measured",

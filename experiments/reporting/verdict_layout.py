@@ -12,6 +12,7 @@ from experiments.analysis.answer import gain_pct
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.design.metrics import EXACT_METRICS, METRICS, WINDOW_METRICS
 from experiments.reporting import sentences, verdict_cells, wording
+from experiments.reporting.kernel_tables import kernels_table
 from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
@@ -92,11 +93,13 @@ class VerdictLayout:
     statistics: Table
     requirements: Table
     other_metrics: Table
+    kernels: tuple[Table, ...]
+    """Kernels of each variant with a profiled step."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The answers, then the tables behind them, without empty tables."""
-        every = (self.answers, self.statistics, self.requirements, self.other_metrics)
+        every = (self.answers, self.statistics, self.requirements, self.other_metrics, *self.kernels)
         return tuple(table for table in every if table.rows)
 
 
@@ -117,6 +120,9 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
         statistics=_statistics_table(variants),
         requirements=_requirements_table(variants),
         other_metrics=_other_metrics_table(verdict, judged),
+        kernels=tuple(
+            kernels_table(one.arm, one.step_kernels, verdict.node_class) for one in judged if one.step_kernels
+        ),
     )
 
 

@@ -113,6 +113,8 @@ class TrainResult(TrialMeasurements):
     steps: tuple[Step, ...]
 
 
+Profile: TypeAlias = Callable[[Callable[[], None]], tuple[tuple[str, int, float], ...]]
+"""Function that runs a step and returns name, calls and microseconds of its kernels."""
 OnStep: TypeAlias = Callable[[Step], None]
 
 
@@ -123,11 +125,13 @@ def train(
     on_step: OnStep,
     device: torch.device | None = None,
     yield_to_others: Yield | None = None,
+    profile: Profile | None = None,
 ) -> TrainResult:
     """Train `config` from its seed on `dataset` and return the measurements. Calls `on_step` between steps.
 
     Without a `device` it uses the CUDA device if present, else the CPU. With equal config, data and machine the losses
-    are bit-identical. A config with slices needs `yield_to_others`.
+    are bit-identical. A config with slices needs `yield_to_others`. `profile` gets one more step after all
+    measurements, so that it changes none of them.
 
     Raises:
         DataError: the dataset does not fit the config.
@@ -146,6 +150,8 @@ def train(
         loss_val = trainer.validate()
         peak = meter.read(trainer.one_pass, state_bytes=trainer.state_bytes())
         trainer.explain_compilations(steps, observed)
+        training_s = time.perf_counter() - started - (others.waited_s or 0.0)
+        step_kernels = None if profile is None else profile(trainer.again)
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
@@ -162,7 +168,8 @@ def train(
         flops_per_step=counts.step_flops(config),
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
-        training_s=time.perf_counter() - started - (others.waited_s or 0.0),
+        training_s=training_s,
+        step_kernels=step_kernels,
     )
 
 
@@ -310,6 +317,11 @@ class _Trainer:
         text = xla_device.hlo_text(self._outputs(self._update(index)))
         self._wait()
         return text
+
+    def again(self) -> None:
+        """Run the last step of the window once more."""
+        self._update(self.config.steps.total - 1)
+        self._wait()
 
     def validate(self) -> float | None:
         """Return the mean loss over the valid tokens of the validation rows, or None without validation rows."""

@@ -35,6 +35,11 @@ def verdict(verdict: Verdict) -> RenderableType:
     return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
 
 
+def kernels(verdict: Verdict) -> list[RenderableType]:
+    """Return the kernels of each variant with a profiled step against the baseline's, with a note below each table."""
+    return [Group(_table(one, title=one.title), f"[dim]{escape(one.note)}[/]") for one in lay_out(verdict).kernels]
+
+
 def published(table: "PublishedTable", verdict: "PublishedVerdict") -> RenderableType:
     """Return the claim of a published table and the verdict that the table supports."""
     pairs = facts(

@@ -229,6 +229,7 @@ class BlockRunner:
             corpus_roots=self._context.corpus_roots,
             code_roots=self._context.code_roots,
             cold_caches=block.cold_caches,
+            profile=block.profile,
         )
         if self._node_class.compiles_only:  # reads no data
             return order

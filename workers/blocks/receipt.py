@@ -9,10 +9,12 @@ from typing import Any
 from experiments import documents
 from experiments.design.config_fields import steps_of
 from experiments.design.gate_readings import GateReading
+from experiments.design.program import read_program
 from experiments.design.trainable import trainable
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial, DeviceInfo
+from experiments.records.program_report import missing_kernel
 from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import (
     DeviceEvents,
@@ -84,6 +86,9 @@ class TrialRecord:
         steps = result.program_steps if workload.own_process else read_steps(self.paths.steps)
         gates = workload.readings(self.trial.gates, result.facts)
         failure, message = _judge(result, steps, gates)
+        if failure is None and result.program is not None:
+            missing = missing_kernel(result.program.kernels, read_program(self.trial.config))
+            failure, message = (FailureClass.GATE_REFUSED, missing) if missing else (None, None)
         steps = _finite(steps)
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
         return seal(

@@ -4,16 +4,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
+from experiments.in_trial.ablate import kernel_table
+from experiments.records.program_report import KernelRows
 from kernels.errors import KernelUnsupported
 from model.data.corpus import TORCH_HEADERS
-from model.errors import DataError, DatasetDamaged
+from model.errors import DataError, DatasetDamaged, MeasurementError
 from workers.environment_variables import keep_kernels, peer_site, start_cold
 from workers.errors import DeviceMissing
 from workers.paths import is_allowed
@@ -77,7 +79,12 @@ def _train(order: TrialOrder) -> TrialResult:
     wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)
     with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
         result = train.train(
-            config, dataset=dataset, on_step=partial(_write_step, steps), device=device, yield_to_others=wait
+            config,
+            dataset=dataset,
+            on_step=partial(_write_step, steps),
+            device=device,
+            yield_to_others=wait,
+            profile=profile_step if order.profile else None,
         )
     if order.cold_caches:
         shutil.rmtree(order.paths.caches, ignore_errors=True)
@@ -86,6 +93,18 @@ def _train(order: TrialOrder) -> TrialResult:
         data_folder=dataset.folder,
         **result.model_dump(exclude={"steps"}),
     )
+
+
+def profile_step(step: Callable[[], None]) -> KernelRows:
+    """Run a step under torch's profiler; return its kernels, or its operators where the processor computes."""
+    import torch
+
+    with torch.profiler.profile() as profile:
+        step()
+    rows = tuple(kernel_table(profile.key_averages()))
+    if not rows:
+        raise MeasurementError("torch's profiler saw no kernel in the profiled step")
+    return rows
 
 
 def find_device(device_type: str, devices: int = 1) -> "torch.device":

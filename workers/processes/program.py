@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
 from experiments.outcomes import FailureClass
-from experiments.records.program_report import OUT, ProgramReport
+from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
 from model.measurements import Step
@@ -163,7 +163,9 @@ class ProgramMarks:
 
     def _kernels(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         if rank is self.ranks.get(0):
-            self.kernels += [(str(name)[:300], _count(count), float(spent)) for name, count, spent in values["rows"]]
+            self.kernels += [
+                (printable(str(name))[:300], _count(count), float(spent)) for name, count, spent in values["rows"]
+            ]
         if len(self.kernels) > _MOST_KERNELS:
             raise ValueError(f"more than {_MOST_KERNELS:,} kernels")
 
@@ -411,11 +413,7 @@ def _end_of(log: Path) -> bytes:
 
 def _last_line(end: bytes) -> str:
     lines = [line.strip() for line in end.decode("utf-8", "replace").splitlines() if line.strip()]
-    shown = (
-        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in lines[-1][:300])
-        if lines
-        else ""
-    )
+    shown = printable(lines[-1][:300]) if lines else ""
     return shown or "its log is empty"
 
 

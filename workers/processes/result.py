@@ -46,6 +46,8 @@ class TrialOrder:
     """Of a compilation: only trace the step, to check whether every gate can run."""
     cold_caches: bool = False
     """Whether compilers start with empty caches on disk."""
+    profile: bool = False
+    """Whether the built-in model runs one more step after all measurements, under torch's profiler."""
     kernels: Path | None = None
     """Caches of compilers on disk, for the versions of this node; None for the compilers' own places."""
     caches: Mapping[str, str] = field(default_factory=dict)

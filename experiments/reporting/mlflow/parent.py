@@ -11,7 +11,7 @@ from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
 from experiments.reporting.mlflow import content
 from experiments.reporting.sentences import broken_attempts
-from experiments.reporting.terminal.markdown import verdict_markdown
+from experiments.reporting.terminal.markdown import table_markdown, verdict_markdown
 from experiments.reporting.verdict_layout import VariantLayout
 from experiments.reporting.view import AblationView
 from experiments.reporting.wording import changed_gates, gate_values
@@ -126,6 +126,8 @@ def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
         texts["report.html"] = report_html
     if view.verdict is not None:
         texts["verdict.json"] = canonical_json(view.verdict.model_dump(mode="json"))
+        tables = view.answer.kernels if view.answer else ()
+        texts |= {"kernels.md": "\n\n".join(map(table_markdown, tables))} if tables else {}
     return texts
 
 

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from experiments.analysis.programs import changes_of
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number, place_number
@@ -11,6 +13,7 @@ from experiments.design.metrics import METRICS, declared_in
 from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.receipts import Receipt, read_named
 from experiments.reporting import wording
+from experiments.reporting.kernel_tables import kernels_csv
 from experiments.reporting.mlflow import content, views
 from experiments.reporting.mlflow.content import RunContent
 from experiments.reporting.mlflow.parent import OPEN, STATUS
@@ -24,6 +27,8 @@ from model.measurements import GIB, Step
 MOST_POINTS = 2500
 """Points per series that MLflow's own pages read. receipt.json has every step."""
 LONGEST_REASON = 500
+KERNELS_FILE = "kernels.csv"
+"""Table of the kernels of a variant's profiled step against the baseline's."""
 WITHOUT_RECEIPT: dict[str, str] = {TrialState.CANCELLED: "KILLED", TrialState.FAILED: "FAILED"}
 """Status of a trial that started and left no receipt."""
 
@@ -167,7 +172,9 @@ def _variant(
     }
     points = (*_numbers(view, layout.numbers | _improvement(variant)), *_differences(view, variant.arm))
     name = content.variant_name(layout)
-    return _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
+    run = _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
+    changes = changes_of(view.whole_blocks.pairs(arm.name))
+    return replace(run, texts={KERNELS_FILE: kernels_csv(changes)}) if changes else run
 
 
 def _improvement(variant: VariantVerdict) -> dict[str, float]:

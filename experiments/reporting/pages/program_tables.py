@@ -1,9 +1,8 @@
-"""Tables about commands: how each arm ran, its own reports, and the kernels of one step."""
+"""Tables about commands: how each arm ran, and its own reports."""
 
 import statistics
 from collections.abc import Sequence
 
-from experiments.analysis.programs import KernelUse, kernel_changes, kernels_of
 from experiments.design.program import DECLARED
 from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
@@ -13,19 +12,13 @@ from experiments.reporting import wording
 from experiments.reporting.table import Cell, Column, Table, codes, numbers, row, texts
 from experiments.reporting.view import AblationView
 
-MOST_KERNELS = 25
-"""Kernels of one variant on the page."""
-
 
 def program_tables(view: AblationView) -> tuple[Table, ...]:
     """Return the tables of an ablation of commands; none for the built-in model."""
     if not trainable(view.plan.baseline.config).own_process:
         return ()
     by_arm = {arm.name: _measured(view, arm.name) for arm in view.plan.arms}
-    kernels = [
-        _kernels_table(arm.name, by_arm[arm.name], by_arm[view.plan.baseline.name]) for arm in view.plan.variants
-    ]
-    return _commands_table(view, by_arm), _reports_table(by_arm), *kernels
+    return _commands_table(view, by_arm), _reports_table(by_arm)
 
 
 def _measured(view: AblationView, arm: str) -> list[Receipt]:
@@ -94,42 +87,3 @@ def _mean(values: Sequence[float]) -> Cell:
         return Cell(text=wording.NOTHING)
     mean = statistics.fmean(values)
     return Cell(text=f"{mean:.6g}", note=f"{min(values):.6g} to {max(values):.6g}", numbers={"mean": mean})
-
-
-def _kernels_table(arm: str, own: Sequence[Receipt], base: Sequence[Receipt]) -> Table:
-    ours, theirs = kernels_of(own), kernels_of(base)
-    changes = kernel_changes(ours, theirs) if ours and theirs else ()
-    same = bool(changes) and all(change.same_calls for change in changes)
-    left = len(changes) - MOST_KERNELS
-    note = "One step after the window, under torch's profiler, which slows it down. The largest change comes first."
-    if same:
-        note = f"These arms ran the same kernels, equally often; sizes may differ. {note}"
-    if left > 0:
-        note += f" {wording.counted(left, 'kernel')} more in the receipts."
-    return Table(
-        title=f"Kernels of {arm} against the baseline",
-        columns=(
-            Column("kernel", "code"),
-            *numbers("calls", "calls, baseline", "us", "us, baseline", "change, us"),
-        ),
-        rows=tuple(
-            row(
-                change.name,
-                _calls(change.variant),
-                _calls(change.baseline),
-                _us(change.variant),
-                _us(change.baseline),
-                f"{change.change_us:+,.1f}",
-            )
-            for change in changes[:MOST_KERNELS]
-        ),
-        note=note,
-    )
-
-
-def _calls(use: KernelUse | None) -> str:
-    return wording.NOTHING if use is None else f"{use.calls:g}"
-
-
-def _us(use: KernelUse | None) -> str:
-    return wording.NOTHING if use is None else f"{use.us:,.1f}"

@@ -43,6 +43,11 @@ def _reason(variant: VariantLayout) -> str:
     return f"{variant.sentence} {variant.why}." if variant.why else variant.sentence
 
 
+def table_markdown(table: Table) -> str:
+    """Return a table with its title and its note."""
+    return "\n".join([f"## {_escaped(table.title)}", "", *_markdown_table(table), "", _escaped(table.note), ""])
+
+
 def _markdown_table(table: Table) -> list[str]:
     headings = [_escaped(column.heading) for column in table.columns]
     alignment = [_ALIGNMENT[column.kind] for column in table.columns]

@@ -1,7 +1,7 @@
 """`ablate show`: one ablation and its trials."""
 
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from service.cli import tables
 from service.cli.arguments import AblationArgument, ablation_id
 from service.cli.output import JsonOption, guarded, out, print_json_list
 from service.client.api import Client
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 app = typer.Typer()
 
@@ -27,7 +30,7 @@ def show_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one ablation and its trials."""
+    """Show one ablation, its trials, and the kernels of profiled steps."""
     with Client() as client:
         name = ablation_id(client, ablation)
         row, trials = client.ablations.get(name), client.ablations.trials(name, from_block=block_index(from_block))
@@ -36,5 +39,13 @@ def show_(
             return
         shown = list(islice(trials, limit or _SHOWN))
         following = next(trials, None)
+        kernels = [] if row.answer is None else _kernels(client, name)
     rest = None if following is None else block_number(following.block_index)
-    out().print(tables.ablation(row, shown, rest=rest))
+    out().print(tables.ablation(row, shown, rest=rest), *kernels, sep="\n")
+
+
+def _kernels(client: Client, name: str) -> "list[RenderableType]":
+    """Return the tables of kernels in the verdict."""
+    from service.cli import verdict_tables  # imports the statistics, which other uses of this command do not need
+
+    return verdict_tables.kernels(client.ablations.verdict(name))

@@ -19,7 +19,7 @@ def verdict(
     ablation: AblationOrBundleArgument,
     calibration: CalibrationOption = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also show the reasons and every requirement of the rule.")
+        bool, typer.Option("--explain", help="Also show kernels, reasons and every requirement of the rule.")
     ] = False,
     require: RequireOption = None,
     markdown: Annotated[
@@ -43,6 +43,6 @@ def verdict(
     else:
         console = out()
         console.print(verdict_tables.verdict(answer))
-        for line in verdict_tables.explanation(answer) if explain else ():
+        for line in (*verdict_tables.kernels(answer), *verdict_tables.explanation(answer)) if explain else ():
             console.print(line)
     raise typer.Exit(exit_code(answer.variants, require))

@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -26,6 +27,7 @@ from model.measurements import Step
 from model.training import train as training
 from model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
+from workers.processes.built_in import profile_step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
 GOLDEN_TOLERANCE = 2e-3
@@ -90,6 +92,33 @@ def losses(result: TrainResult) -> list[float]:
 
 def scan(config: TrainConfig, **changes: Any) -> TrainConfig:
     return replace(config, model=replace(config.model, scan=ScanSwitches(**changes)))
+
+
+def test_a_profiled_step_comes_after_every_measurement_and_changes_none(home: Path, dataset: Dataset) -> None:
+    config = config_for(home)
+    calls: list[str] = []
+
+    def profile(step: Callable[[], None]) -> tuple[tuple[str, int, float], ...]:
+        calls.append("profile")
+        return profile_step(step)
+
+    def on_step(step: Step) -> None:
+        calls.append(step.phase)
+
+    plain = run(config, dataset)
+    profiled = train(config, dataset=dataset, on_step=on_step, profile=profile)
+    assert [(step.loss, step.grad_norm) for step in profiled.steps] == [(s.loss, s.grad_norm) for s in plain.steps]
+    alike = ("loss_val", "peak_allocated_bytes", "facts", "parameters", "flops_per_step")
+    assert [getattr(profiled, name) for name in alike] == [getattr(plain, name) for name in alike]
+    assert calls[-1] == "profile"
+    assert calls.count("profile") == 1
+    assert plain.step_kernels is None
+    assert "step_kernels" not in plain.model_dump(mode="json")
+    rows = profiled.step_kernels
+    assert rows is not None
+    assert sum(count for name, count, _us in rows if "mm" in name) > 3
+    assert all(count > 0 and spent > 0 for _name, count, spent in rows)
+    assert len({name for name, _count, _spent in rows}) == len(rows)
 
 
 def test_train_learns(baseline: TrainResult) -> None:

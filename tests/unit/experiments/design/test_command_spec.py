@@ -261,3 +261,51 @@ def test_a_recipe_declares_no_metric() -> None:
     assert not SCHEMA.is_valid(declared(verdict__primary={"metric": "val_bpb", "margin": "0%"}))
     assert not SCHEMA.is_valid(declared(verdict__require=[{"metric": "val_bpb", "max_delta": 1.0}]))
     assert not SCHEMA.is_valid(declared(workload__metrics={"loss_val": {"better": "lower"}}))
+
+
+def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> None:
+    made = values(workload__require_kernels={"fused": "liger_.*"})
+    SCHEMA.validate(made)
+    plan = make_plan(parse(made))
+    base, fused = (read_program({**arm.config, "seed": 1}) for arm in plan.arms)
+    assert (base.profile, fused.profile) == (True, True)
+    assert (base.requires_kernel, fused.requires_kernel) == (None, "liger_.*")
+    assert "requires_kernel" not in plan.baseline.config
+    assert not plan.profile
+    again = parse_spec(calibration_spec(parse(made), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
+    assert not again.workload.require_kernels
+    both = values(workload__require_kernels={"baseline": "gemm"})
+    again = parse_spec(calibration_spec(parse(both), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
+    assert again.workload.require_kernels == {"baseline": "gemm", "repeat": "gemm"}
+    make_plan(again)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "where", "words"),
+    [
+        ({"fusde": "liger"}, "#/workload/require_kernels/fusde", "arms: baseline, fused"),
+        ({"fused": "(a+"}, "#/workload/require_kernels/fused", "unclosed '('"),
+        ({"fused": ".*"}, "#/workload/require_kernels/fused", "matches the empty text"),
+        ({"fused": "a" * 121}, "#/workload/require_kernels/fused", "120"),
+        ({"fused": ""}, "#/workload/require_kernels/fused", "empty"),
+        ({"fused": r"(a)\1"}, "#/workload/require_kernels/fused", "unknown escape"),
+        ({"fused": 3}, "#/workload/require_kernels/fused", "a string"),
+        ({"No such": "a"}, "#/workload/require_kernels/No%20such", "name"),
+    ],
+)
+def test_a_bad_pattern_and_an_unknown_arm_are_refused(patterns: dict[str, Any], where: str, words: str) -> None:
+    found = problems(values(workload__require_kernels=patterns))
+    assert any(at == where and words in detail for at, detail in found), found
+
+
+def test_a_recipe_may_be_profiled_where_torch_sees_its_kernels() -> None:
+    made = spec_values(workload__profile=True)
+    SCHEMA.validate(made)
+    plan, plain = make_plan(parse(made)), make_plan(parse(spec_values()))
+    assert (plan.profile, plain.profile) == (True, False)
+    assert plan.arms == plain.arms
+    assert "profile" not in plain.model_dump(mode="json")
+    assert [at for at, _ in problems(spec_values(workload__require_kernels={"psiv-on": "a"}))] == ["#/workload"]
+    for node_class, words in (("tpu-v6e", "XLA"), ("tpu-v6e-compile", "executes nothing")):
+        found = problems(spec_values(workload__profile=True, placement__node_class=node_class))
+        assert any(at == "#/workload/profile" and words in detail for at, detail in found), (node_class, found)

@@ -1,0 +1,193 @@
+"""The kernels of a profiled step in verdict, page, terminal and MLflow, the same for commands and recipes."""
+
+import csv
+import dataclasses
+import io
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from experiments.analysis.judge import judge
+from experiments.analysis.programs import MOST_CHANGES, kernels_of
+from experiments.analysis.verdicts import StepKernels, VariantVerdict
+from experiments.documents import seal
+from experiments.outcomes import AblationState, Outcome, TrialState
+from experiments.records.circumstances import CALIBRATED
+from experiments.records.receipts import Receipt
+from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.mlflow.runs import KERNELS_FILE, arm_runs
+from experiments.reporting.pages.report import render
+from experiments.reporting.view import AblationView, TrialView
+from service.cli import verdict_tables
+from tests import views
+from tests.program_receipts import plan_of, program_receipt
+
+Rows = Sequence[tuple[str, int, float]]
+
+BASE: Rows = [("gemm", 4, 400.0), ("softmax", 2, 50.0), ("cross_entropy", 1, 120.0)]
+FUSED: Rows = [("gemm", 4, 401.0), ("softmax", 3, 70.0), ("liger_cross_entropy", 1, 30.0)]
+
+
+def command_view(own: Rows, base: Rows = BASE, *, without: int | None = None, **changes: Any) -> AblationView:
+    """Return a completed ablation of a command; the trial of block `without` has no table."""
+    spec, plan = plan_of(verdict__primary={"metric": "step_s", "margin": "0.5%"}, **changes)
+    receipts = [
+        program_receipt(
+            plan,
+            block,
+            arm,
+            reported={"val_bpb": 1.5 + block.index / 10},
+            kernels=() if block.index == without else own if arm == "fused" else base,
+            step_s=0.02 * (1 + 0.0001 * block.index + (0.01 if arm == "fused" else 0)),
+        )
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    return AblationView(
+        ablation_id="abl_1",
+        name=spec.ablation,
+        question=spec.question,
+        state=AblationState.COMPLETED,
+        created_at="2026-11-20T09:28:11Z",
+        spec_text='{"workload": {}}',
+        content_type="application/json",
+        spec_digest=spec.digest,
+        plan=plan,
+        verdict=judge(plan, spec, receipts, CALIBRATED),
+        trials=tuple(trial_of(receipt) for receipt in receipts),
+    )
+
+
+def trial_of(receipt: Receipt) -> TrialView:
+    return TrialView(
+        trial_id=receipt.ids.trial,
+        block_index=receipt.ids.block_index,
+        arm=receipt.arm,
+        position=receipt.ids.position,
+        state=TrialState.DONE,
+        attempt_id=receipt.ids.attempt,
+        receipt=receipt,
+    )
+
+
+def recipe_view(own: Rows, base: Rows = BASE) -> AblationView:
+    """Return a completed ablation of a recipe whose trials have profiled steps."""
+    arms = {name: views.EFFECTS[name] for name in ("baseline", "psiv-on")}
+    made = views.view(arms=arms, num_blocks=6, timed=4)
+    receipts = [
+        seal(one.receipt.model_copy(update={"step_kernels": tuple(own if one.arm == "psiv-on" else base)}))
+        for one in made.trials
+        if one.receipt is not None
+    ]
+    from experiments.design.load import parse_spec
+
+    verdict = judge(made.plan, parse_spec(made.spec_text.encode(), made.content_type), receipts, CALIBRATED)
+    return dataclasses.replace(made, trials=tuple(map(trial_of, receipts)), verdict=verdict)
+
+
+def only(view: AblationView) -> VariantVerdict:
+    assert view.verdict is not None
+    (variant,) = view.verdict.variants
+    return variant
+
+
+def kernels(view: AblationView) -> StepKernels:
+    found = only(view).step_kernels
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("made", [command_view, recipe_view])
+def test_the_difference_of_two_tables_is_the_same_for_commands_and_recipes(made: Any) -> None:
+    view = made(FUSED)
+    found = kernels(view)
+    assert (found.same, found.kernels) == (False, 4)
+    assert [(one.name, one.kind, one.change_us) for one in found.changes] == [
+        ("cross_entropy", "only in the baseline", -120.0),
+        ("liger_cross_entropy", "only in the variant", 30.0),
+        ("softmax", "calls", 20.0),
+        ("gemm", "time", 1.0),
+    ]
+    assert any("these arms ran different kernels" in note for note in only(view).notes)
+    assert view.verdict is not None
+    page = render(view)
+    console = Console(width=160, file=io.StringIO(), force_terminal=False)
+    for one in verdict_tables.kernels(view.verdict):
+        console.print(one)
+    terminal = console.file.getvalue()  # type: ignore[attr-defined]
+    files = {run.name.partition(":")[0]: run.texts.get(KERNELS_FILE) for run in arm_runs(view)}
+    markdown = parent(view, "").texts["kernels.md"]
+    (arm,) = [variant.arm for variant in view.verdict.variants]
+    for text in (page, terminal, str(files[arm]), markdown):
+        assert "liger_cross_entropy" in text
+        assert "only in the baseline" in text
+    assert files["baseline"] is None
+    rows = list(csv.DictReader(io.StringIO(str(files[arm]))))
+    assert [(row["kernel"], row["calls"], row["calls_baseline"], row["change_us"]) for row in rows][:2] == [
+        ("cross_entropy", "", "1.0", "-120.0"),
+        ("liger_cross_entropy", "1.0", "", "30.0"),
+    ]
+    what = "Operators" if view.plan.node_class == "cpu" else "Kernels"
+    assert f"{what} of {arm} against the baseline" in page
+
+
+@pytest.mark.parametrize("made", [command_view, recipe_view])
+def test_two_arms_with_the_same_kernels_say_so(made: Any) -> None:
+    view = made([(name, calls, 1.01 * us) for name, calls, us in BASE])
+    assert kernels(view).same
+    assert {one.kind for one in kernels(view).changes} == {"time"}
+    assert any("the same kernels, equally often" in note for note in only(view).notes)
+    assert "equally often; sizes may differ" in render(view)
+
+
+def test_without_a_table_of_every_trial_nothing_is_compared() -> None:
+    view = command_view(FUSED, without=2)
+    assert only(view).step_kernels is None
+    assert "kernels.md" not in parent(view, "").texts
+    assert all(KERNELS_FILE not in run.texts for run in arm_runs(view))
+    assert "step_kernels" not in only(view).model_dump(mode="json")
+
+
+def test_random_tables_lose_no_microsecond() -> None:
+    rng = random.Random(3)  # noqa: S311  # reproducible by design
+    for _ in range(20):
+        own, base = (
+            [(f"k{rng.randrange(60)}", rng.randrange(1, 9), rng.uniform(0, 1e6)) for _ in range(rng.randrange(1, 90))]
+            for _ in range(2)
+        )
+        view = command_view(own, base)
+        found = kernels(view)
+        assert found.kernels == len({name for name, *_ in (*own, *base)})
+        assert len(found.changes) == min(MOST_CHANGES, found.kernels)
+        (text,) = [run.texts[KERNELS_FILE] for run in arm_runs(view) if KERNELS_FILE in run.texts]
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert len(rows) == found.kernels
+        total = sum(us for _, _, us in own) - sum(us for _, _, us in base)
+        assert sum(float(row["change_us"]) for row in rows) == pytest.approx(total, abs=1e-2)
+        sizes = [abs(float(row["change_us"])) for row in rows]
+        assert sizes == sorted(sizes, reverse=True)
+        calls: Counter[str] = Counter()
+        for name, count, _us in own:
+            calls[name] += count
+        receipts = [trial.receipt for trial in view.trials if trial.arm == "fused" and trial.receipt]
+        assert {name: use.calls for name, use in kernels_of(receipts).items()} == calls
+
+
+def test_names_of_a_program_cannot_control_a_terminal_or_break_a_table() -> None:
+    view = command_view([("\x1b[2Jevil|<b>\n", 1, 1e6), *BASE])
+    assert view.verdict is not None
+    (text,) = [run.texts[KERNELS_FILE] for run in arm_runs(view) if KERNELS_FILE in run.texts]
+    console = Console(width=160, file=io.StringIO(), force_terminal=False)
+    for one in verdict_tables.kernels(view.verdict):
+        console.print(one)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for output in (text, shown, parent(view, "").texts["kernels.md"], render(view)):
+        assert "\x1b" not in output
+    assert "<b>" not in render(view)
+    assert len(list(csv.reader(io.StringIO(text)))) == 5
+    assert only(view).primary is not None
+    assert {trial.receipt.outcome for trial in view.trials if trial.receipt} == {Outcome.MEASURED}

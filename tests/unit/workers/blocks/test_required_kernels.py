@@ -1,0 +1,91 @@
+"""A trial whose profiled step lacks the required kernel is refused, with the pattern and the nearest names."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from experiments.design.plan import Plan
+from experiments.digest import canonical_json
+from experiments.documents import write_whole
+from experiments.outcomes import FailureClass, Outcome
+from experiments.records.plan_file import make_plan_file
+from experiments.records.receipt_check import contradictions, verify
+from experiments.records.receipts import Receipt
+from tests.program_receipts import plan_of, program_receipt, program_values
+from workers.blocks.receipt import TrialRecord
+from workers.identity.node import find_node
+from workers.paths import WorkPaths
+from workers.processes.result import TrialResult
+from workers.processes.runner import Ending
+
+CHANGES = {"workload__require_kernels": {"fused": "liger_.*entropy"}}
+KERNELS = [("ampere_sgemm_128", 3, 70.0), ("liger_rms_norm", 1, 5.0), ("cross_entropy", 1, 9.0)]
+
+
+def ran(plan: Plan, arm: str, kernels: Sequence[tuple[str, int, float]], folder: Path) -> Receipt:
+    """Return the receipt that a worker makes of a trial of `arm` in the first block with this table of kernels."""
+    text = canonical_json(program_values(**CHANGES))
+    file = make_plan_file(plan, spec_text=text, content_type="application/json")
+    block = file.claimed(0, attempt_id="att_1", attempt_no=1)
+    trial = next(one for one in block.trials if one.arm == arm)
+    made = program_receipt(plan, plan.blocks[0], arm, reported={"val_bpb": 1.5}, kernels=kernels)
+    paths, node = WorkPaths(home=folder).trial("att_1", trial.trial_id), find_node("here", "cpu")
+    result = TrialResult.partial(
+        program=made.program,
+        program_steps=made.steps,
+        training_began_s=made.training_began_s,
+        training_s=made.training_s,
+        peak_allocated_bytes=1,
+        peak_reserved_bytes=1,
+        foreign_load=0.01,
+        process_s=2.0,
+    )
+    write_whole(paths.result, result.model_dump_json())
+    return TrialRecord(
+        block=block,
+        trial=trial,
+        node=node,
+        node_id="nod_1",
+        paths=paths,
+        ending=Ending(wall_s=3.0, stopped=None, exit_code=0, oom_kills=0, peak_rss_bytes=None, survivors=()),
+        started_at=datetime.now(UTC) - timedelta(seconds=3),
+        load_average=0.1,
+        device_events=(None,),
+        foreign_busiest=(),
+    ).receipt()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [
+        (KERNELS, "none of the 3 in the profiled step does, the nearest are 'cross_entropy', 'liger_rms_norm'"),
+        ((), "there is no table of kernels: the program marks no steps, or does not use torch"),
+        ([("x" * 300, 1, 1.0)], "the nearest are 'xxxxxxxx"),
+    ],
+)
+def test_an_arm_without_its_kernel_is_refused(
+    kernels: Sequence[tuple[str, int, float]], words: str, tmp_path: Path
+) -> None:
+    _, plan = plan_of(**CHANGES)
+    receipt = ran(plan, "fused", kernels, tmp_path)
+    assert (receipt.outcome, receipt.failure_class) == (Outcome.REFUSED, FailureClass.GATE_REFUSED)
+    assert "require_kernels asks for a kernel that matches 'liger_.*entropy'" in str(receipt.message)
+    assert words in str(receipt.message)
+    assert len(str(receipt.message)) < 500
+    assert verify(receipt.model_dump(mode="json")) == []
+
+
+def test_other_arms_and_arms_with_their_kernel_are_measured(tmp_path: Path) -> None:
+    _, plan = plan_of(**CHANGES)
+    assert ran(plan, "baseline", KERNELS, tmp_path / "base").outcome is Outcome.MEASURED
+    own = ran(plan, "fused", [*KERNELS, ("liger_cross_entropy", 1, 2.0)], tmp_path / "own")
+    assert (own.outcome, own.message) == (Outcome.MEASURED, None)
+    assert verify(own.model_dump(mode="json")) == []
+
+
+def test_a_receipt_that_measured_without_the_kernel_contradicts_itself() -> None:
+    _, plan = plan_of(**CHANGES)
+    forged = program_receipt(plan, plan.blocks[0], "fused", reported={"val_bpb": 1.5}, kernels=KERNELS)
+    assert any("liger_.*entropy" in problem for problem in contradictions(forged))
