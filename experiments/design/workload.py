@@ -18,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from experiments.design.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
@@ -37,6 +36,7 @@ from experiments.design.spec_values import (
     refuse,
 )
 from experiments.documents import Frozen
+from experiments.kernel_pattern import MAX_PATTERN, KernelPattern, PatternError
 
 COMMAND = "command"
 """Name of a workload that is a command, in the place of a recipe's."""

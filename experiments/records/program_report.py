@@ -6,9 +6,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from experiments.design.kernel_pattern import KernelPattern, nearest_names
 from experiments.design.program import CLOCK_S, CLOCK_SHARE, ProgramConfig, argv_of
 from experiments.documents import Frozen
+from experiments.kernel_pattern import KernelPattern, nearest_names
 from model.measurements import OmitNone
 
 KernelRows: TypeAlias = tuple[tuple[str, int, float], ...]
