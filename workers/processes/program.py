@@ -44,6 +44,7 @@ _POLL_S = 0.05
 _LOG_BYTES = 2**20
 """End of the log in which lines with metrics are searched."""
 _METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s*$", re.MULTILINE)
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
 _OOM = ("OutOfMemoryError", "MemoryError")
@@ -412,9 +413,14 @@ def _end_of(log: Path) -> bytes:
 
 
 def _last_line(end: bytes) -> str:
-    lines = [line.strip() for line in end.decode("utf-8", "replace").splitlines() if line.strip()]
-    shown = printable(lines[-1][:300]) if lines else ""
-    return shown or "its log is empty"
+    """Return the line of a log that says most about its end: the last exception, else the last one with a word.
+
+    torchrun ends its log with a frame around a summary, in which the exception of a rank is missing.
+    """
+    lines = [line.strip() for line in end.decode("utf-8", "replace").splitlines()]
+    named = [found[1] for line in lines if (found := _EXCEPTION.fullmatch(line)) and "ChildFailed" not in line]
+    line = next((line for line in [*named[-1:], *reversed(lines)] if re.search(r"\w", line)), "its log is empty")
+    return printable(line[:300])
 
 
 def _metric_lines(end: bytes) -> dict[str, float]:

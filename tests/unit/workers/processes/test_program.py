@@ -302,3 +302,23 @@ def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: P
     result = ran(program_config(write_program(tmp_path / "code", source), steps=steps), tmp_path / "home")
     assert result.failure_class is FailureClass.USER_ERROR
     assert "of 3 steps" in str(result.message)
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        (b"", "its log is empty"),
+        (b"one\n====\n\n", "one"),
+        (b"----\n====\n", "its log is empty"),
+        (b"Traceback\nValueError: bad\nTrying to end\n", "ValueError: bad"),
+        (b"[rank1]: torch.OutOfMemoryError: full\nx.ChildFailedError: \n==\nrank : 0\n==", "torch.OutOfMemoryError: full"),
+        (b"exitcode : -9\ntraceback : Signal 9 received by PID 12\n====", "traceback : Signal 9 received by PID 12"),
+        (b"\x1b[31mred\xff\n", "\ufffd[31mred\ufffd"),
+        (b"KeyError", "KeyError"),
+        (b"no Error here\nlast", "last"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_log_is_its_last_exception_or_word(log: bytes, line: str) -> None:
+    from workers.processes.program import _last_line
+
+    assert _last_line(log) == line
