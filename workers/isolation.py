@@ -79,7 +79,7 @@ class Isolation:
         """
         if self.temporary is not None:
             self.temporary.mkdir(exist_ok=True)
-            use_environment({"TMPDIR": str(self.temporary)})
+            use_environment({"TMPDIR": _short(self.temporary)})
             tempfile.tempdir = None
         drop_rights(self.rules() | _own_process())
         if os.geteuid() == 0:
@@ -120,6 +120,17 @@ def _without(path: Path, hidden: tuple[Path, ...]) -> Iterator[tuple[Path, FileR
     for child in path.iterdir():
         if not child.is_symlink():  # its target needs a rule of its own
             yield from _without(child, hidden)
+
+
+def _short(folder: Path) -> str:
+    """Return a short path of a folder, for as long as this process lives.
+
+    The path of a Unix socket has at most 107 characters, and processes that load data make sockets among their
+    temporary files. Below a long state folder they failed, and their program waited for them for ever.
+    """
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    os.set_inheritable(handle, True)  # this process may become the program
+    return f"/proc/{os.getpid()}/fd/{handle}"
 
 
 def _own_process() -> dict[Path, FileRight]:

@@ -100,7 +100,7 @@ answers += [("cat", repr(subprocess.run(["cat", home / "keys/node"], capture_out
 good = [attempt("own", lambda: (folder / "mine").write_text("x"))]
 good += [attempt("data", (home / "data/rows/rows.bin").read_text)]
 good += [attempt("environment", lambda: [name for name in os.environ if name.startswith("ABLATE") and "TOKEN" in name])]
-good += [attempt("temporary", lambda: __import__("tempfile").gettempdir() == str(folder / "tmp"))]
+good += [attempt("temporary", lambda: os.path.samefile(__import__("tempfile").gettempdir(), folder / "tmp"))]
 (folder / "answer").write_text(json.dumps([answers, good]))
 """
 
@@ -331,6 +331,31 @@ def test_a_secret_inside_of_a_readable_folder_stays_closed(tmp_path: Path) -> No
     readable = [path for path, rights in isolation.rules().items() if rights & FileRight.READ_FILE]
     opened = {path.relative_to(tmp_path).as_posix() for path in readable if path.is_relative_to(tmp_path)}
     assert opened == {"a/open", "a/b/open", "a/b/other/key"}
+
+
+SHARES = """
+import multiprocessing.connection
+def listens():
+    with multiprocessing.connection.Listener(None, "AF_UNIX") as listener:
+        with multiprocessing.connection.Client(listener.address):
+            return len(listener.address)
+(folder / "answer").write_text(json.dumps(attempt("sockets", listens)))
+"""
+
+
+def test_processes_that_load_data_find_each_other_below_a_long_state_folder(
+    tmp_path: Path, runner: TrialRunner
+) -> None:
+    """They make sockets among their temporary files, and the path of a socket has at most 107 characters."""
+    home = tmp_path / ("a-long-name-" * 8)
+    (home / "data/rows").mkdir(parents=True)
+    order = order_of(home, TRY + SHARES)
+    assert order.isolation is not None
+    order = replace(order, isolation=replace(order.isolation, sockets=True))
+    runner.run(order, Lease(300.0, sent_at=boot_time_s()), timeout_s=60.0)
+    name, length = json.loads((order.paths.folder / "answer").read_text())
+    assert (name, int(length) <= 107) == ("sockets", True)
+    assert not order.paths.temporary.exists()
 
 
 def test_a_writable_folder_around_a_secret_is_refused(tmp_path: Path) -> None:

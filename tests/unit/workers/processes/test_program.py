@@ -311,7 +311,7 @@ def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: P
         (b"one\n====\n\n", "one"),
         (b"----\n====\n", "its log is empty"),
         (b"Traceback\nValueError: bad\nTrying to end\n", "ValueError: bad"),
-        (b"[rank1]: torch.OutOfMemoryError: full\nx.ChildFailedError: \n==\nrank : 0\n==", "torch.OutOfMemoryError: full"),
+        (b"[rank1]: torch.OutOfMemoryError: no\nx.ChildFailedError: \n==\nrank : 0\n==", "torch.OutOfMemoryError: no"),
         (b"exitcode : -9\ntraceback : Signal 9 received by PID 12\n====", "traceback : Signal 9 received by PID 12"),
         (b"\x1b[31mred\xff\n", "\ufffd[31mred\ufffd"),
         (b"KeyError", "KeyError"),
