@@ -1,0 +1,156 @@
+"""Declared metrics and required kernels in a real stack, with torch: from the spec to MLflow, and without a service."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.records.receipt_check import verify
+from experiments.runtime.processes import wait_until
+from tests.acceptance.test_own_code import answer
+from tests.acceptance.test_stack import Home
+from tests.mlflow_contents import contents
+from tests.programs import write_program
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+PROGRAM = """
+import ablate, argparse, random, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int)
+parser.add_argument("--op", default="mm")
+args = parser.parse_args()
+torch.manual_seed(args.seed)
+a, b = torch.randn(64, 64), torch.randn(64, 64)
+with ablate.trial(seed=args.seed) as trial:
+    for step in trial.steps(6):
+        c = torch.mm(a, b) if args.op == "mm" else torch.addmm(torch.zeros(64), a, b)
+        step.report(loss=c.square().mean(), tokens=64)
+    chance = random.Random(f"{args.seed} {args.op}")
+    better = 0.1 if args.op == "addmm" else 0.0
+    trial.report(val_bpb=1.0 + 0.05 * args.seed - better + 0.001 * chance.random(), score=0.5 + better)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    made = Home(tmp_path / "home")
+    made.environment |= {"ABLATE_CONTROL_EVERY": "0"}
+    yield made
+    made.run("down")
+
+
+def spec_for(code: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "ablation": "quality",
+        "question": "Is the fused product better?",
+        "workload": {
+            "command": ["python", "train.py", "--seed", "{seed}"],
+            "code": str(code),
+            "steps": {"warmup": 1, "timed": 4},
+            "metrics": {"val_bpb": {"better": "lower"}, "score": {"better": "higher"}},
+            "require_kernels": {"fused": "^aten::addmm$", "idle": "addm+"},
+        },
+        "variants": {"fused": {"args": ["--op", "addmm"]}, "idle": {"args": ["--op", "mm"]}},
+        "design": {"seeds": [1, 2, 3, 4, 5, 6], "blocks": {"count": 6}},
+        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
+        "verdict": {
+            "primary": {"metric": "val_bpb", "margin": "1%", "adopt_if": "2%"},
+            "require": [{"metric": "score", "margin": "1%"}],
+        },
+        **changes,
+    }
+
+
+def test_a_declared_metric_decides_after_its_own_noise_is_known(home: Home, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code", PROGRAM))))
+    home.up()
+    assert home.run("run", str(spec)).returncode in range(5)
+    fused, idle = (variant(home, "quality", name) for name in ("fused", "idle"))
+    assert (fused["measured"], fused["verdict"], fused["cause"]) == ("better", "inconclusive", "uncalibrated"), fused
+    assert idle["verdict"] == "refused"
+    assert "'addm+'" in idle["reason"]
+    assert "'aten::mm'" in idle["reason"]
+    calibrated = home.run("aa", "cpu", "--like", str(spec))
+    assert calibrated.returncode in range(5), calibrated.stdout + calibrated.stderr
+    (noise,) = [one["calibration"] for one in answer(home, "calibration")["items"]]
+    assert (noise["metric"], noise["blocks"], noise["sd_pct"]) == ("val_bpb", 20, 0.0)
+    again = home.run("run", str(spec), "--require", "adopt")
+    assert again.returncode != 0, "the refused arm is not adopted"
+    fused = variant(home, "latest", "fused")
+    assert (fused["verdict"], fused["decision"]) == ("better", "adopt"), fused
+    assert fused["requirements"][0]["passed"]
+    assert {one["metric"] for one in fused["secondary"]} >= {"score", "tokens_per_s"}
+    changes = {one["name"]: one for one in fused["step_kernels"]["changes"]}
+    assert changes["aten::addmm"]["baseline"] is None
+    _everywhere(home, tmp_path)
+
+
+def _everywhere(home: Home, tmp_path: Path) -> None:
+    """Find the metric and the operators in terminal, page, history and MLflow."""
+    shown = home.run("show", "latest").stdout
+    assert "Operators of fused against the baseline" in shown
+    assert "only in the variant" in shown
+    assert "aten::addmm" in home.run("verdict", "latest", "--explain").stdout
+    page = tmp_path / "page.html"
+    assert home.run("report", "latest", "-o", str(page)).returncode == 0
+    for words in ("val_bpb decides over 6 blocks", "score proved to be worse than the baseline", "aten::addmm"):
+        assert words in page.read_text(), words
+    history = answer(home, "history", "command", "--metric", "val_bpb")
+    assert [point["name"] for point in history[0]["points"]].count("quality") == 2
+    assert home.run("history", "command", "--metric", "val_bpb").returncode == 0
+    assert wait_until(lambda: answer(home, "show", "latest")["ablation"]["mlflow_url"] is not None, patience_s=120)
+
+
+def variant(home: Home, ablation: str, name: str) -> Any:
+    return next(one for one in answer(home, "verdict", ablation)["variants"] if one["arm"] == name)
+
+
+def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_path: Path) -> None:
+    spec, plan, bundle = (tmp_path / name for name in ("spec.json", "plan.json", "bundle"))
+    spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code", PROGRAM))))
+    assert home.run("plan", str(spec), "--out", str(plan)).returncode == 0
+    home.environment |= {"ABLATE_ACCEPT_CODE": "true"}
+    ran = home.run("exec", str(plan), "--out", str(bundle))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    verdict = json.loads(home.run("verdict", str(bundle), "--json").stdout)
+    fused, idle = verdict["variants"]
+    assert (fused["measured"], idle["verdict"]) == ("better", "refused")
+    home.up()
+    brought = home.run("import", str(bundle), "--json")
+    assert brought.returncode == 0, brought.stderr
+    assert wait_until(lambda: home.run("verdict", "quality", "--json").returncode in range(5), patience_s=60)
+    for receipt in json.loads(home.run("receipts", "get", "quality").stdout):
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert receipt["program"]["kernels"]
+
+
+def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    values = {
+        "ablation": "profiled",
+        "question": "Which operators does the chunked loss add?",
+        "workload": {
+            "recipe": "hybrid-tiny",
+            "profile": True,
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2},
+        },
+        "variants": {"chunked": {"gates": {"loss": "chunked"}}},
+        "design": {"seeds": [1], "blocks": {"count": 6}},
+        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
+        "verdict": {"primary": {"metric": "tokens_per_s", "margin": "5%"}},
+    }
+    spec.write_text(json.dumps(values))
+    url = home.up()["mlflow_url"]
+    assert home.run("run", str(spec)).returncode in range(5)
+    chunked = variant(home, "profiled", "chunked")
+    assert chunked["step_kernels"]["kernels"] > 10
+    assert not chunked["step_kernels"]["same"]
+    for receipt in json.loads(home.run("receipts", "get", "profiled").stdout):
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
+    assert wait_until(lambda: answer(home, "show", "profiled")["ablation"]["mlflow_url"] is not None, patience_s=120)
+    assert contents(url)
