@@ -21,6 +21,7 @@ import platform
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -184,9 +185,15 @@ class Trial:
         torch = sys.modules.get("torch")
         if torch is None:
             return
-        with torch.profiler.profile() as profile:
+        profile = torch.profiler.profile()
+        with warnings.catch_warnings():  # some versions warn of cycles, and a program may make errors of warnings
+            warnings.simplefilter("ignore")
+            profile.start()
+        try:
             yield MarkedStep(len(self._ended))
             _synchronize()
+        finally:
+            profile.stop()
         rows = kernel_table(profile.key_averages())
         for first in range(0, len(rows), _MOST_ROWS // 4):
             self._send("kernels", rows=rows[first : first + _MOST_ROWS // 4])
