@@ -226,7 +226,7 @@ class _Judge:
         answer = as_measured(word, sentence(word, primary, self._primary))
         answer = capped(answer, Cause.OTHER_WORK, other)
         answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self._primary.metric))
-        answer = capped(answer, Cause.SPREADS, spreads_differ(sample))
+        answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=self._primary.metric in self._better))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
         return capped(answer, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)

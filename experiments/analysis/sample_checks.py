@@ -52,13 +52,19 @@ CLEAR = 6.0
 """Distance of the estimate from zero that no tail explains, in standard deviations of the noisier arm's trials."""
 
 
-def spreads_differ(sample: Sample) -> str | None:
-    """Return the numbers that show that the arms' spreads differ, or None if they do not or it does not matter."""
+def spreads_differ(sample: Sample, *, over_seeds: bool = False) -> str | None:
+    """Return the numbers that show that the arms' spreads differ, or None if they do not or it does not matter.
+
+    `over_seeds`: the arms of a block share the luck of its seed, which is in the spread of their trials and not in d.
+    The estimate is then compared with the spread of d, which is at least that of the noisier arm's own noise.
+    """
     if sample.sums is None:
         return None
     d, sums = np.asarray(sample.differences), np.asarray(sample.sums)
     p = float(p_equal_spread(d, sums))
-    if p > SPREAD_LEVEL or bool(is_clear(d, sums, fit(d, sample.places).mean)):
+    mean = fit(d, sample.places).mean
+    clear = abs(float(mean)) > CLEAR * float(np.std(d, ddof=1)) if over_seeds else bool(is_clear(d, sums, mean))
+    if p > SPREAD_LEVEL or clear:
         return None
     own, other = (100 * float(np.std(part, ddof=1)) for part in _arms(d, sums))
     return f"trials of the variant scatter by {own:.2g} %, of the baseline by {other:.2g} % (p {p:.2g})"

@@ -111,6 +111,7 @@ NOT_INFERIOR: dict[str, Any] = {
 """Addition to the comparison where a requirement has a margin."""
 SEEDS: dict[str, Any] = {
     "seeds": "every block has a seed of its own; no word where one arm reports the same number with every seed",
+    "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of d",
 }
 """Addition to the comparison where a declared metric decides."""
 

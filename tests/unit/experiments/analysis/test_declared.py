@@ -146,6 +146,25 @@ def test_a_number_that_ignores_the_seed_proves_nothing() -> None:
     assert only(judged(spec, plan, drifting)).verdict is VerdictWord.SAME
 
 
+def test_the_luck_of_seeds_that_arms_share_hides_no_clear_effect() -> None:
+    spec, plan = plan_of()
+    rng = np.random.default_rng(0)
+    level = {block.index: 1.0 + 0.05 * block.seed for block in plan.blocks}
+
+    def lower_by(change: float, noise: float) -> VariantVerdict:
+        values = {
+            (index, arm): {"val_bpb": level[index] - (change if arm == "fused" else 0) + noise * rng.random()}
+            for index in level
+            for arm in ("baseline", "fused")
+        }
+        return only(judged(spec, plan, values))
+
+    assert lower_by(0.1, 0.001).verdict is VerdictWord.BETTER
+    loud = {(i, arm): {"val_bpb": 1.2 + (0.08 * (i % 2) if arm == "fused" else 0.001 * (i % 3))} for i, arm in (
+        (index, arm) for index in level for arm in ("baseline", "fused"))}  # fmt: skip
+    assert only(judged(spec, plan, loud)).measured is not VerdictWord.BETTER
+
+
 def test_other_declared_metrics_are_compared_for_information_if_no_seed_repeats() -> None:
     metrics = {"val_bpb": {"better": "lower"}, "accuracy": {"better": "higher"}}
     spec, plan = plan_of(workload__metrics=metrics)
