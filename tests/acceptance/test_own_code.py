@@ -1,10 +1,14 @@
 """A training program of somebody else in a real stack: from the spec to verdict, page, receipts and MLflow."""
 
+import hashlib
+import io
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -150,3 +154,34 @@ def test_a_folder_is_sent_once_and_every_receipt_names_its_content(home: Home, t
     assert archives == {pack_code(folder).digest for folder in (lab, other)}
     again = home.run("aa", "cpu", "--like", str(spec), "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
+
+
+def test_an_archive_that_leaves_its_folder_runs_nowhere_and_says_why(home: Home, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "code.tar.gz", "w:gz") as tar:
+        for name in ("train.py", "../../escaped"):
+            member = tarfile.TarInfo(name)
+            member.size = len(LOOP)
+            tar.addfile(member, io.BytesIO(LOOP.encode()))
+    content = tmp_path.joinpath("code.tar.gz").read_bytes()
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    spec = spec_for(tmp_path, ablation="escape")
+    spec["workload"] |= {"code": {"archive": digest}}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec))
+    home.up()
+    refused = home.run("submit", str(path))
+    assert refused.returncode == 5
+    assert f"#/workload/code  the service has no archive {digest}" in refused.stderr
+    url = json.loads((home.files.home / "stack.json").read_text())["api_url"]
+    token = (home.files.home / "tokens/admin").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/gzip"}
+    sent = httpx.post(
+        f"{url}/v1/code:upload", params={"digest": digest}, content=content, headers=headers, trust_env=False
+    )
+    assert sent.status_code == 200, sent.text
+    ran = home.run("run", str(path))
+    assert ran.returncode == 5, ran.stdout + ran.stderr
+    shown = json.dumps(answer(home, "show", "escape"))
+    assert "user_error" in shown
+    assert "member '../../escaped' has a name that is no plain path below the folder" in shown
+    assert list(home.files.home.rglob("escaped*")) == []

@@ -14,6 +14,7 @@ from schemathesis.core.parameters import ParameterLocation
 from tests.api_stack import SIGNER, Api, api_fixture, served_api
 
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
+schemathesis.serializer.alias("application/gzip", "application/octet-stream")
 SPARE = "spare"
 """A node with a key, and a token, that are changed and revoked like everything else."""
 CASES = {"sqlite": 15, "postgresql": 6}
@@ -31,6 +32,7 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/ablations",
         "POST /v1/ablations:plan",
         "POST /v1/ablations:import",
+        "POST /v1/code:upload",
         "POST /v1/attempts/{attempt_id}:heartbeat",
         "POST /v1/attempts/{attempt_id}:report",
         "POST /v1/nodes",
@@ -61,6 +63,7 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
         "attempt_id": [block["attempt_id"], held["attempt_id"]],
         "name": [SPARE],
         "key": [SIGNER.key],
+        "digest": [f"sha256:{'0' * 64}"],
         "recipe": ["hybrid-tiny"],
     }
 

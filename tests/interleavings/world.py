@@ -12,20 +12,23 @@ from typing import Any
 import httpx
 from sqlalchemy import Connection, Table, create_engine, delete, event, insert, select, text, update
 
+from experiments.digest import digest_bytes
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OutboxKind
+from service.store.ablations.code_archives import CodeRetention
 from service.store.ablations.logs import Retention
-from service.store.tables import ablations, blocks, db_now, metadata, outbox
+from service.store.tables import ablations, blocks, code_archives, db_now, metadata, outbox
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import archive_of, make_bundle, make_file
 from tests.chaos.ledger import Ledger
-from tests.factories import spec_values
+from tests.factories import command_values, spec_values
 from tests.projectors import projector
 
 EXACT: dict[str, Any] = {"design__seeds": [1], "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}}}
 TWO: dict[str, Any] = {**EXACT, "design__blocks": {"count": 2}}
 LOOKS: dict[str, Any] = {**EXACT, "design__blocks": {"looks": [6, 7]}}
+CODE = b"an archive, which the service never unpacks"
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 _CHANGED = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM)\s+\"?(\w+)")
@@ -192,7 +195,9 @@ WORLDS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
 def world(name: str, folder: Path) -> Iterator[World]:
     """Run a service on a PostgreSQL database of its own in the state `name`."""
     prepare, shape = WORLDS[name]
-    with running_api("postgresql", folder, node_breaks=0, lease_s=HOUR_S, heartbeat_s=HOUR_S / 3) as api:
+    with running_api(
+        "postgresql", folder, node_breaks=0, control_every=0, lease_s=HOUR_S, heartbeat_s=HOUR_S / 3
+    ) as api:
         made = World(name, api, shape=shape)
         with api.store.write() as connection:
             database = connection.scalar(text("SELECT current_database()"))
@@ -202,6 +207,8 @@ def world(name: str, folder: Path) -> Iterator[World]:
         made.nodes = [api.register(f"machine-{number}", devices=2) for number in range(2)]
         made.ablation = api.submit(**shape)["id"]
         made.archive = archive_of(make_bundle(make_file(**TWO), range(2)))
+        assert _send_code(made)[0] == 200
+        made.change(update(code_archives).values(used_at=db_now() - 100 * DAY_S))
         prepare(made)
         made.watch()
         made.keep()
@@ -331,6 +338,24 @@ def _spec(world: World) -> dict[str, Any]:
     return spec_values(**world.shape)
 
 
+def _send_code(world: World) -> Answer:
+    headers = {**world.api.admin, "Content-Type": "application/gzip"}
+    params = {"digest": digest_bytes(CODE)}
+    return _said(world.api.client.post("/v1/code:upload", params=params, headers=headers, content=CODE), "changed")
+
+
+def _submit_code(world: World) -> Answer:
+    values = command_values(ablation="with-code", workload__code={"archive": digest_bytes(CODE)})
+    return _said(world.api.post_spec(values, key="with-code"), "state")
+
+
+def _drop_code(world: World) -> Answer:
+    keeper = CodeRetention(world.api.store, age_s=DAY_S)
+    while keeper.round():
+        pass
+    return ("done",)
+
+
 def _tick(world: World) -> Answer:
     Reconciler(world.api.store).tick()
     return ("done",)
@@ -372,6 +397,9 @@ OPERATIONS: dict[str, Callable[[World], Answer]] = {
     "resume": _node("resume"),
     "register": _register,
     "submit": _submit,
+    "send code": _send_code,
+    "submit code": _submit_code,
+    "drop code": _drop_code,
     "tick": _tick,
     "look": _background(OutboxKind.LOOK),
     "judge": _background(OutboxKind.JUDGE),
@@ -388,7 +416,10 @@ OPERATIONS: dict[str, Callable[[World], Answer]] = {
 }
 READS = {"page", "nodes"}
 """Operations that only read; two of them cannot disturb each other."""
-APART = {"import", "rotate key", "revoke key", "token", "retention", "render", "project", "quarantine", "nodes"}
+APART = {
+    *("import", "send code", "submit code", "drop code", "rotate key", "revoke key"),
+    *("token", "retention", "render", "project", "quarantine", "nodes"),
+}
 """Operations that do not depend on the state of a block; two worlds are enough for them."""
 WORLDS_APART = {"running", "ended"}
 
@@ -411,7 +442,7 @@ _PLAIN = {
 }
 
 
-_LISTED = ("receipts", "outbox", "log_chunks", "tokens", "token_secrets")
+_LISTED = ("code_archives", "code_uses", "receipts", "outbox", "log_chunks", "tokens", "token_secrets")
 
 
 def observed(world: World) -> dict[str, Any]:
@@ -443,6 +474,8 @@ def observed(world: World) -> dict[str, Any]:
         seen[f"node of {names[row['id']]}"] = names[row["node_id"]]
     seen["receipts"] = sorted(f"{names[row['trial_id']]} of {names[row['attempt_id']]}" for row in rows["receipts"])
     seen["logs"] = sorted(f"{names[row['trial_id']]} to {row['end_offset']}" for row in rows["log_chunks"])
+    seen["code"] = sorted(f"{row['digest']} of {row['size']}" for row in rows["code_archives"])
+    seen["code uses"] = sorted(f"{row['digest']} by {names[row['ablation_id']]}" for row in rows["code_uses"])
     seen["tokens"] = sorted(f"{row['name']} {row['revoked_at'] is None}" for row in rows["tokens"])
     seen["secrets"] = sorted(f"{row['ends_at'] is None}" for row in rows["token_secrets"])
     seen["outbox"] = sorted({f"{row['kind']} {names.get(row['key'], row['key'])}" for row in rows["outbox"]})

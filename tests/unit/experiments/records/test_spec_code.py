@@ -1,0 +1,110 @@
+"""Folders of code in specs: wherever and however they are written, the same values come out with archives."""
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.design.load import load_values
+from experiments.errors import SpecError
+from experiments.records.code_archive import pack_code
+from experiments.records.spec_code import pack_spec
+from tests.factories import command_values
+from tests.programs import write_program
+
+FOLDERS = ("one", "./two", "sub/../one", "é 漢")
+YAML, JSON = "application/yaml", "application/json"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    for number, name in enumerate(("one", "two", "é 漢")):
+        write_program(tmp_path / name, f"print({number})")
+    (tmp_path / "sub").mkdir()
+    return tmp_path
+
+
+def drawn(draw: random.Random) -> dict[str, Any]:
+    codes: list[Any] = [*FOLDERS, "/srv/lab", {"git": "/srv/git", "commit": "4f2a9c1"}, None]
+    variants: dict[str, Any] = {}
+    for number in range(draw.randrange(1, 5)):
+        code = draw.choice(codes)
+        own = {"code": copy.copy(code)} if code else {}
+        variants[f"v{number}"] = {"args": [draw.choice(["code: .", "x # y", "é"])], **own}
+    return command_values(workload__code=draw.choice(codes[:-1]), variants=variants)
+
+
+def expected(values: dict[str, Any], lab: Path) -> dict[str, Any]:
+    """The oracle: replace in the plain values."""
+    wanted = copy.deepcopy(values)
+    for own in (wanted["workload"], *wanted["variants"].values()):
+        if own.get("code") in FOLDERS:
+            own["code"] = {"archive": pack_code(lab / own["code"]).digest}
+    return wanted
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_specs_keep_all_other_values(lab: Path, seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 - a reproducible draw
+    values = drawn(draw)
+    wanted = expected(values, lab)
+    style = draw.choice([None, True, False])
+    texts = {
+        YAML: yaml.safe_dump(values, default_flow_style=style, sort_keys=draw.random() < 0.5, allow_unicode=True),
+        JSON: json.dumps(values, indent=draw.choice([None, 1, "\t"])),
+    }
+    for kind, text in texts.items():
+        packed = pack_spec(text.encode(), kind, lab)
+        assert load_values(packed.content, packed.content_type) == wanted
+        named = {code["archive"] for own in (wanted["workload"], *wanted["variants"].values())
+                 if isinstance(code := own.get("code"), dict) and "archive" in code}  # fmt: skip
+        assert {archive.digest for archive in packed.archives} == named
+
+
+def test_comments_and_order_of_a_yaml_spec_stay(lab: Path) -> None:
+    text = (
+        "# a question\nworkload:\n  command: [a]\n  code: 'one' # mine\nvariants:\n  x: {code: two, args: []} # other\n"
+    )
+    packed = pack_spec(text.encode(), YAML, lab)
+    one, two = (f'{{archive: "{pack_code(lab / name).digest}"}}' for name in ("one", "two"))
+    assert packed.content.decode() == text.replace("'one'", one).replace("two", two)
+
+
+def test_toml_becomes_yaml_with_the_same_values(lab: Path) -> None:
+    text = '[workload]\ncommand = ["a"]\ncode = "one"\n[variants.x]\nargs = ["b"]\n'
+    packed = pack_spec(text.encode(), "application/toml", lab)
+    assert packed.content_type == YAML
+    archive = {"archive": pack_code(lab / "one").digest}
+    assert load_values(packed.content, YAML)["workload"] == {"command": ["a"], "code": archive}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workload: {recipe: hybrid-tiny, code: one}",
+        "workload: {command: [a], code: /srv/lab}",
+        "workload: {command: [a]}\nvariants: [code]",
+        "workload: [command, code]",
+        "workload: {command: [a], code: {archive: one}}",
+        "workload: {command: [a], code: ''}",
+        "workload: {command: [a], code: &anchor one}",
+        "\x00 command code",
+    ],
+)
+def test_other_specs_come_back_unchanged_for_their_reader(lab: Path, text: str) -> None:
+    packed = pack_spec(text.encode(), YAML, lab)
+    assert (packed.content, packed.content_type, packed.archives) == (text.encode(), YAML, ())
+
+
+def test_every_folder_that_cannot_be_packed_is_told_by_its_pointer(lab: Path) -> None:
+    text = "workload: {command: [a], code: absent}\nvariants: {a: {code: one}, b/c: {code: sub}, d: {code: ../x}}"
+    with pytest.raises(SpecError) as caught:
+        pack_spec(text.encode(), YAML, lab)
+    found = {problem.pointer: problem.detail for problem in caught.value.problems}
+    assert set(found) == {"#/workload/code", "#/variants/b~1c/code", "#/variants/d/code"}
+    assert "absent' is no folder" in found["#/workload/code"]
+    assert "has no files" in found["#/variants/b~1c/code"]
