@@ -57,6 +57,7 @@ _FOLDER = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,40}$"
+COMMIT = re.compile(_COMMIT[1:-1])
 _OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
 """Variables that a spec may not set: they would change the worker's marks, its device locks or its program."""
 

@@ -16,8 +16,9 @@ import tempfile
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
@@ -37,6 +38,8 @@ _MOST_NAME, _MOST_PART = 1000, 255
 """Most bytes of the path of a file, and of each name in it."""
 _FRAMING = 4096
 """Most bytes of a member of an archive besides its content: headers, a long name, padding."""
+_MOST_NAMES = 10 * MOST_FILES
+"""Most files that are looked at to say what is too much; somebody may name a home by mistake."""
 _MTIME = 315_532_800
 """1980-01-01, the time of every file of an archive; formats such as zip know no earlier one."""
 _GIT_S = 60.0
@@ -80,17 +83,38 @@ def pack_code(folder: Path) -> PackedCode:
     """
     if not folder.is_dir():
         raise CodeArchiveError(f"{str(folder)!r} is no folder")
-    names = sorted(set(_names_of(folder)), key=lambda name: PurePosixPath(name).parts)
+    try:
+        return _pack(folder, _names_of(folder))
+    except OSError as error:
+        raise CodeArchiveError(f"{str(folder)!r} cannot be packed: {error}") from error
+
+
+def pack_commit(folder: Path, commit: str) -> PackedCode:
+    """Pack the files of a commit of the repository around `folder`, below that folder. Raises CodeArchiveError."""
+    if not folder.is_dir() or not _is_work_tree(folder):
+        raise CodeArchiveError(f"{str(folder)!r} is in no git work tree, so it has no commit {commit}")
+    with tempfile.TemporaryDirectory(prefix="ablate-commit-") as place:
+        archive, files = Path(place, "code.tar"), Path(place, "code")
+        list(_git(folder, "archive", "--output", str(archive), f"{commit}^{{commit}}"))
+        with tarfile.open(archive) as tar:
+            if sum(member.size for member in tar) > MOST_BYTES:
+                raise CodeArchiveError(f"commit {commit} has more than {code_limit()}")
+            try:
+                tar.extractall(files, filter="data")
+            except tarfile.FilterError as error:
+                raise CodeArchiveError(f"commit {commit} cannot be packed: {error}") from error
+        return _pack(files, (str(path.relative_to(files)) for path in code_files(files)))
+
+
+def _pack(folder: Path, files: Iterator[str]) -> PackedCode:
+    names = sorted(set(islice(files, _MOST_NAMES)), key=lambda name: PurePosixPath(name).parts)
     _check_tree(folder, names)
     file = tempfile.TemporaryFile()  # noqa: SIM115  # PackedCode closes it
     try:
         hashing, tree = _write(file, folder, names)
         if hashing.size > MOST_BYTES:
             raise CodeArchiveError(f"{str(folder)!r} has {hashing.size:,} bytes when packed; allowed: {MOST_BYTES:,}")
-    except OSError as error:
-        file.close()
-        raise CodeArchiveError(f"{str(folder)!r} cannot be packed: {error}") from error
-    except CodeArchiveError:
+    except (CodeArchiveError, OSError):
         file.close()
         raise
     return PackedCode(digest=hashing.digest, tree=tree, size=hashing.size, file=file)
@@ -239,26 +263,30 @@ def _check_tree(folder: Path, names: Sequence[str]) -> None:
     """Raise CodeArchiveError for a tree that no node would unpack."""
     if not names:
         raise CodeArchiveError(f"{str(folder)!r} has no files")
-    sizes: dict[str, int] = {}
-    for name in names:
+    kinds = {name: folder.joinpath(name).lstat() for name in names}
+    _check_size(folder, {name: status.st_size for name, status in kinds.items()})
+    for name, status in kinds.items():
         problem = name_problem(name)
         if problem is not None:
             raise CodeArchiveError(f"the file {name!r} {problem}")
-        found = folder.joinpath(name).lstat()
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(status.st_mode):
             check_link(folder / name, folder)
-        elif not stat.S_ISREG(found.st_mode):
+        elif not stat.S_ISREG(status.st_mode):
             raise CodeArchiveError(f"{name!r} is a pipe, a socket or a device; remove it, or let git ignore it")
-        sizes[name] = found.st_size
+
+
+def _check_size(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Raise CodeArchiveError for too many files, folders or bytes, with the names of most of them."""
     where = f"code {str(folder)!r} has"
     folders_above = {above for name in sizes for above in _above(name)}
     if len(folders_above) > MOST_FILES:
         raise CodeArchiveError(f"{where} {len(folders_above):,} folders; allowed: {MOST_FILES:,}")
     if len(sizes) > MOST_FILES:
+        number = f"{len(sizes):,}{' or more' * (len(sizes) == _MOST_NAMES)}"
         folders = Counter(name.partition("/")[0] for name in sizes).most_common(_SHOWN)
         most = ", ".join(f"{name!r} {count:,}" for name, count in folders)
-        raise CodeArchiveError(f"{where} {len(sizes):,} files; allowed: {code_limit()}; most are in {most}")
-    total = sum(size for name, size in sizes.items())
+        raise CodeArchiveError(f"{where} {number} files; allowed: {code_limit()}; most are in {most}")
+    total = sum(sizes.values())
     if total > MOST_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
         most = ", ".join(f"{name!r} {sizes[name]:,}" for name in largest)

@@ -10,12 +10,14 @@ import yaml
 
 from experiments.design.load import load_values
 from experiments.design.problems import pointer
-from experiments.design.workload import ARCHIVE, COMMAND
+from experiments.design.workload import ARCHIVE, COMMAND, COMMIT
 from experiments.errors import CodeArchiveError, SpecError, SpecProblem
-from experiments.records.code_archive import PackedCode, pack_code
+from experiments.records.code_archive import PackedCode, pack_code, pack_commit
 
 _YAML = "application/yaml"
 _Place = tuple[str, ...]
+_Source = tuple[str, str | None]
+"""A folder, and the commit of its repository; None for the files as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +42,48 @@ def pack_spec(content: bytes, content_type: str, folder: Path) -> PackedSpec:
     places = dict(_folders(values))
     if not places:
         return PackedSpec(content=content, content_type=content_type, archives=())
-    by_name = _packed(places, folder)
-    digests = {place: by_name[name].digest for place, name in places.items()}
-    archives = {packed.digest: packed for packed in by_name.values()}
+    by_source = _packed(places, folder)
+    digests = {place: by_source[source].digest for place, source in places.items()}
+    archives = {packed.digest: packed for packed in by_source.values()}
     text, kind = _with_digests(content, content_type, values, digests)
     return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()))
 
 
-def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, str]]:
-    """Yield the place and name of each folder to pack; an absolute one is on the node."""
+def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:
+    """Yield the place and source of each code to pack; an absolute folder is on the node.
+
+    A commit of a variant is one of the repository around the workload's folder.
+    """
     workload, variants = values.get("workload"), values.get("variants")
     if not isinstance(workload, Mapping) or COMMAND not in workload:
         return
     codes: list[tuple[_Place, Any]] = [(("workload", "code"), workload.get("code"))]
     if isinstance(variants, Mapping):
         codes += [(("variants", n, "code"), own.get("code")) for n, own in variants.items() if isinstance(own, Mapping)]
+    base = codes[0][1] if _is_relative(codes[0][1]) else None
     for place, code in codes:
-        if isinstance(code, str) and code and not code.startswith("/"):
-            yield place, code
+        if _is_relative(code):
+            yield place, (code, None)
+        elif base is not None and isinstance(code, Mapping) and set(code) == {"commit"} and _is_commit(code["commit"]):
+            yield place, (base, code["commit"])
 
 
-def _packed(places: Mapping[_Place, str], folder: Path) -> dict[str, PackedCode]:
-    packed: dict[str, PackedCode] = {}
+def _is_commit(value: object) -> bool:
+    return isinstance(value, str) and COMMIT.fullmatch(value) is not None
+
+
+def _is_relative(code: object) -> bool:
+    return isinstance(code, str) and code != "" and not code.startswith("/")
+
+
+def _packed(places: Mapping[_Place, _Source], folder: Path) -> dict[_Source, PackedCode]:
+    packed: dict[_Source, PackedCode] = {}
     problems = []
-    for place, name in places.items():
+    for place, source in places.items():
+        name, commit = source
         try:
-            packed[name] = packed.get(name) or pack_code(folder / name)
+            if source not in packed:
+                packed[source] = pack_commit(folder / name, commit) if commit else pack_code(folder / name)
         except (CodeArchiveError, OSError, ValueError) as error:
             hint = "the folder is relative to the spec; an absolute one is on the node"
             problems.append(SpecProblem(pointer=pointer(*place), detail=str(error), hint=hint))
@@ -106,10 +124,17 @@ def _edited(text: str, digests: Mapping[_Place, str]) -> str:
         return text
     edits = [(_node_at(root, place), digest) for place, digest in digests.items()]
     for node, digest in sorted(edits, key=lambda edit: -edit[0].start_mark.index):
-        old = text[node.start_mark.index : node.end_mark.index]
-        new = f'{{{ARCHIVE}: "{digest}"}}' + ("\n" if old.endswith("\n") else "")
-        text = text[: node.start_mark.index] + new + text[node.end_mark.index :]
+        begin, end = node.start_mark.index, _end_of(node)
+        new = f'{{{ARCHIVE}: "{digest}"}}' + ("\n" if text[begin:end].endswith("\n") else "")
+        text = text[:begin] + new + text[end:]
     return text
+
+
+def _end_of(node: Any) -> int:
+    """Return where a node ends; a mapping without braces ends with its last value, before comments."""
+    if isinstance(node, yaml.MappingNode) and not node.flow_style:
+        node = node.value[-1][1]
+    return int(node.end_mark.index)
 
 
 def _node_at(node: Any, place: Sequence[str]) -> Any:

@@ -49,12 +49,22 @@ def copy_code(order: TrialOrder) -> TrialResult:
             raise DataError(str(error)) from error
         digest = tree_digest(target)
         final = root / digest.removeprefix("sha256:")
-        if final.is_dir():
+        if _is_whole(final, digest):
             os.utime(final)
         else:
             target.rename(final)
     _prune(root, keep=final)
     return TrialResult.partial(data_digest=digest, data_folder=final)
+
+
+def _is_whole(copy: Path, digest: str) -> bool:
+    """Return whether an earlier copy is still what its name says; one that a program changed is removed."""
+    if not copy.is_dir():
+        return False
+    if tree_digest(copy) == digest:
+        return True
+    shutil.rmtree(copy)
+    return False
 
 
 def _fill(order: TrialOrder, target: Path, archive: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,28 @@ def test_toml_becomes_yaml_with_the_same_values(lab: Path) -> None:
     assert packed.content_type == YAML
     archive = {"archive": pack_code(lab / "one").digest}
     assert load_values(packed.content, YAML)["workload"] == {"command": ["a"], "code": archive}
+
+
+def test_a_commit_of_a_variant_is_packed_from_the_repository_around_the_folder(lab: Path) -> None:
+    git = ("git", "-C", str(lab), "-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "-q"), ("add", "one"), ("commit", "-qm", "first")):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    before = pack_code(lab / "one")
+    (lab / "one/train.py").write_text("changed")
+    for written in (f" {{commit: '{commit[:9]}'}} # before", f"\n      commit: '{commit[:9]}' # before\n  # then"):
+        text = f"workload: {{command: [a], code: one}}\nvariants:\n  old:\n    code:{written}\n  new: {{args: [x]}}\n"
+        packed = pack_spec(text.encode(), YAML, lab)
+        values = load_values(packed.content, YAML)
+        assert values["variants"] == {"old": {"code": {"archive": before.digest}}, "new": {"args": ["x"]}}
+        assert values["workload"]["code"] == {"archive": pack_code(lab / "one").digest}
+        assert b"# before" in packed.content
+    for wrong, words in (("0123456", "0123456"), (commit[:9], "is in no git work tree")):
+        folder = lab if wrong == "0123456" else lab.parent / "elsewhere"
+        write_program(folder / "one")
+        text = f"workload: {{command: [a], code: one}}\nvariants: {{v: {{code: {{commit: '{wrong}'}}}}}}"
+        with pytest.raises(SpecError, match=words):
+            pack_spec(text.encode(), YAML, folder)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,16 @@ def test_an_archive_is_unpacked_as_the_folder_that_it_was_packed_from(tmp_path: 
         copied({"archive": packed.digest}, home)
 
 
+def test_a_copy_that_a_program_changed_is_made_again(tmp_path: Path) -> None:
+    folder = write_program(tmp_path / "code")
+    digest, copy = copied(str(folder), tmp_path / "home")
+    for change in (lambda: (copy / "train.py").write_text("changed"), lambda: (copy / "more.py").write_text("")):
+        change()
+        assert copied(str(folder), tmp_path / "home") == (digest, copy)
+        assert tree_digest(copy) == digest
+        assert [path.name for path in copy.iterdir()] == ["train.py"]
+
+
 def test_an_absolute_link_is_refused_even_inside(tmp_path: Path) -> None:
     folder = write_program(tmp_path / "code")
     folder.joinpath("own").symlink_to(folder / "train.py")
