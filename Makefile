@@ -9,7 +9,7 @@ TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_l
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product
 
 interleavings: $(STAMP)  ## on PostgreSQL, do each operation before every statement of each other one; an hour or two; SEED=1
 	$(BIN)/python -m tests.interleavings --seed $(SEED) $(INTERLEAVINGS)
+
+trainers: $(STAMP)  ## ablate trainers from PyPI as commands: nothing, a slow-down, other numerics, lies; 2 hours; TRAINERS="--only litgpt"
+	$(BIN)/python -m tests.trainers .trainers $(TRAINERS)
 
 screens: $(STAMP) browser  ## take the pictures of the pages for the documentation, into docs/screens
 	$(BIN)/python -m tests.bench.screens

@@ -8,6 +8,8 @@
             step.report(loss=loss, tokens=batch.numel())
         trial.report(val_bpb=evaluate(model))
 
+A loop without room for a `with` statement iterates over `ablate.steps()`.
+
 Outside of a trial nothing is measured and nothing is sent. This file needs the standard library only and Python 3.9 or
 newer, because it runs in the interpreter of the measured program. The program never reports a time: this module stamps
 moments, and the worker compares them with the kernel's stamps of the messages.
@@ -207,7 +209,7 @@ class Trial:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self._settings is None:
             return
-        if error is not None:
+        if error is not None and kind is not GeneratorExit:  # `steps` does not see the exception of its loop
             self._send("failed", type=f"{kind.__module__}.{kind.__qualname__}", message=str(error)[:2000])
         self._flush()
         losses = [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None]
@@ -257,6 +259,16 @@ def trial(*, seed: Optional[int] = None) -> Trial:
     """
     text = os.environ.get(VARIABLE)
     return Trial(None if not text else json.loads(text), seed=seed)
+
+
+def steps(total: Optional[int] = None, *, seed: Optional[int] = None) -> Iterator[MarkedStep]:
+    """Yield the steps of a trial that begins and ends with them, for a loop that has no room for a `with` statement.
+
+    `total` is as for `Trial.steps`, `seed` as for `trial`. The program reports results of the run by lines such as
+    `METRIC name=value`.
+    """
+    with trial(seed=seed) as current:
+        yield from current.steps(total)
 
 
 def trainer_callback(trial: Trial, *, tokens_per_step: Optional[int] = None) -> Any:

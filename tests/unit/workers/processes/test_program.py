@@ -116,6 +116,40 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
         ran(program_config(None, command=("nothing-of-this-name",)), tmp_path / "home")
 
 
+LOOSE = """
+import ablate, sys
+for step, row in zip(ablate.steps(9, seed=7), iter(range(ROWS))):
+    if row == RAISES:
+        raise KeyError("batch")
+    step.report(loss=1.0 + row, tokens=10)
+print("METRIC val=2.5")
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "raises", "message"),
+    [
+        (100, -1, None),
+        (100, 2, "KeyError: 'batch'"),
+        (3, -1, "the program marked 3 of 5 steps"),
+        (0, -1, "marked 0 of 5"),
+    ],
+)
+def test_a_loop_without_a_with_statement_begins_and_ends_its_trial(
+    tmp_path: Path, rows: int, raises: int, message: str | None
+) -> None:
+    code = write_program(tmp_path / "code", LOOSE.replace("ROWS", str(rows)).replace("RAISES", str(raises)))
+    result = ran(program_config(code, command=("python", "train.py")), tmp_path / "home")
+    if message is None:
+        assert result.failure_class is None, result.message
+        assert [step.loss for step in result.program_steps] == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert result.program is not None
+        assert result.program.reported == {"val": 2.5}
+    else:
+        assert result.failure_class is FailureClass.USER_ERROR
+        assert message in str(result.message)
+
+
 def test_a_declared_metric_that_is_not_reported_is_named(tmp_path: Path) -> None:
     config = program_config(write_program(tmp_path / "code"), metrics={"val_loss": "lower"})
     assert "did not report 'val_loss'" in str(ran(config, tmp_path / "home").message)
