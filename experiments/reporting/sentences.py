@@ -271,5 +271,7 @@ def _next(variant: VariantVerdict) -> str:
     if variant.primary is None:
         return answer
     noise = wording.size_percent(variant.primary.sd_pct)
+    if variant.primary.better is not None:
+        return f"{answer} The standard deviation between seeds is {noise}; each block needs a seed of its own."
     fewer = "a quieter machine or a longer window (workload.steps.timed) needs fewer blocks"
     return f"{answer} The standard deviation between blocks is {noise}; {fewer}."
