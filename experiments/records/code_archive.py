@@ -62,6 +62,8 @@ class PackedCode:
     """Digest of the tree."""
     size: int
     """Bytes of the archive."""
+    files: int
+    """Files and links in it."""
     file: BinaryIO
 
     def __post_init__(self) -> None:
@@ -117,7 +119,7 @@ def _pack(folder: Path, files: Iterator[str]) -> PackedCode:
     except (CodeArchiveError, OSError):
         file.close()
         raise
-    return PackedCode(digest=hashing.digest, tree=tree, size=hashing.size, file=file)
+    return PackedCode(digest=hashing.digest, tree=tree, size=hashing.size, files=len(names), file=file)
 
 
 def _write(file: BinaryIO, folder: Path, names: Sequence[str]) -> tuple["_Hashing", str]:

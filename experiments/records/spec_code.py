@@ -28,6 +28,8 @@ class PackedSpec:
     content_type: str
     archives: tuple[PackedCode, ...]
     """Without repetitions."""
+    packed: tuple[str, ...]
+    """A line for people about each folder or commit that was packed."""
 
 
 def pack_spec(content: bytes, content_type: str, folder: Path) -> PackedSpec:
@@ -38,15 +40,23 @@ def pack_spec(content: bytes, content_type: str, folder: Path) -> PackedSpec:
     try:
         values = load_values(content, content_type)
     except SpecError:
-        return PackedSpec(content=content, content_type=content_type, archives=())
+        return PackedSpec(content=content, content_type=content_type, archives=(), packed=())
     places = dict(_folders(values))
     if not places:
-        return PackedSpec(content=content, content_type=content_type, archives=())
+        return PackedSpec(content=content, content_type=content_type, archives=(), packed=())
     by_source = _packed(places, folder)
     digests = {place: by_source[source].digest for place, source in places.items()}
     archives = {packed.digest: packed for packed in by_source.values()}
     text, kind = _with_digests(content, content_type, values, digests)
-    return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()))
+    lines = tuple(_line(source, packed) for source, packed in by_source.items())
+    return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()), packed=lines)
+
+
+def _line(source: _Source, packed: PackedCode) -> str:
+    name, commit = source
+    where = f"commit {commit} of {name}" if commit else name
+    files = f"{packed.files:,} file{'s' * (packed.files != 1)}"
+    return f"code {where}: {files}, {packed.size:,} bytes packed, {packed.digest[:19]}"
 
 
 def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -82,23 +83,27 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
         done = [handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)]
         return any(done)  # one of each kind in turn: none waits until all of another are done
 
-    kept = (
-        Retention(led, age_s=settings.log_days * 86_400),
-        CodeRetention(led, age_s=settings.code_days * 86_400),
-    )
-
-    def retain() -> bool:
-        return bool(sum(one.round() for one in kept))  # each has its turn
-
     works = {
         "reconciler": reconciler.tick,
         "wakes": WakeResender(led, settings.celery_url).run_due,
         "judge": judge,
         "webhooks": lambda: handlers.run_due(OutboxKind.HOOK),
-        "retention": retain,
+        "retention": retention(led, settings),
         "projector": projector.run_due,
     }
     return [duty(leader, name, work, stop=stop) for name, work in works.items()]
+
+
+def retention(store: Store, settings: ServiceSettings) -> Callable[[], bool]:
+    """Return the work that drops old logs and old code, a little of each in turn."""
+    logs = Retention(store, age_s=settings.log_days * 86_400)
+    code = CodeRetention(store, age_s=settings.code_days * 86_400)
+
+    def round_of_both() -> bool:
+        done = [logs.round(), code.round()]
+        return any(done)
+
+    return round_of_both
 
 
 def wait_for_schema(store: Store, signals: StopSignals) -> bool:

@@ -77,7 +77,17 @@ def is_spec(argument: str) -> bool:
 
 
 def read_spec(argument: str) -> "SpecBody":
-    """Return the spec that the argument names. Raises SpecError with the catalog's names if there is none."""
+    """Return the spec that the argument names, and print which folders of code were packed for it.
+
+    Raises SpecError, with the catalog's names if the argument names no spec.
+    """
+    body = _spec_of(argument)
+    for line in body.packed_lines:
+        err().print(f"[dim]{escape(line)}[/]")
+    return body
+
+
+def _spec_of(argument: str) -> "SpecBody":
     from service.schemas.submissions import SpecBody
 
     if argument == "-":

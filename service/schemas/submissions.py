@@ -43,6 +43,8 @@ class SpecBody:
     content_type: str = "application/yaml"
     archives: "tuple[PackedCode, ...]" = field(default=(), compare=False)
     """Code that the spec names by digest, on its way to the service or into a plan."""
+    packed_lines: tuple[str, ...] = field(default=(), compare=False)
+    """A line for people about each folder that was packed."""
 
     @classmethod
     def of(cls, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "SpecBody":
@@ -67,7 +69,12 @@ class SpecBody:
         from experiments.records.spec_code import pack_spec
 
         packed = pack_spec(content, content_type, folder)
-        return cls(content=packed.content, content_type=packed.content_type, archives=packed.archives)
+        return cls(
+            content=packed.content,
+            content_type=packed.content_type,
+            archives=packed.archives,
+            packed_lines=packed.packed,
+        )
 
 
 CodeDigest: TypeAlias = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", examples=["sha256:" + 64 * "0"])]

@@ -17,6 +17,7 @@ from sqlalchemy import func, select, update
 from experiments.errors import SpecError
 from experiments.records.code_archive import MOST_BYTES, pack_code
 from service.app import create_app
+from service.background.main import retention
 from service.stack.backup import back_up
 from service.store.ablations import code_archives
 from service.store.ablations.code_archives import CodeRetention, drop_oldest, lacking, totals, use_archives
@@ -211,6 +212,19 @@ def test_archives_live_as_long_as_they_are_used_and_some_days(api: Api) -> None:
     assert gone == {"ended", "alone"}
     with api.store.write() as connection:
         connection.execute(update(ablations).where(ablations.c.id == ended).values(finished_at=db_now()))
+
+
+def test_the_background_process_drops_logs_and_code_in_turn(api: Api, tmp_path: Path) -> None:
+    upload(api, b"old")
+    assert api.cancel(submit_with(api, digest_of(b"old")).json()["id"]).status_code == 202
+    age(api, 100)
+    work = retention(api.store, settings_for(api.store.url, tmp_path))
+    assert work(), "both had something to drop"
+    while work():
+        pass
+    with api.store.read() as connection:
+        assert totals(connection) == (0, 0)
+        assert connection.execute(select(ablations.c.logs_dropped_at)).scalar_one() is not None
 
 
 @pytest.mark.parametrize("kind", BOTH)

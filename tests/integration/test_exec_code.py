@@ -60,6 +60,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     planned = ablate("plan", "spec.yaml", "--out", "plan.tar", folder=folder)
     assert planned.returncode == 0, planned.stderr
     assert "ablate exec plan.tar" in planned.stdout
+    assert "code ./src: 1 file, " in planned.stderr
     return folder
 
 
