@@ -73,8 +73,8 @@ class Settings(BaseSettings):
     accept_code: bool | None = None
     """Whether this node runs commands of specs. Default: only the worker of the embedded stack does."""
     code_dirs: str = ""
-    """Folders that may contain the code of commands, separated by colons. Empty allows any folder to the worker of the
-    embedded stack, and none to others."""
+    """Folders of this node from which commands may copy code, separated by colons. Empty allows any folder to the
+    worker of the embedded stack, and none to others. Code that was sent needs none."""
     environments: str = ""
     """Python environments for commands: `name=folder` pairs, separated by commas."""
 
