@@ -15,6 +15,8 @@ from experiments.records.receipts import Receipt, kernel_rows
 
 MOST_CHANGES = 25
 """Kernels of a variant in its verdict; receipts and MLflow have all of them."""
+_WHOLE = (Outcome.MEASURED, Outcome.REFUSED)
+"""Outcomes of trials that may have a profiled step: a refused one shows what ran in place of the required kernel."""
 _NAMED = 2
 """Kernels that a note names."""
 
@@ -29,9 +31,8 @@ def other_tokens(evidence: Evidence) -> str | None:
 
 
 def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
-    """Return the kernels of an arm by name; empty if a measured trial has no table."""
-    measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
-    tables = [_table(receipt) for receipt in measured]
+    """Return the kernels of an arm by name; empty if a trial with a whole run has no table."""
+    tables = [_table(receipt) for receipt in receipts if receipt.outcome in _WHOLE]
     if not tables or not all(tables):
         return {}
     return {

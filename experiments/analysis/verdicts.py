@@ -220,7 +220,7 @@ class VariantVerdict(Frozen):
     """Cost of these blocks."""
     notes: tuple[str, ...] = ()
     step_kernels: OmitNone[StepKernels] = None
-    """None unless every measured trial of both arms has a profiled step."""
+    """None unless every whole trial of both arms has a profiled step, also one refused for want of a kernel."""
 
 
 class NodeMeans(Frozen):

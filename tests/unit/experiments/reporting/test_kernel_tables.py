@@ -15,7 +15,7 @@ from experiments.analysis.judge import judge
 from experiments.analysis.programs import MOST_CHANGES, kernels_of
 from experiments.analysis.verdicts import StepKernels, VariantVerdict
 from experiments.documents import seal
-from experiments.outcomes import AblationState, Outcome, TrialState
+from experiments.outcomes import AblationState, FailureClass, Outcome, TrialState, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.records.receipts import Receipt
 from experiments.reporting.mlflow.parent import parent
@@ -150,6 +150,19 @@ def test_without_a_table_of_every_trial_nothing_is_compared() -> None:
     assert "kernels.md" not in parent(view, "").texts
     assert all(KERNELS_FILE not in run.texts for run in arm_runs(view))
     assert "step_kernels" not in only(view).model_dump(mode="json")
+
+
+def test_a_refused_arm_shows_what_ran_in_place_of_its_kernel() -> None:
+    view = command_view(BASE)
+    spec, plan = plan_of(verdict__primary={"metric": "step_s", "margin": "0.5%"})
+    receipts = [trial.receipt for trial in view.trials if trial.receipt]
+    refused = {"outcome": Outcome.REFUSED, "failure_class": FailureClass.GATE_REFUSED, "message": "no 'liger_.*'"}
+    receipts = [seal(one.model_copy(update=refused)) if one.arm == "fused" else one for one in receipts]
+    (variant,) = judge(plan, spec, receipts, CALIBRATED).variants
+    assert variant.verdict is VerdictWord.REFUSED
+    assert variant.step_kernels is not None
+    assert variant.step_kernels.same
+    assert any("the same kernels, equally often" in note for note in variant.notes)
 
 
 def test_random_tables_lose_no_microsecond() -> None:
