@@ -137,7 +137,9 @@ def _devices(settings: Settings) -> DoctorCheck:
     except DeviceMissing as error:
         return _check("device", str(error))
     names = ", ".join(f"{device.name} ({device.memory_bytes / GIB:.1f} GiB)" for device in devices.devices)
-    detail = "; ".join((f"{devices.node_class}: {names}", *devices.lacks))
+    offered = max(devices.node_class.spreads(len(devices.devices)))
+    several = () if devices.node_class.occupied(offered) == 1 else (f"a command may use up to {offered} of them",)
+    detail = "; ".join((f"{devices.node_class}: {names}", *several, *devices.lacks))
     return _check("device", detail if devices.lacks else None, detail, needed=False)
 
 

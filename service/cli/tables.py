@@ -219,6 +219,8 @@ def nodes(rows: "Iterable[NodePublic]") -> RenderableType:
     for row in rows:
         counts = Counter(device.name for device in row.devices)
         devices = ", ".join(name if count == 1 else f"{count} times {name}" for name, count in counts.items())
+        if len(row.devices) > 1:
+            devices += f"; {row.devices_free} free"
         lacks = escape("; ".join([*row.lacks, *_lanes_that_failed(row)]))
         seen = wording.moment(row.seen_at)
         table.add_row(

@@ -164,6 +164,7 @@ def node_public(row: Row[Any], runs: list[dict[str, Any]], settings: ServiceSett
     registration = NodeRegistration.model_validate_json(row.registration)
     health = "live" if row.silent_s <= silent_limit_s(settings) else "silent"
     own = {"health": health, "state": _node_state(row, is_busy=bool(runs)), "lanes": registration.lanes, "runs": runs}
+    own["devices_free"] = max(0, len(registration.devices) - sum(one["devices"] for one in runs))
     return NodePublic.model_validate({**registration.model_dump(), **_fields(row, **own)})
 
 

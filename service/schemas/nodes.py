@@ -42,6 +42,8 @@ class NodeRuns(Public):
     ablation: str
     name: str
     block_index: int = Field(description=INDEX)
+    devices: int
+    """Devices that the block occupies."""
     arms: list[str]
     """Arms of the running trials; empty between two trials."""
 
@@ -62,6 +64,8 @@ class NodePublic(Public):
     lanes: dict[str, str | None] | None
     """Results of its lane check: null for a lane that ran, else the reason; null without a check."""
     devices: list[DeviceInfo]
+    devices_free: int
+    """Devices that no running block occupies."""
     versions: dict[str, str]
     code_digest: str
     lacks: list[str]

@@ -62,3 +62,41 @@ def test_a_node_without_commands_still_takes_recipes_beside_waiting_commands(api
     block = api.claim(registered(api, "scans", {"reference": None}))
     assert block is not None
     assert block["ablation_id"] == recipe
+
+
+def gpus(api: Api, name: str, count: int) -> str:
+    devices = [{"index": index, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 2**36} for index in range(count)]
+    body = {"node_class": "h100", "devices": devices, "versions": {}, "code_digest": "sha256:c"}
+    answer = api.put_node(name, {**body, "public_key": SIGNER.key, "lanes": {"command": None}})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["node_id"])
+
+
+def free(api: Api, name: str) -> int:
+    return int(next(row for row in api.get("/v1/nodes").json()["items"] if row["name"] == name)["devices_free"])
+
+
+def test_a_command_on_several_devices_waits_for_a_node_that_has_them_free(api: Api) -> None:
+    pair = api.post_spec(command() | {"placement": {"node_class": "h100", "devices": 2}}).json()["id"]
+    assert api.claim(gpus(api, "one", 1)) is None
+    assert "'one' has 1 device, and a block needs 2" in api.get(f"/v1/ablations/{pair}").json()["waiting_for"]
+    three = gpus(api, "three", 3)
+    first = api.claim(three)
+    assert first is not None
+    assert first["trials"][0]["config"]["devices"] == 2
+    assert (free(api, "one"), free(api, "three")) == (1, 1)
+    assert api.claim(three) is None, "one device is free, and every waiting block needs two"
+    single = api.post_spec(command() | {"placement": {"node_class": "h100"}}, key="single").json()["id"]
+    second = api.claim(three)
+    assert second is not None
+    assert second["ablation_id"] == single
+    assert free(api, "three") == 0
+    api.attempt(first, "release", failure_class="preempted", message="the worker was asked to stop")
+    assert free(api, "three") == 2
+
+
+def test_more_devices_than_any_node_of_the_class_could_have_are_refused(api: Api) -> None:
+    answer = api.post_spec(command() | {"placement": {"node_class": "h100", "devices": 9}})
+    assert answer.status_code == 422, answer.text
+    assert "#/placement/devices" in answer.text
+    assert "9 devices for one trial are not available on node class 'h100'; allowed: 1, 2, 3" in answer.text

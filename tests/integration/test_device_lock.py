@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,72 @@ def test_lock_is_all_or_nothing(tmp_path: Path) -> None:
             _trainer(scope, "core 0", "core 1").take()
         with _trainer(scope, "core 0"):
             pass
+
+
+_RACE = """
+import os, random, signal, sys, time
+from workers.devices.device_lock import DeviceLock, lock_addresses
+from workers.errors import DeviceBusy
+chance = random.Random(int(sys.argv[2]))
+while True:
+    devices = chance.sample(["a", "b", "c", "d"], chance.randint(2, 4))
+    held = DeviceLock(lock_addresses(devices, holder="trainer", scope=sys.argv[1]))
+    try:
+        held.take(patience_s=5)
+    except DeviceBusy:
+        continue
+    print("took", *sorted(devices), flush=True)
+    time.sleep(chance.random() * 0.004)
+    print("left", *sorted(devices), flush=True)
+    held.release()
+"""
+
+
+def test_racing_holders_of_several_devices_never_block_each_other_and_may_be_killed_at_any_time(tmp_path: Path) -> None:
+    """Five processes take two to four of four locks in any order; one after another dies of SIGKILL. All go on."""
+    command = [sys.executable, "-c", _RACE, str(tmp_path)]
+    racers = [subprocess.Popen([*command, str(seed)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for seed in range(5)]
+    try:
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline().startswith("took")
+        for racer in racers[:-1]:
+            time.sleep(0.5)
+            racer.kill()
+    finally:
+        time.sleep(0.5)
+        racers[-1].kill()
+    counts = []
+    for racer in racers:
+        lines = racer.communicate()[0].splitlines()
+        counts.append(sum(line.startswith("took") for line in lines))
+    assert min(counts) > 5, counts
+    with _trainer(str(tmp_path), "a", "b", "c", "d"):
+        pass
+
+
+def test_two_holders_never_have_one_device(tmp_path: Path) -> None:
+    """One lock file each under all locks of a drawn choice: two at a time would find the other's."""
+    program = """
+import os, random, sys, time
+from pathlib import Path
+from workers.devices.device_lock import DeviceLock, lock_addresses
+chance, folder = random.Random(int(sys.argv[2])), Path(sys.argv[1])
+for _ in range(60):
+    devices = chance.sample(["a", "b", "c"], 2)
+    held = DeviceLock(lock_addresses(devices, holder="trainer", scope=str(folder)))
+    held.take(patience_s=60)
+    for device in devices:
+        (folder / device).open("x").close()
+    time.sleep(0.001)
+    for device in devices:
+        (folder / device).unlink()
+    held.release()
+"""
+    racers = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(seed)], cwd=ROOT) for seed in range(4)
+    ]
+    assert [racer.wait(120) for racer in racers] == [0] * 4
 
 
 def test_second_worker_on_the_same_cores_is_refused_with_the_holders_pid(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_node_says_which_block_and_arm_it_runs(api: Api) -> None:
     one = api.register("one")
     assert node(api, "one")["runs"] == []
     block = claimed(api, one)
-    told = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "arms": []}
+    told = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "devices": 1, "arms": []}
     assert node(api, "one")["runs"] == [told]
     trial = block["trials"][0]
     progress = {"trial_id": trial["trial_id"], "steps_done": 1, "steps_total": 9, "tokens_per_s": 5.0, "loss": 8.0}
@@ -288,7 +288,7 @@ def test_block_goes_only_where_all_devices_of_its_step_are(api: Api) -> None:
         assert api.claim(api.register(name, "tpu-v6e", devices=chips)) is None
     assert api.get(f"/v1/ablations/{made['id']}").json()["waiting_for"] == (
         "a live node of class 'tpu-v6e': 'eight' has 8 devices, and one step is spread over 4; "
-        "'one' has 1 device, and one step is spread over 4"
+        "'one' has 1 device, and a block needs 4"
     )
     assert api.claim(api.register("four", "tpu-v6e", devices=4)) is not None
     api.submit(placement={"node_class": "xla-cpu", "devices": 4}, **wide)

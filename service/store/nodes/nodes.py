@@ -15,7 +15,7 @@ from service.errors import Forbidden, NodeTaken, NotFound
 from service.lifecycle import EventKind
 from service.principals import Principal
 from service.store.access.tokens import has_revoked_key
-from service.store.nodes.placement import lanes_that_ran
+from service.store.nodes.placement import BUSY_DEVICES, lanes_that_ran
 from service.store.tables import ablations, attempts, blocks, db_now, events, nodes, trials
 
 MOST_POINTS = 400
@@ -157,17 +157,18 @@ def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
 
 
 def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """Return the running blocks by node id: ablation, name, block_index, and the arms of its running trials."""
+    """Return the running blocks by node id, each with its ablation, name, index, devices and the arms that run."""
+    busy = BUSY_DEVICES.label("devices")
     query = (
-        select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], trials.c.arm)
+        select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], busy, trials.c.arm)
         .join(ablations, ablations.c.id == blocks.c.ablation_id)
         .outerjoin(trials, (trials.c.block_id == blocks.c.id) & runs_now())
         .where(blocks.c.state == BlockState.RUNNING)
         .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
     )
     by_node: dict[str, list[dict[str, Any]]] = {}
-    for (node_id, *block), rows in groupby(connection.execute(query), key=lambda row: row[:4]):
-        ablation = dict(zip(("ablation", "name", "block_index"), block, strict=True))
+    for (node_id, *block), rows in groupby(connection.execute(query), key=lambda row: row[:5]):
+        ablation = dict(zip(("ablation", "name", "block_index", "devices"), block, strict=True))
         arms = [row.arm for row in rows if row.arm is not None]
         by_node.setdefault(node_id, []).append({**ablation, "arms": arms})
     return by_node

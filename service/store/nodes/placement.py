@@ -48,7 +48,7 @@ class Needs:
     lanes: str
     """As blocks store them."""
     devices: int
-    """Devices that share one step."""
+    """Devices of one node that a trial uses together."""
 
 
 def may_run_again(moment: ColumnElement[float]) -> ColumnElement[bool]:
@@ -105,7 +105,8 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
         return f"did not run the lanes {needs.lanes} in its check"
     if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
         plural = "" if node.num_devices == 1 else "s"
-        return f"has {node.num_devices} device{plural}, and one step is spread over {needs.devices}"
+        needed = "a block needs" if needs.devices > node.num_devices else "one step is spread over"
+        return f"has {node.num_devices} device{plural}, and {needed} {needs.devices}"
     return None
 
 

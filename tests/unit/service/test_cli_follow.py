@@ -10,7 +10,7 @@ from tests.public_rows import ablation_row, trial_row
 NODE: dict[str, Any] = {
     **dict.fromkeys(("id", "name", "node_class", "code_digest", "registered_at", "seen_at"), "x"),
     **dict.fromkeys(("quarantined_reason", "stopped_by", "stopped_at", "lanes", "public_key")),
-    **{"health": "live", "state": "works", "devices": [], "versions": {}, "lacks": [], "runs": []},
+    **{"health": "live", "state": "works", "devices": [], "devices_free": 0, "versions": {}, "lacks": [], "runs": []},
 }
 
 

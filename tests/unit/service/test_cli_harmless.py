@@ -51,13 +51,14 @@ def _node(text: str) -> NodePublic:
         stopped_at="2026-11-20T00:00:00Z",
         lanes={"cuda": text},
         devices=[],
+        devices_free=0,
         versions={},
         code_digest="sha256:c",
         lacks=[text],
         public_key=None,
         registered_at="2026-11-22T00:00:00.000Z",
         seen_at="2026-11-22T00:00:00.000Z",
-        runs=[NodeRuns(ablation="abl_1", name=text, block_index=0, arms=[text])],
+        runs=[NodeRuns(ablation="abl_1", name=text, block_index=0, devices=1, arms=[text])],
     )
 
 

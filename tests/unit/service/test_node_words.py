@@ -28,6 +28,7 @@ def node(**changes: Any) -> NodePublic:
         "health": "live",
         "state": "works",
         "devices": [DeviceInfo(index=0, name="x", memory_bytes=1, serial=SERIAL)],
+        "devices_free": 1,
         "code_digest": "sha256:c",
         "registered_at": "2026-11-22T00:00:00.000Z",
         "seen_at": "2026-11-22T00:00:00.000Z",

@@ -98,6 +98,13 @@ def test_a_commit_is_an_arm_of_the_same_repository() -> None:
         ({"variants": {"x": {"args": []}}}, "#/variants/x", "the same configuration as the baseline"),
         ({"variants": {"x": {"code": {"commit": "9c1b77e"}}}}, "#/variants/x/code", "needs workload.code"),
         ({"placement": {"node_class": "tpu-v6e"}}, "#/placement/node_class", "commands do not run"),
+        ({"placement": {"node_class": "cpu", "devices": 2}}, "#/placement/devices", "'cpu'; allowed: 1"),
+        ({"placement": {"node_class": "h200", "devices": 9}}, "#/placement/devices", "allowed: 1, 2, 3"),
+        (
+            {"verdict__require": [{"metric": "peak_driver_gib", "max_value": 8}]},
+            "#/verdict/require/0/metric",
+            "which has no GPU",
+        ),
         (
             {"verdict": {"primary": {"metric": "compile_s", "margin": "1%"}}},
             "#/verdict/primary/metric",
@@ -123,6 +130,7 @@ def test_a_wrong_command_is_refused_with_its_place(changes: dict[str, Any], wher
         ({"workload__env": {"A": "1"}}, "#/workload"),
         ({"baseline__args": ["a"]}, "#/baseline/args"),
         ({"variants": {"x": {"args": ["a"]}}}, "#/variants/x"),
+        ({"placement": {"node_class": "h100", "devices": 2}, "baseline": {}}, "#/placement/devices"),
     ],
 )
 def test_a_recipe_takes_nothing_of_a_command(changes: dict[str, Any], where: str) -> None:

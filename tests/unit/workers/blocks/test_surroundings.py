@@ -7,7 +7,7 @@ import time
 import psutil
 
 from experiments.records.receipts import DeviceEvents, ForeignProcess
-from workers.blocks.surroundings import MOST, busiest, changes, process_times
+from workers.blocks.surroundings import MOST, busiest, changes, process_times, worst_of
 from workers.devices.probe_types import DeviceState
 
 
@@ -73,3 +73,34 @@ def test_busiest_subtracts_sorts_and_excludes() -> None:
     assert len(busiest(before, after)) == MOST
     assert [process.pid for process in busiest(before, after, exclude={5, 3})] == [2, 1]
     assert busiest(after, after) == ()
+
+
+def test_events_of_several_devices_against_a_plain_loop() -> None:
+    """The longest slow-down, all errors and all processes; a number that one device lacks is unknown."""
+    draw = random.Random(20261126)  # noqa: S311
+    for _ in range(300):
+        events = [
+            DeviceEvents(
+                sw_power_cap=draw.choice([None, draw.random()]),
+                sw_thermal_slowdown=draw.random(),
+                hw_thermal_slowdown=draw.choice([0.0, draw.random()]),
+                hw_power_brake=0.0,
+                ecc_uncorrected=draw.randrange(3),
+                foreign_processes=tuple(draw.sample(range(9), draw.randint(0, 3))),
+            )
+            for _ in range(draw.randint(1, 8))
+        ]
+        worst = worst_of(events)
+        assert worst is not None
+        caps = [one.sw_power_cap for one in events]
+        assert worst.sw_power_cap == (None if None in caps else max(cap for cap in caps if cap is not None))
+        assert worst.sw_thermal_slowdown == sorted(one.sw_thermal_slowdown or 0.0 for one in events)[-1]
+        assert worst.hw_thermal_slowdown == sorted(one.hw_thermal_slowdown or 0.0 for one in events)[-1]
+        total = 0
+        everybody: set[int] = set()
+        for one in events:
+            total += one.ecc_uncorrected or 0
+            everybody |= set(one.foreign_processes or ())
+        assert worst.ecc_uncorrected == total
+        assert worst.foreign_processes == tuple(sorted(everybody))
+        assert worst_of([*events, None]) is None
