@@ -249,15 +249,14 @@ def _git(folder: Path, *arguments: str, separator: str = "\0") -> Iterator[str]:
     if shutil.which("git") is None:
         raise CodeArchiveError(f"{str(folder)!r} is in a git work tree, but git is not installed here")
     without = ("env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE")  # a hook's: of its repository
-    settings = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false")
-    command = [*without, "git", *settings, "-C", str(folder), *arguments]
+    command = [*without, "git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, check=True, capture_output=True, timeout=_GIT_S)
     except subprocess.TimeoutExpired as error:
         raise CodeArchiveError(f"git did not list the files of {str(folder)!r} within {_GIT_S:.0f} s") from error
     except subprocess.CalledProcessError as error:
         reason = error.stderr.decode(errors="replace").strip()[-300:]
-        raise CodeArchiveError(f"git cannot list the files of {str(folder)!r}: {reason}") from error
+        raise CodeArchiveError(f"git cannot read {str(folder)!r}: {reason}") from error
     return iter([part for part in os.fsdecode(done.stdout).split(separator) if part])
 
 

@@ -23,10 +23,23 @@ from service.store.ablations import code_archives
 from service.store.ablations.code_archives import CodeRetention, drop_oldest, lacking, totals, use_archives
 from service.store.session import Store
 from service.store.tables import ablations, code_pieces, code_uses, db_now
-from tests.api_stack import BOTH, Api, api_fixture, migrated_url, running_api, served_api, settings_for
+from tests.api_stack import (
+    ADMIN,
+    BOTH,
+    WORKER,
+    Api,
+    api_fixture,
+    bearer,
+    migrated_url,
+    running_api,
+    served_api,
+    settings_for,
+)
 from tests.factories import command_values
+from tests.ports import free_port
 from tests.programs import write_program
-from tests.waiting import at_once
+from tests.service_process import API, is_up, service_process
+from tests.waiting import at_once, until
 
 DAY_S = 86_400.0
 GZIP = {"Content-Type": "application/gzip"}
@@ -343,3 +356,38 @@ def test_the_client_sends_a_folder_once(tmp_path: Path, monkeypatch: pytest.Monk
             assert f'code: {{archive: "{digest}"}}   # the folder beside this file' in stored
             assert f'again: {{code: {{archive: "{digest}"}}, args: [y]}}' in stored
             assert client.ablations.plan(spec).spec_digest == first.spec_digest
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_process_that_is_killed_during_uploads_leaves_whole_archives_only(kind: str, tmp_path: Path) -> None:
+    url, ports = migrated_url(kind, tmp_path), [free_port(), free_port()]
+    own = {"home": tmp_path, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
+    contents = [content_of(number, 8_000_000) for number in range(4)]
+
+    def send(port: int, content: bytes) -> int:
+        headers = {**bearer(ADMIN), **GZIP}
+        address = f"http://127.0.0.1:{port}/v1/code:upload"
+        try:
+            with httpx.Client(trust_env=False, timeout=60) as client:
+                answer = client.post(address, params={"digest": digest_of(content)}, content=content, headers=headers)
+                return answer.status_code
+        except httpx.TransportError:
+            return 0
+
+    with ExitStack() as running:
+        processes = [
+            running.enter_context(service_process(API, tmp_path / f"log-{port}", port=port, **own)) for port in ports
+        ]
+        until(lambda: all(is_up(f"http://127.0.0.1:{port}") for port in ports), what="both processes are up")
+        killer = threading.Timer(0.3, processes[0].kill)
+        killer.start()
+        first = at_once(lambda number: send(ports[0], contents[number]), 4)
+        assert set(first) <= {0, 200}
+        second = at_once(lambda number: send(ports[1], contents[number]), 4)
+        assert second == [200] * 4
+    store = Store(url)
+    with store.read() as connection:
+        assert totals(connection) == (4, 32_000_000)
+    for content in contents:
+        assert b"".join(code_archives.read_pieces(store, digest_of(content))) == content
+    store.close()
