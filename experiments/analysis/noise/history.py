@@ -17,6 +17,8 @@ import scipy
 from experiments.analysis.noise.history_series import MIN_POINTS, AnchorDrift, HistoryPoint, HistorySeries, LevelChange
 from experiments.analysis.statistics import percent
 from experiments.design.metrics import find_metric, has_metric
+from experiments.design.trainable import trainable
+from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, held_by, read_named
@@ -67,7 +69,7 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
                     at=own[0].started_at,
                     value=statistics.geometric_mean(values),
                     trials=len(values),
-                    code=own[0].digests.code,
+                    code=_code_of(own[0]),
                     data=own[0].digests.data,
                 ),
             )
@@ -76,7 +78,20 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
 def _place(receipt: Receipt) -> tuple[str, str, str]:
     where = receipt.environment
     names = (serial or f"{where.node_name}: {name}" for name, serial in held_by(where))
-    return where.node_class, " + ".join(names), receipt.digests.arm
+    return where.node_class, " + ".join(names), _configuration(receipt)
+
+
+def _configuration(receipt: Receipt) -> str:
+    """Return the digest of the configuration that a series has: all versions of sent code are one series."""
+    if trainable(receipt.config).archive is None:
+        return receipt.digests.arm
+    return digest({name: value for name, value in receipt.config.items() if name not in {"code", "seed"}})
+
+
+def _code_of(receipt: Receipt) -> str:
+    """Return the digest of the code that ran: ours, and the program's."""
+    own = receipt.digests.code
+    return own if receipt.program is None else digest([own, receipt.program.code])
 
 
 def _series(metric: str, key: tuple[str, str, str], points: Sequence[HistoryPoint], better: _Better) -> HistorySeries:

@@ -17,7 +17,7 @@ class HistoryPoint(Frozen):
     """Geometric mean over its trials, in the metric's unit."""
     trials: int
     code: str
-    """Digest of the code that ran."""
+    """Digest of the code that ran, a program's included."""
     data: str
     """Digest of the dataset: files of a corpus may change while its name stays."""
 

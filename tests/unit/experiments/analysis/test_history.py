@@ -3,7 +3,9 @@ import pytest
 
 from experiments.analysis.noise.history import BaselineRun, find_changes, history_of, scatter
 from experiments.analysis.noise.history_series import MIN_POINTS
+from experiments.design.program import ProgramConfig, program_json
 from experiments.outcomes import Outcome
+from experiments.records.program_report import ProgramReport
 from experiments.records.receipts import Receipt
 from tests.factories import make_plan, make_receipt
 
@@ -104,3 +106,21 @@ def test_other_devices_and_what_did_not_measure_stand_apart() -> None:
     found = history_of("tokens_per_s", [here, there, oom])
     assert sorted(len(series.points) for series in found) == [1, 1]
     assert {series.device for series in found} == {"other", found[0].device, found[1].device}
+
+
+def program_run(number: int, letter: str, code: object) -> BaselineRun:
+    """A run of a command whose code has the digest of `letter`, in a folder or an archive."""
+    config = program_json(ProgramConfig(command=("a",), code=code, seed=number))  # type: ignore[arg-type]
+    report = ProgramReport(argv=("a",), code=f"sha256:{letter * 64}", ranks=1, exit_code=0)
+    one = run(number, 5000 * (0.9 if letter == "b" else 1) * (1 + (number * 7 % 5) / 1000))
+    receipts = tuple(made.model_copy(update={"config": config, "program": report}) for made in one.receipts)
+    return one.model_copy(update={"receipts": receipts})
+
+
+def test_versions_of_sent_code_are_one_series_that_says_when_the_code_changed() -> None:
+    sent = [program_run(n, "ab"[n >= 12], {"archive": f"sha256:{'12'[n >= 12] * 64}"}) for n in range(20)]
+    (series,) = history_of("tokens_per_s", sent)
+    assert [(change.ablation, change.difference) for change in series.changes] == [("abl_012", "other code, same data")]
+    on_node = [program_run(n, "ab"[n >= 12], "/srv/lab") for n in range(20)]
+    ((change,),) = (series.changes for series in history_of("tokens_per_s", on_node))
+    assert change.difference == "other code, same data"
