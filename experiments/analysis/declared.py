@@ -1,23 +1,32 @@
 """Declared metrics: numbers that a program reports, and values of theirs that no test of a ratio can judge."""
 
 from experiments.analysis.evidence import Evidence
+from experiments.analysis.statistics import MOST_APART, log_of_ratio
 from experiments.block_numbers import block_name
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome
-from experiments.records.receipts import read_named
+from experiments.records.receipts import Receipt, read_named
 
 
 def no_ratio(evidence: Evidence, name: str) -> str | None:
-    """Name the first measured value of a declared metric that is not above zero; None without one."""
+    """Name the first measured values of a declared metric that have no ratio; None without any."""
     if name in METRICS:
         return None
     for pair in evidence.pairs:
-        for receipt in (pair.variant, pair.baseline):
-            value = read_named(name, receipt)
-            if receipt.outcome is Outcome.MEASURED and value is not None and not value > 0:
-                where = f"{block_name(pair.block_index)}, arm '{receipt.arm}'"
-                return f"{where}: {name} is {value:g}, and a margin in percent needs numbers above zero"
+        values = {one.arm: read_named(name, one) for one in (pair.variant, pair.baseline) if _measured(one)}
+        present = {arm: value for arm, value in values.items() if value is not None}
+        bad = next((arm for arm, value in present.items() if not value > 0), None)
+        where = block_name(pair.block_index)
+        if bad is not None:
+            return f"{where}, arm '{bad}': {name} is {present[bad]:g}, and a margin in percent needs numbers above zero"
+        if len(present) == 2 and log_of_ratio(*present.values()) is None:
+            both = " and ".join(f"{value:g}" for value in present.values())
+            return f"{where}: {name} is {both}, more than a factor of {MOST_APART:g} apart"
     return None
+
+
+def _measured(receipt: Receipt) -> bool:
+    return receipt.outcome is Outcome.MEASURED
 
 
 def one_value(evidence: Evidence, name: str) -> str | None:

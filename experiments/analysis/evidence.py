@@ -1,6 +1,5 @@
 """Evidence: the receipts of an ablation as pairs of a variant and the baseline, and reasons to exclude a variant."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from experiments.analysis.guards import (
     receipt_problems,
     unchanged_kernels,
 )
+from experiments.analysis.statistics import log_of_ratio
 from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gate import Claim
@@ -46,7 +46,7 @@ class Pair:
         if not all(receipt.outcome is Outcome.MEASURED for receipt in (self.variant, self.baseline)):
             return None
         own, other = (read_named(metric, receipt) for receipt in (self.variant, self.baseline))
-        return math.log(own / other) if own and other and own > 0 and other > 0 else None
+        return log_of_ratio(own, other)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,11 +187,24 @@ def _count_flip_p(sizes: tuple[int, ...], observed: int) -> float:
     return math.fsum(chance for total, chance in chances.items() if abs(total) >= observed)
 
 
+MOST_APART = 1e6
+"""Two numbers further apart than this factor have no ratio that statistics can use."""
+_MOST_LOG = 600.0
+
+
+def log_of_ratio(own: float | None, other: float | None) -> float | None:
+    """Return ln(own / other); None unless both are above zero and not too far apart."""
+    if own is None or other is None or not (own > 0 and other > 0):
+        return None
+    ratio = own / other
+    return math.log(ratio) if 1 / MOST_APART < ratio < MOST_APART else None
+
+
 def percent(log_ratio: float) -> float:
-    """Return a log ratio as percent change."""
-    return 100 * math.expm1(log_ratio)
+    """Return a log ratio as percent change, cut where a float or a document ends."""
+    return 100 * math.expm1(min(log_ratio, _MOST_LOG))
 
 
 def log_ratio(change_pct: float) -> float:
-    """Return a percent change as log ratio."""
-    return math.log1p(change_pct / 100)
+    """Return a percent change as log ratio; a rounded -100 % is the largest loss that a float can tell from it."""
+    return math.log1p(max(change_pct / 100, -1 + 2**-53))

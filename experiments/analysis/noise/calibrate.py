@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 
 from experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
+from experiments.analysis.statistics import log_of_ratio
 from experiments.design.aa_spec import REPEAT, SENTINEL
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.plan import Plan
@@ -107,13 +108,13 @@ def aa_blocks_of(
         return
     by_block: dict[int, dict[str, Receipt]] = {}
     for receipt in receipts:
-        value = read_named(_measured_by(spec), receipt) or 0.0
-        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat} and value > 0:
+        if receipt.outcome is Outcome.MEASURED and receipt.arm in {BASELINE, repeat}:
             by_block.setdefault(receipt.ids.block_index, {})[receipt.arm] = receipt
     for index in sorted(by_block):
         pair = by_block[index]
         if len(pair) == 2 and not _guards_hit(plan, tuple(pair.values())):
-            yield key_of(spec, pair[BASELINE]), _block(spec, pair[BASELINE], pair[repeat], source)
+            block = _block(spec, pair[BASELINE], pair[repeat], source)
+            yield from [] if block is None else [(key_of(spec, pair[BASELINE]), block)]
 
 
 def _repeat_of(plan: Plan, spec: AblationSpec) -> tuple[str | None, Source]:
@@ -127,15 +128,18 @@ def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
     return bool(block_problems(pair)) or any(receipt_problems(receipt, plan) for receipt in pair)
 
 
-def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock:
+def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock | None:
     metric = _measured_by(spec)
-    own, other = (read_named(metric, receipt) or math.nan for receipt in (repeat, baseline))
+    own, other = (read_named(metric, receipt) or 0.0 for receipt in (repeat, baseline))
+    difference = log_of_ratio(own, other)
+    if difference is None:
+        return None
     return AABlock(
         ablation=baseline.ids.ablation,
         block_index=baseline.ids.block_index,
         source=source,
         started_at=min(baseline.started_at, repeat.started_at),
-        difference=math.log(own / other),
+        difference=difference,
         place=repeat.ids.position - baseline.ids.position,
         log_rate=(math.log(own) + math.log(other)) / 2,
         clock_mhz=median_clock_mhz((baseline, repeat)),

@@ -19,6 +19,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, make_plan
 from experiments.design.power import ALPHA, FIRST_SHARE
 from experiments.design.spec import AblationSpec
+from experiments.digest import canonical_json
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.calibration import Ledger
 from experiments.records.circumstances import Admission, Circumstances
@@ -129,6 +130,34 @@ def test_values_without_a_ratio_get_a_named_cause(own: float, base: float, requi
     assert "block 4, arm " in variant.reason
     assert sentences.sentence(verdict, variant).startswith("Not decided: no ratio: block 4")
     assert lay_out(verdict).variants[0].why == ""
+
+
+HOSTILE = [0.0, -0.0, 5e-324, 1e-308, 1e-99, 1e-30, 0.5, 1.0, 1e30, 1e99, 1.7e308, -1.0, -1.7e308]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_reported_number_stops_judge_pages_calibration_or_history(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spec, plan = plan_of(verdict__require=[{"metric": "val_bpb", "margin": "1%"}])
+    pool = rng.choice(HOSTILE, 3) if seed % 2 else [1e-3, 1.0, 1e2]
+    values = {(b.index, arm): {"val_bpb": float(rng.choice(pool))} for b in plan.blocks for arm in b.order}
+    verdict = judged(spec, plan, values)
+    variant = only(verdict)
+    assert lay_out(verdict).tables
+    verdict.model_dump_json()
+    canonical_json(verdict.model_dump(mode="json"))
+    pairs = [(values[i, "fused"]["val_bpb"], values[i, "baseline"]["val_bpb"]) for i in range(6)]
+    usable = all(own > 0 and base > 0 and 1e-6 < own / base < 1e6 for own, base in pairs)
+    assert (variant.cause is Cause.NO_RATIO) is not usable
+    aa, aa_plan = aa_of(spec)
+    noise = {(b.index, arm): {"val_bpb": float(rng.choice(pool))} for b in aa_plan.blocks for arm in b.order}
+    receipts = program_receipts(aa_plan, noise)
+    for calibration in calibrations_of(aa_plan, aa, receipts):
+        canonical_json(calibration.model_dump(mode="json"))
+        list(standing_problems(calibration, seconds(calibration.measured_at)))
+    runs = [BaselineRun(ablation=f"abl_{n}", name="run", receipts=(one,)) for n, one in enumerate(receipts)]
+    for series in history_of("val_bpb", runs):
+        canonical_json(series.model_dump(mode="json"))
 
 
 def test_a_number_that_ignores_the_seed_proves_nothing() -> None:

@@ -1,0 +1,122 @@
+"""A declared metric that decides, on the page, in the terminal, in Markdown and in MLflow."""
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from experiments.analysis.judge import judge
+from experiments.outcomes import AblationState, TrialState
+from experiments.records.circumstances import CALIBRATED
+from experiments.reporting.mlflow.parent import parent
+from experiments.reporting.mlflow.runs import children
+from experiments.reporting.pages.report import render
+from experiments.reporting.terminal.markdown import verdict_markdown
+from experiments.reporting.view import AblationView, TrialView
+from service.cli import verdict_tables
+from tests.program_receipts import plan_of, program_receipts
+
+
+def view_of(better: str, *, effect: float = -0.05, zero: bool = False) -> AblationView:
+    """Return a completed ablation whose variant has exp(effect) times the baseline's number."""
+    spec, plan = plan_of(
+        workload__metrics={"val_bpb": {"better": better}},
+        verdict__require=[{"metric": "val_bpb", "margin": "1%"}],
+    )
+    rng = np.random.default_rng(1)
+    values: dict[Any, Any] = {
+        (block.index, arm): {
+            "val_bpb": math.exp(rng.normal(0, 0.001) + (effect if arm == "fused" else 0)) + block.seed / 50,
+            "odd name!": 3.0,
+        }
+        for block in plan.blocks
+        for arm in block.order
+    }
+    if zero:
+        values[2, "fused"]["val_bpb"] = 0.0
+    receipts = program_receipts(plan, values)
+    return AblationView(
+        ablation_id="abl_1",
+        name=spec.ablation,
+        question=spec.question,
+        state=AblationState.COMPLETED,
+        created_at="2026-11-20T09:28:11Z",
+        spec_text='{"workload": {}}',
+        content_type="application/json",
+        spec_digest=spec.digest,
+        plan=plan,
+        verdict=judge(plan, spec, receipts, CALIBRATED),
+        trials=tuple(
+            TrialView(
+                trial_id=one.ids.trial,
+                block_index=one.ids.block_index,
+                arm=one.arm,
+                position=one.ids.position,
+                state=TrialState.DONE,
+                attempt_id=one.ids.attempt,
+                receipt=one,
+            )
+            for one in receipts
+        ),
+    )
+
+
+def terminal(view: AblationView) -> str:
+    assert view.verdict is not None
+    console = Console(width=160, file=io.StringIO(), force_terminal=False)
+    console.print(verdict_tables.verdict(view.verdict))
+    for line in verdict_tables.explanation(view.verdict):
+        console.print(line)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("better", "word", "decision", "result"),
+    [("lower", "better", "adopt", "passed"), ("higher", "worse", "reject", "FAILED")],
+)
+def test_every_medium_says_the_direction(better: str, word: str, decision: str, result: str) -> None:
+    view = view_of(better)
+    assert view.verdict is not None
+    page, text, markdown = render(view), terminal(view), verdict_markdown(view.verdict)
+    for medium in (page, text, markdown):
+        assert "val_bpb is " in medium
+        assert "lower" in medium
+        assert decision in medium
+    assert "val_bpb decides over 6 blocks" in page
+    assert "val_bpb lower by " in page
+    assert "proved to be worse than the baseline&#39;s by less than 1%" in page
+    assert f"{result}" in text
+    assert view.answer is not None
+    assert view.answer.rule.adopt_from_pct == (-1.5 if better == "lower" else 1.5)
+    runs = {run.identity: run for run in children(view)}
+    assert runs["arm/fused"].tags["ablation.metric"] == "val_bpb"
+    assert runs["arm/fused"].tags["ablation.verdict"] == word
+    trial = next(run for name, run in runs.items() if name.startswith("trl_0_fused"))
+    values = {point.key: point.value for point in trial.points}
+    assert values["reported/odd name_"] == 3.0
+    assert 0.9 < values["val_bpb"] < 1.1
+    assert len([point for point in runs["arm/fused"].points if point.key == "difference_pct"]) == 6
+    assert parent(view, page).tags["ablation.metric"] == "val_bpb"
+
+
+def test_a_value_without_a_ratio_is_named_everywhere() -> None:
+    view = view_of("lower", zero=True)
+    assert view.verdict is not None
+    words = "no ratio: block 3, arm 'fused': val_bpb is 0, and a margin in percent needs numbers above zero"
+    assert words in terminal(view)
+    assert words in verdict_markdown(view.verdict)
+    assert words.replace("'", "&#39;") in render(view)
+    assert view.verdict.variants[0].requirements[0].undecided
+    assert "not proved" in terminal(view)
+    assert [run.tags["ablation.cause"] for run in children(view) if run.identity == "arm/fused"] == ["no ratio"]
+
+
+def test_an_effect_between_the_margins_is_neither_met_nor_broken() -> None:
+    variant = view_of("lower", effect=0.0105).verdict.variants[0]  # type: ignore[union-attr]
+    (required,) = variant.requirements
+    assert (required.passed, required.undecided) == (False, True)
+    assert "neither proved nor disproved" in required.detail
+    assert any(note.startswith("requirement not decided: val_bpb worse by less than 1 %") for note in variant.notes)
