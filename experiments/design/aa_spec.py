@@ -65,8 +65,10 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         values["limits"]["priority"] = 0
     if like.verdict.primary.exact:
         values["verdict"]["primary"] = _THROUGHPUT
-    pattern = values["workload"].pop("require_kernels", {}).get(BASELINE)
-    if pattern is not None:
+    patterns = values["workload"].pop("require_kernels", {})
+    if patterns:  # the profiled step is a part of the process's time
+        values["workload"]["profile"] = True
+    if (pattern := patterns.get(BASELINE)) is not None:
         values["workload"]["require_kernels"] = {BASELINE: pattern, REPEAT: pattern}
     text = _yaml(values)
     problems = resolve(parse_spec(text, CONTENT_TYPE)).problems

@@ -282,6 +282,7 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
     assert not plan.profile
     again = parse_spec(calibration_spec(parse(made), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
     assert not again.workload.require_kernels
+    assert make_plan(again).baseline.digest == plan.baseline.digest
     both = values(workload__require_kernels={"baseline": "gemm"})
     again = parse_spec(calibration_spec(parse(both), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
     assert again.workload.require_kernels == {"baseline": "gemm", "repeat": "gemm"}
