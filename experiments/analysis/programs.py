@@ -17,6 +17,7 @@ MOST_CHANGES = 25
 """Kernels of a variant in its verdict; receipts and MLflow have all of them."""
 _WHOLE = (Outcome.MEASURED, Outcome.REFUSED)
 """Outcomes of trials that may have a profiled step: a refused one shows what ran in place of the required kernel."""
+_RANKS_SHOWN = 8
 _NAMED = 2
 """Kernels that a note names."""
 
@@ -70,6 +71,15 @@ def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     for arm, receipts in (("variant", evidence.receipts), ("baseline", [pair.baseline for pair in evidence.pairs])):
         if _ignores_seed(receipts):
             yield f"two seeds of the {arm} have bit-identical losses: the program may ignore its seed"
+        unequal = next((tokens for receipt in receipts if len(set(tokens := _tokens_of_ranks(receipt))) > 1), None)
+        if unequal is not None:
+            shown = ", ".join(f"{count:,}" for count in unequal[:_RANKS_SHOWN])
+            yield f"ranks of the {arm} reported unequal tokens: {shown}; one may count its own share wrongly"
+
+
+def _tokens_of_ranks(receipt: Receipt) -> tuple[int, ...]:
+    measured = receipt.outcome is Outcome.MEASURED and receipt.program is not None
+    return (receipt.program.rank_tokens or ()) if measured and receipt.program else ()
 
 
 def _ignores_seed(receipts: Sequence[Receipt]) -> bool:
