@@ -24,7 +24,7 @@ _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 """System calls; their numbers are the same on every machine."""
 _GET_ABI = 1
 _RULE_PATH_BENEATH = 1
-_SCOPE_SOCKETS_AND_SIGNALS = 0b11
+_SCOPE_SOCKETS, _SCOPE_SIGNALS = 0b01, 0b10
 _SCOPES_FROM = 6
 """Landlock's first version that keeps signals and abstract sockets inside."""
 _PR_SET_NO_NEW_PRIVS = 38
@@ -84,12 +84,24 @@ def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None) 
     supported = ~FileRight(0)
     for right, since in _SINCE.items():
         supported &= ~right if version < since else ~FileRight(0)
-    scopes = _SCOPE_SOCKETS_AND_SIGNALS if version >= _SCOPES_FROM else 0
-    attributes = struct.pack("=QQQ", supported, 0, scopes)
+    _restrict(rules, supported, _SCOPE_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPES_FROM else 0)
+
+
+def keep_apart() -> None:
+    """Let this process and its later children neither trace, inspect nor signal the process that started it.
+
+    It keeps all rights on files. Before version 6 it may still signal. Raises IsolationFailed as `drop_rights`.
+    """
+    _restrict({}, _DEVICE_FILES, _SCOPE_SIGNALS if landlock_version() >= _SCOPES_FROM else 0)
+
+
+def _restrict(rules: Mapping[Path, FileRight], handled: FileRight, scopes: int) -> None:
+    """Enter a domain of Landlock that refuses the rights `handled` outside of `rules`."""
+    attributes = struct.pack("=QQQ", handled, 0, scopes)
     ruleset = _call("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     try:
         for path, rights in rules.items():
-            _add_rule(ruleset, path, rights & supported)
+            _add_rule(ruleset, path, rights & handled)
         keep_privileges_out()
         _call("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
     finally:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
@@ -31,6 +31,7 @@ from experiments.runtime.processes import descendants_of, die_with_parent, end_a
 from model.errors import DataError
 from model.measurements import Step
 from workers.environment_variables import outside_variables
+from workers.kernel_limits import keep_apart
 from workers.processes import failures
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.ranks import ProgramRank, rank_problem
@@ -209,7 +210,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     argv = argv_of(config, out=str(out))
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
-    with receiver, steps_file as steps, order.paths.log.open("ab") as log:
+    with receiver, steps_file as steps, order.paths.log.open("a+b") as log:
         try:
             process = subprocess.Popen(
                 argv,
@@ -218,17 +219,17 @@ def run_program(order: TrialOrder) -> TrialResult:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(_begin, apart=order.isolation is not None),
             )
         except OSError as error:
             raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
         _collect(process, receiver, _Progress(config, steps, marks, load, samples))
-    process_s = time.monotonic() - began
-    load.process_ended()
-    end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+        process_s = time.monotonic() - began
+        load.process_ended()
+        end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+        end = _end_of(log)  # the open file, because the program may have removed its name
     shutil.rmtree(folder, ignore_errors=True)
     order.paths.make_room(order.paths.result)
-    end = _end_of(order.paths.log)
     peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
     ended = _Ended(
         exit_code=process.returncode,
@@ -248,6 +249,13 @@ def run_program(order: TrialOrder) -> TrialResult:
     if failure is not None:
         extra |= {"failure_class": failure[0], "message": failure[1]}
     return result.model_copy(update=extra)
+
+
+def _begin(*, apart: bool) -> None:
+    """Run in the process of the program, before it: end with the trial's process, which it can then not change."""
+    die_with_parent()
+    if apart:
+        keep_apart()
 
 
 def _own_folder(order: TrialOrder) -> Path:
@@ -406,10 +414,10 @@ def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None
     return resident, resident
 
 
-def _end_of(log: Path) -> bytes:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-        return file.read()
+def _end_of(log: BinaryIO) -> bytes:
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - _LOG_BYTES))
+    return log.read(_LOG_BYTES)
 
 
 def _last_line(end: bytes) -> str:
@@ -450,7 +458,7 @@ def _failure(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> tuple
     """Return the failure class of a program's end and why; None for a whole measurement."""
     if marks.failed is not None:
         kind, message = marks.failed
-        text = f"the program raised {kind}: {message}"
+        text = printable(" ".join(f"the program raised {kind}: {message}".split()))
         memory = kind.rpartition(".")[2] in _OOM or failures.names_memory(message)
         return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[:2000]
     if ended.exit_code < 0:
