@@ -245,8 +245,9 @@ def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
     plan = plan_file.plan
     if node.node_class.name != plan.node_class:
         yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
-    if len(node.devices.devices) < plan.devices:
-        yield f"this node has {len(node.devices.devices)} devices; the plan asks for {plan.devices}"
+    there = len(node.devices.devices)
+    if there < plan.busy_devices or plan.devices not in node.node_class.spreads(there):
+        yield f"this node has {there} devices; the plan asks for {plan.devices}"
     problems = differences(plan_file)
     yield from problems
     if problems:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.nvidia_smi import put_gpus
 from tests.own_packages import OwnPackages, own_packages
 from workers import doctor, isolation
 from workers.devices.node_health import free_gib_at
@@ -80,3 +81,14 @@ def test_the_doctor_names_recipes_of_packages_and_why_one_cannot_be_used(own_pac
     assert not checks["recipe broken"].passed
     assert not checks["recipe broken"].needed
     assert "no such luck" in checks["recipe broken"].detail
+
+
+def test_the_doctor_says_how_many_devices_a_command_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_gpus(tmp_path, monkeypatch)
+    for visible, words in ((None, "a command may use up to 2 of them"), ("1", "140.4 GiB)")):
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found = doctor._devices(Settings(home=tmp_path, node_class="h200"))
+        assert found.passed
+        assert found.detail.endswith(words), found.detail
+    assert "command" not in doctor._devices(Settings(home=tmp_path, node_class="cpu")).detail

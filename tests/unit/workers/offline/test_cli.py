@@ -27,6 +27,30 @@ def test_refusals_other_node_class_and_too_few_devices(node: Node) -> None:
     assert found[1] == "this node has 0 devices; the plan asks for 1"
 
 
+@pytest.mark.parametrize(
+    ("name", "there", "wanted", "fits"),
+    [
+        ("h100", 2, 2, True),
+        ("h100", 4, 2, True),
+        ("h100", 1, 2, False),
+        ("tpu-v6e", 4, 4, True),
+        ("tpu-v6e", 8, 4, False),
+        ("xla-cpu", 1, 8, True),
+        ("tpu-v6e-compile", 1, 16, True),
+        ("tpu-v6e", 0, 1, False),
+    ],
+)
+def test_refusals_count_real_devices_and_leave_virtual_ones(
+    node: Node, name: str, there: int, wanted: int, fits: bool
+) -> None:
+    file = make_file()
+    file = file.model_copy(update={"plan": file.plan.model_copy(update={"node_class": name, "devices": wanted})})
+    devices = tuple(node.devices.first.model_copy(update={"index": index}) for index in range(there))
+    other = replace(node, devices=replace(node.devices, node_class=NODE_CLASSES[name], devices=devices))
+    said = f"this node has {there} devices; the plan asks for {wanted}"
+    assert (said not in list(refusals(file, other))) == fits
+
+
 def test_refusals_plan_of_other_code(node: Node) -> None:
     file = make_file()
     other = file.model_copy(update={"spec_text": file.spec_text.replace('"order_seed": 7', '"order_seed": 8')})
