@@ -6,7 +6,7 @@ from typing import Any
 from experiments.design.gate import show
 from experiments.design.packages import PackageRecipe, Value, installed, recipe_names
 from experiments.design.problems import listed, nearest, pointer, shown
-from experiments.design.program import PackageSettings, ProgramConfig, marked_steps, needs_of, program_json
+from experiments.design.program import PackageSettings, ProgramConfig, kernel_problems, program_json, shared_fields
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE
@@ -36,6 +36,7 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
             yield SpecProblem(pointer=where, detail=detail, hint=hint or nearest(name, recipe.overrides))
         elif allowed := override.problem(value, recipe.config[name]):
             yield SpecProblem(pointer=where, detail=f"override '{name}' is {shown(value)}; allowed: {allowed}")
+    yield from kernel_problems(spec)
     yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")
     for name, own in spec.variants.items():
         yield from _gate_problems(own.gates or {}, recipe, "variants", name, "gates")
@@ -64,7 +65,7 @@ def package_arms(
     arms = {BASELINE: base, **{name: {**base, **(own.gates or {})} for name, own in spec.variants.items()}}
     for name, values in arms.items():
         try:
-            config = _config(spec, recipe, values)
+            config = _config(spec, recipe, name, values)
         except Exception as error:  # functions of the package
             place = ("baseline",) if name == BASELINE else ("variants", name)
             detail = f"recipe '{recipe.name}' refuses these values: {error}"
@@ -75,7 +76,7 @@ def package_arms(
         yield name, {gate: values[gate] for gate in recipe.gates}, plain
 
 
-def _config(spec: AblationSpec, recipe: PackageRecipe, values: Mapping[str, Value]) -> ProgramConfig:
+def _config(spec: AblationSpec, recipe: PackageRecipe, arm: str, values: Mapping[str, Value]) -> ProgramConfig:
     if recipe.check is not None:
         recipe.check(dict(values))
     package = PackageSettings(
@@ -91,11 +92,9 @@ def _config(spec: AblationSpec, recipe: PackageRecipe, values: Mapping[str, Valu
     )
     return ProgramConfig(
         command=("python", "-m", "ablate", recipe.train),
-        profile=spec.workload.profile,
-        needs=needs_of(spec.verdict.primary.metric),
-        steps=marked_steps(warmup=spec.workload.steps.warmup, timed=spec.workload.steps.timed),
-        devices=spec.placement.devices,
+        requires_kernel=spec.workload.require_kernels.get(arm),
         package=package,
+        **shared_fields(spec),
     )
 
 

@@ -68,6 +68,8 @@ class ProgramConfig:
     """A Python environment that the node's operator has named."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Better direction of each declared metric."""
+    lines: Annotated[Mapping[str, str], Field(exclude_if=lambda value: not value)] = field(default_factory=dict)
+    """Of metrics that the program prints: the line with {} in place of the number."""
     profile: bool = False
     requires_kernel: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
     """Pattern that the name of a kernel in the profiled step must have; None for any table."""
@@ -142,21 +144,29 @@ def lane_of(config: Mapping[str, Any]) -> str:
     return COMMAND if environment is None else f"{COMMAND}:{environment}"
 
 
+def shared_fields(spec: AblationSpec) -> dict[str, Any]:
+    """Return the fields of a configuration that commands and recipes of packages take from a spec alike."""
+    workload = spec.workload
+    return {
+        "metrics": {name: metric.better for name, metric in workload.metrics.items()},
+        "lines": {name: metric.line for name, metric in workload.metrics.items() if metric.line is not None},
+        "profile": workload.profile or bool(workload.require_kernels),
+        "needs": needs_of(spec.verdict.primary.metric),
+        "steps": marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed),
+        "devices": spec.placement.devices,
+    }
+
+
 def program_arms(spec: AblationSpec) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield name, declared settings and configuration without the seed of every arm, the baseline first."""
     workload, base = spec.workload, spec.baseline
-    steps = marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed)
     first = ProgramConfig(
         command=workload.command or (),
         args=base.args,
         env={**workload.env, **base.env},
         code=_plain(workload.code),
         environment=workload.environment,
-        metrics={name: metric.better for name, metric in workload.metrics.items()},
-        profile=workload.profile or bool(workload.require_kernels),
-        needs=needs_of(spec.verdict.primary.metric),
-        steps=steps,
-        devices=spec.placement.devices,
+        **shared_fields(spec),
     )
     configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
     patterns = workload.require_kernels
@@ -233,6 +243,11 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
+    yield from kernel_problems(spec)
+
+
+def kernel_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find required kernels of arms that are not there."""
     arms = (BASELINE, *spec.variants)
     for name in spec.workload.require_kernels:
         if name not in arms:
@@ -247,7 +262,7 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     node_class, devices = NODE_CLASSES[spec.placement.node_class], spec.placement.devices
     if devices not in node_class.devices:
         allowed = listed(node_class.devices)
-        detail = f"the built-in trainer has one process, which uses one device of node class '{node_class}'"
+        detail = f"the trainer of a recipe has one process, which uses one device of node class '{node_class}'"
         detail += f"; given: {devices}; allowed with a recipe: {allowed}"
         yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="workload.command can use more")
     if spec.workload.profile and (node_class.compiles_only or node_class.device_type not in PROFILED_DEVICES):

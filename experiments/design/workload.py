@@ -53,6 +53,7 @@ MAX_ARMS = 65
 _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _METRIC = "^[a-z][a-z0-9_]{0,62}$"
+_LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
 _FOLDER = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
@@ -206,23 +207,47 @@ def is_declarable(name: str) -> bool:
     return name not in METRICS and re.fullmatch(_METRIC[1:-1], name) is not None
 
 
+def _metric_schema(schema: dict[str, Any]) -> None:
+    without_null(schema, "line")
+
+
 class DeclaredMetric(SpecPart):
     """A number that a program reports at its end."""
 
+    model_config = ConfigDict(json_schema_extra=_metric_schema)
+
     better: Literal["higher", "lower"] = Field(description="Direction of improvement.")
+    line: Annotated[Text, Field(max_length=200, pattern=_LINE)] | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Part of a line that the program prints, with {} in place of the number; the last one counts. For "
+        "programs that cannot be changed.",
+    )
+
+    @field_validator("line", mode="before")
+    @classmethod
+    def _one_place(cls, value: object) -> object:
+        if isinstance(value, str) and (value.count("{}") != 1 or value.strip() == "{}"):
+            detail = f"line is {shown(value)}; allowed: text of the line with {{}} once, in place of the number"
+            raise refuse(detail, "such as 'val loss: {}'")
+        return value
 
 
-_OF_A_COMMAND = ("code", "environment", "env", "metrics", "require_kernels")
+_OF_A_COMMAND = ("code", "environment", "env")
 """Keys that only a workload with a command has."""
+_OF_PROGRAMS = ("metrics", "require_kernels")
+"""Keys of commands and of recipes of packages."""
 
 
 def _workload_schema(schema: dict[str, Any]) -> None:
     """Publish that a workload is a recipe or a command, and the keys of each."""
     without_null(schema, "recipe", "command", "code", "environment")
     forbidden = {"anyOf": [{"required": [name]} for name in (COMMAND, *_OF_A_COMMAND)]}
+    programs = {"anyOf": [{"required": [name]} for name in _OF_PROGRAMS]}
+    of_a_package = {"properties": {"recipe": {"not": {"enum": [*RECIPES]}}}}
     own_steps = {"properties": {"slice": {"const": 0}}}
     schema["oneOf"] = [
-        {"required": ["recipe"], "not": forbidden},
+        {"required": ["recipe"], "not": forbidden, "anyOf": [of_a_package, {"not": programs}]},
         {"required": [COMMAND], "not": {"required": ["recipe"]}, "properties": {
             "overrides": {"maxProperties": 0}, "steps": own_steps}},
     ]  # fmt: skip
@@ -314,7 +339,8 @@ class Workload(SpecPart):
         if (self.recipe is None) == (self.command is None):
             raise refuse("give exactly one of 'recipe' and 'command'", f"recipes: {listed(RECIPES)}")
         if self.command is None:
-            extra = next((name for name in _OF_A_COMMAND if name in self.model_fields_set), None)
+            foreign = (*_OF_A_COMMAND, *(_OF_PROGRAMS if self.built_in else ()))
+            extra = next((name for name in foreign if name in self.model_fields_set), None)
             if extra is not None:
                 raise refuse(f"'{extra}' belongs to a command; this workload is recipe '{self.recipe}'")
         elif self.overrides:

@@ -46,6 +46,7 @@ _LOG_BYTES = 2**20
 """End of the log in which lines with metrics are searched."""
 _METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s*$", re.MULTILINE)
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
+_NUMBER = rb"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?|nan|[-+]?inf)(?![0-9.])"
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
 _OOM = ("OutOfMemoryError", "MemoryError")
@@ -235,7 +236,7 @@ def run_program(order: TrialOrder) -> TrialResult:
         exit_code=process.returncode,
         process_s=process_s,
         oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**_metric_lines(end), **marks.reported},
+        reported={**_metric_lines(end), **_printed(end, config.lines), **marks.reported},
         last_line=_last_line(end),
     )
     failure = _failure(config, marks, ended)
@@ -439,6 +440,17 @@ def _metric_lines(end: bytes) -> dict[str, float]:
             values[name.decode()] = float(value)
         except ValueError:
             continue
+    return values
+
+
+def _printed(end: bytes, lines: Mapping[str, str]) -> dict[str, float]:
+    """Return the numbers in the last lines at the end of a log that contain the texts of `lines`."""
+    values = {}
+    for name, line in lines.items():
+        before, after = (re.escape(part.strip().encode()) for part in line.split("{}"))
+        numbers = re.findall(before + rb"[ \t]{0,20}" + _NUMBER + rb"[ \t]{0,20}" + after, end)
+        if numbers:
+            values[name] = float(numbers[-1])
     return values
 
 

@@ -168,6 +168,31 @@ def test_names_that_two_packages_or_the_product_have_are_problems(own_packages: 
     assert "a built-in recipe has this name" in own.problems["hybrid-tiny"]
 
 
+def test_a_package_may_declare_metrics_and_require_kernels(own_packages: OwnPackages) -> None:
+    own_packages.add("mine")
+    workload = {"metrics": {"val": {"better": "lower", "line": "val {}"}}, "require_kernels": {"b": "gelu"}}
+    primary = {"primary": {"metric": "val", "margin": "1%", "adopt_if": "2%"}}
+    design = {"seeds": list(range(1, 7)), "blocks": {"count": 6}}
+    base, arm = make_plan(parse(values(workload=workload, verdict=primary, design=design))).arms
+    read = read_program({**arm.config, "seed": 1})
+    assert (read.metrics, read.lines, read.profile) == ({"val": "lower"}, {"val": "val {}"}, True)
+    assert (read.requires_kernel, read_program({**base.config, "seed": 1}).requires_kernel) == ("gelu", None)
+    found = refused(values(workload={"require_kernels": {"c": "gelu"}}))
+    assert [(where, detail) for where, detail, _hint in found] == [
+        ("#/workload/require_kernels/c", "'c' is no arm of this ablation; arms: baseline, b")
+    ]
+    builtin = spec_values(workload={"recipe": "hybrid-tiny", "metrics": {"val": {"better": "lower"}}})
+    with pytest.raises(SpecError, match="'metrics' belongs to a command"):
+        parse(builtin)
+
+
+@pytest.mark.parametrize("line", ["val loss", "{} {}", "{}", " {} ", "a{b}c{}", "x\ny {}", "l" * 200 + "{}"])
+def test_a_line_without_one_place_for_its_number_is_refused(line: str) -> None:
+    command = {"command": ["python"], "metrics": {"val": {"better": "lower", "line": line}}}
+    with pytest.raises(SpecError):
+        parse(spec_values(workload=command, baseline={}, variants={"x": {"args": ["-v"]}}))
+
+
 def test_the_longest_names_fit_into_the_lanes_of_a_block(own_packages: OwnPackages) -> None:
     own_packages.add("m" * MOST_LETTERS)
     own_packages.add("n" * (MOST_LETTERS + 1))

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from experiments.records.program_report import clocks_differ, report_contradicti
 from experiments.records.receipts import is_finite
 from model.config import StepsConfig
 from tests.programs import LOOP, program_config, ran, write_program
+from workers.processes import program
 from workers.processes.program import ProgramMarks
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
@@ -114,6 +116,56 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="nothing-of-this-name"):
         ran(program_config(None, command=("nothing-of-this-name",)), tmp_path / "home")
+
+
+PRINTS = """
+import sys
+sys.stdout.buffer.write(SAID)
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "value"),
+    [
+        (b"epoch 1 | val loss: 6.25 | ppl 3\nepoch 2 | val loss: 5.5 | ppl 2\n", "val loss: {}", 5.5),
+        (b"val loss: 6.25 | ppl 518.01\n", "| ppl {}", 518.01),
+        (b"loss=1e-3,lr=2\n", "loss={},lr", 1e-3),
+        (b"loss -.5 end\n", "loss {} end", -0.5),
+        (b"loss 1.5.2\nloss 7\n", "loss {}", 7.0),
+        (b"(a.b)* +7e2 [x]\n", "(a.b)* {} [x]", 700.0),
+        ("Verlust\u00fc: 3\n".encode(), "Verlust\u00fc: {}", 3.0),
+        (b"val loss: nan\n", "val loss: {}", None),
+        (b"val loss: -inf\n", "val loss: {}", None),
+        (b"val loss: none\n", "val loss: {}", None),
+        (b"val loss:" + b" " * 2000 + b"1\n", "val loss: {}", None),
+        (b"nothing\n", "val loss: {}", None),
+    ],
+)
+def test_a_printed_line_gives_a_metric_of_a_program_that_nobody_changed(
+    tmp_path: Path, said: bytes, line: str, value: float | None
+) -> None:
+    code = write_program(tmp_path / "code", PRINTS.replace("SAID", repr(said)))
+    config = program_config(
+        code, command=("python", "train.py"), needs="process", metrics={"val": "lower"}, lines={"val": line}
+    )
+    result = ran(config, tmp_path / "home")
+    if value is None:
+        assert result.failure_class is FailureClass.USER_ERROR
+        assert "'val'" in str(result.message)
+    else:
+        assert result.failure_class is None, result.message
+        assert result.program is not None
+        assert result.program.reported == {"val": value}
+
+
+def test_lines_are_found_in_any_log_without_a_long_search() -> None:
+    rng = random.Random(20261126)  # noqa: S311 - a reproducible draw
+    began = time.monotonic()
+    for _ in range(60):
+        alphabet = rng.choice([b"0", b"1.", b" 1", b"x 1\n", b"loss: 1e5\n", bytes(range(256))])
+        log = bytes(rng.choices(alphabet, k=100_000))
+        program._printed(log, {"a": "loss: {}", "b": "1{}1", "c": " {} ", "d": "x{}"})
+    assert time.monotonic() - began < 30
 
 
 LOOSE = """
