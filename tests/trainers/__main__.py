@@ -4,8 +4,8 @@ Usage: python -m tests.trainers FOLDER [--only NAME] [--nulls 20] [--share 0.03]
 
 Each trainer gets an environment of its own from PyPI and runs as a command, through `ablate plan` and `ablate exec`.
 First 20 A/A blocks calibrate it. Then come `--nulls` variants that change nothing, five in an ablation; one ablation
-with a planted slow-down of `--share`, planted numerics and half of the tokens; and one block for each other lie. The
-words are the judge's, by that calibration. Running it again goes on where it ended. `--busy` lets trials count beside
+with a planted slow-down of `--share`, planted numerics and half of the tokens; one of the program without marks, whose
+variant trains twice as long; and one block for each other lie. The words are the judge's, by that calibration. Running it again goes on where it ended. `--busy` lets trials count beside
 other programs.
 """
 
@@ -70,6 +70,17 @@ class _Campaign:
         if self._busy:
             values["placement"]["max_foreign_load"] = "99%"
         return values
+
+    def unchanged(self) -> dict[str, Any]:
+        """Return a spec of the program without marks: the time of the whole process, and a metric that it prints."""
+        warmup, timed = self._trainer.steps
+        steps = 1 + warmup + timed
+        variants = {"same": {"env": {"UNUSED": "1"}}, "longer": {"args": ["--steps", str(2 * steps)]}}
+        verdict = {"primary": {"metric": "process_s", "margin": "5%", "adopt_if": "10%"}}
+        spec = self.spec("unchanged", variants, blocks=MIN_BLOCKS, verdict=verdict)
+        spec["workload"]["command"] = ["python", "plain.py", "--seed", "{seed}", "--steps", str(steps)]
+        spec["workload"]["metrics"] = {"printed_loss": {"better": "lower", "line": self._trainer.line}}
+        return spec
 
     def ran(self, name: str, text: bytes, *, only: str = "") -> Bundle | str:
         """Run a spec through plan and exec, or go on with it; return its bundle, or why there is none."""
@@ -205,6 +216,7 @@ def main() -> None:
         }
         spec = campaign.spec("planted", plants, blocks=options.blocks, verdict=verdict)
         _told(name, "planted", campaign.verdicts("planted", spec, known))
+        _told(name, "unchanged", campaign.verdicts("unchanged", campaign.unchanged(), known))
         for number in range(0, options.nulls, _TOGETHER):
             same = {f"same-{i + 1}": {"env": {"UNUSED": str(i + 1)}} for i in range(number, number + _TOGETHER)}
             spec = campaign.spec(f"nulls-{number + 1}", same, blocks=MIN_BLOCKS)

@@ -119,6 +119,8 @@ class OtherTrainer:
     """File of the package whose loop is marked, as a module beside the script; None where the script has the loop."""
     imported: tuple[str, str] | None = None
     """The script's line that imports that file, and the line that imports the copy."""
+    line: str
+    """What the unchanged program prints about its loss, with {} in place of the number."""
     env: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[int, int] = (4, 30)
     """Warm-up and timed steps."""
@@ -172,6 +174,7 @@ TRAINERS = {
             name="x-transformers",
             requires=("x-transformers==2.31.10",),
             program=_X_TRANSFORMERS,
+            line="METRIC last_loss={}",
             edits=(
                 ("import argparse\n", "import argparse\nimport ablate\n"),
                 ("for _ in range(arguments.steps):", "for step in ablate.steps(arguments.steps, seed=arguments.seed):"),
@@ -185,6 +188,7 @@ TRAINERS = {
             name="transformers",
             requires=("transformers[torch]==5.24.0",),
             program=_TRANSFORMERS,
+            line="'train_loss': '{}'",
             edits=(
                 ("import argparse\n", "import argparse\nimport ablate\n"),
                 (
@@ -200,6 +204,7 @@ TRAINERS = {
             name="litgpt",
             requires=("litgpt==0.5.13", "requests", "litdata"),
             program=_LITGPT,
+            line="loss train: {},",
             edited="litgpt/pretrain.py",
             imported=("from litgpt.pretrain import setup", "from marked import setup"),
             edits=(
