@@ -5,8 +5,8 @@ Usage: python -m tests.trainers FOLDER [--only NAME] [--nulls 20] [--share 0.03]
 Each trainer gets an environment of its own from PyPI and runs as a command, through `ablate plan` and `ablate exec`.
 First 20 A/A blocks calibrate it. Then come `--nulls` variants that change nothing, five in an ablation; one ablation
 with a planted slow-down of `--share`, planted numerics and half of the tokens; one of the program without marks, whose
-variant trains twice as long; and one block for each other lie. The words are the judge's, by that calibration. Running it again goes on where it ended. `--busy` lets trials count beside
-other programs.
+variant trains twice as long; and one block for each other lie. The words are the judge's, by that calibration. Running
+it again goes on where it ended. `--busy` lets trials count beside other programs.
 """
 
 import argparse
