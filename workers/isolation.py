@@ -122,15 +122,20 @@ def _without(path: Path, hidden: tuple[Path, ...]) -> Iterator[tuple[Path, FileR
             yield from _without(child, hidden)
 
 
-def _short(folder: Path) -> str:
-    """Return a short path of a folder, for as long as this process lives.
+def short_link(pid: int) -> Path:
+    """Return the short path of the temporary folder of an isolated trial by its process; the worker removes it.
 
     The path of a Unix socket has at most 107 characters, and processes that load data make sockets among their
     temporary files. Below a long state folder they failed, and their program waited for them for ever.
     """
-    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    os.set_inheritable(handle, True)  # this process may become the program
-    return f"/proc/{os.getpid()}/fd/{handle}"
+    return Path("/tmp") / f"ablate-{os.getuid()}-{pid}"  # noqa: S108 - a link of this user, to a folder of the trial
+
+
+def _short(folder: Path) -> str:
+    link = short_link(os.getpid())
+    link.unlink(missing_ok=True)  # of a trial whose worker was killed
+    link.symlink_to(folder)
+    return str(link)
 
 
 def _own_process() -> dict[Path, FileRight]:

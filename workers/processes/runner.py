@@ -16,6 +16,7 @@ from pathlib import Path
 from experiments.runtime.processes import adopt_orphans, children_of
 from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
+from workers.isolation import short_link
 from workers.lease import Lease, StopReason
 from workers.paths import Usage, usage_of
 from workers.processes.failures import TOO_LATE, kernel_oom_kills
@@ -197,6 +198,8 @@ class TrialRunner:
         self.guardian.forget(trial.pid, trial.trial_id)
         exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
         shutil.rmtree(trial.order.paths.temporary, ignore_errors=True)
+        with suppress(OSError):
+            short_link(trial.pid).unlink(missing_ok=True)
         too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(trial.pid) else None
         return Ending(
             stopped=trial.stopped or _fenced(exit_code, lease) or too_much,
