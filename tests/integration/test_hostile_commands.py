@@ -294,3 +294,24 @@ def test_a_command_changes_neither_its_own_result_nor_the_process_that_writes_it
     assert result is not None
     assert result.failure_class is None, result.message
     assert [step.tokens for step in result.program_steps] == [10] * 5
+
+
+SHARES = """
+from multiprocessing.connection import Client, Listener
+def listens():
+    with Listener(None, "AF_UNIX") as listener, Client(listener.address):
+        return len(listener.address) <= 107
+(Path(os.environ["TMPDIR"]) / "file").write_text("x")
+train()
+answer([os.environ["TMPDIR"], attempt("sockets", listens)])
+"""
+
+
+def test_a_harmless_command_finds_sockets_among_its_temporary_files(hostile: Hostile, tmp_path: Path) -> None:
+    """Loaders of data need them; with a path of more than 107 characters their programs waited for ever."""
+    assert len(str(tmp_path / "home/work/att_1/trl_1/tmp/pymp-12345678/listener-12345678")) > 107
+    (link, told), ending, result = hostile(SHARES)
+    assert (told, ending.exit_code) == (["sockets", "True"], 0)
+    assert result is not None
+    assert result.failure_class is None, result.message
+    assert not Path(link).is_symlink(), "the worker removes it"
