@@ -62,7 +62,7 @@ class Metric:
 class Step(BaseModel):
     """One optimiser step."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")  # the worker judges them
 
     index: int
     phase: Phase

@@ -1,6 +1,9 @@
 """Small training programs without torch, run as trials."""
 
+import multiprocessing
 import textwrap
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +57,26 @@ def order_for(config: ProgramConfig, home: Path, trial: str = "trl_1") -> TrialO
 
 
 def ran(config: ProgramConfig, home: Path) -> TrialResult:
-    """Copy the code and run the program once in this process."""
+    """Copy the code and run the program once."""
     order = order_for(config, home)
     order.paths.log.touch()
-    if config.code is None:
-        return run_program(order)
-    folder = copy_code(order).data_folder
-    return run_program(TrialOrder(**{**vars(order), "dataset": folder}))
+    if config.code is not None:
+        order = replace(order, dataset=copy_code(order).data_folder)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_run, args=(order, theirs))
+    child.start()
+    theirs.close()
+    answer = ours.recv()
+    child.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return TrialResult.model_validate_json(answer)
+
+
+def _run(order: TrialOrder, answer: Connection) -> None:
+    """Run the program in a process of its own, because a trial ends all processes below its own."""
+    try:
+        answer.send(run_program(order).model_dump_json())
+    except Exception as error:  # for the test
+        answer.send(error)

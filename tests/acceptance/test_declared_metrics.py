@@ -17,17 +17,23 @@ from tests.programs import write_program
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PROGRAM = """
-import ablate, argparse, random, torch
+import ablate, argparse, random
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int)
 parser.add_argument("--op", default="mm")
+parser.add_argument("--torch", action="store_true")
 args = parser.parse_args()
-torch.manual_seed(args.seed)
-a, b = torch.randn(64, 64), torch.randn(64, 64)
+if args.torch:  # takes seconds to import
+    import torch
+    torch.manual_seed(args.seed)
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
 with ablate.trial(seed=args.seed) as trial:
     for step in trial.steps(6):
-        c = torch.mm(a, b) if args.op == "mm" else torch.addmm(torch.zeros(64), a, b)
-        step.report(loss=c.square().mean(), tokens=64)
+        loss = 1.0 / args.seed
+        if args.torch:
+            c = torch.mm(a, b) if args.op == "mm" else torch.addmm(torch.zeros(64), a, b)
+            loss = c.square().mean()
+        step.report(loss=loss, tokens=64)
     chance = random.Random(f"{args.seed} {args.op}")
     better = 0.1 if args.op == "addmm" else 0.0
     trial.report(val_bpb=1.0 + 0.05 * args.seed - better + 0.001 * chance.random())
@@ -52,9 +58,8 @@ def spec_for(code: Path, **changes: Any) -> dict[str, Any]:
             "code": str(code),
             "steps": {"warmup": 1, "timed": 4},
             "metrics": {"val_bpb": {"better": "lower"}, "score": {"better": "higher"}},
-            "require_kernels": {"fused": "^aten::addmm$", "idle": "addm+"},
         },
-        "variants": {"fused": {"args": ["--op", "addmm"]}, "idle": {"args": ["--op", "mm"]}},
+        "variants": {"fused": {"args": ["--op", "addmm"]}},
         "design": {"seeds": [1, 2, 3, 4, 5, 6], "blocks": {"count": 6}},
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
         "verdict": {
@@ -70,35 +75,26 @@ def test_a_declared_metric_decides_after_its_own_noise_is_known(home: Home, tmp_
     spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code", PROGRAM))))
     home.up()
     assert home.run("run", str(spec)).returncode in range(5)
-    fused, idle = (variant(home, "quality", name) for name in ("fused", "idle"))
+    fused = variant(home, "quality", "fused")
     assert (fused["measured"], fused["verdict"], fused["cause"]) == ("better", "inconclusive", "uncalibrated"), fused
-    assert idle["verdict"] == "refused"
-    assert "'addm+'" in idle["reason"]
-    assert "'aten::mm'" in idle["reason"]
     calibrated = home.run("aa", "cpu", "--like", str(spec))
     assert calibrated.returncode in range(5), calibrated.stdout + calibrated.stderr
     (noise,) = [one["calibration"] for one in answer(home, "calibration")["items"]]
     assert (noise["metric"], noise["blocks"], noise["sd_pct"]) == ("val_bpb", 20, 0.0)
     again = home.run("run", str(spec), "--require", "adopt")
-    assert again.returncode != 0, "the refused arm is not adopted"
+    assert again.returncode == 0, again.stdout + again.stderr
     fused = variant(home, "latest", "fused")
     assert (fused["verdict"], fused["decision"]) == ("better", "adopt"), fused
     assert fused["requirements"][0]["passed"]
     assert {one["metric"] for one in fused["secondary"]} >= {"score", "tokens_per_s"}
-    changes = {one["name"]: one for one in fused["step_kernels"]["changes"]}
-    assert changes["aten::addmm"]["baseline"] is None
     _everywhere(home, tmp_path)
 
 
 def _everywhere(home: Home, tmp_path: Path) -> None:
-    """Find the metric and the operators in terminal, page, history and MLflow."""
-    shown = home.run("show", "latest").stdout
-    assert "Operators of fused against the baseline" in shown
-    assert "only in the variant" in shown
-    assert "aten::addmm" in home.run("verdict", "latest", "--explain").stdout
+    """Find the metric on the page, in the history and in MLflow."""
     page = tmp_path / "page.html"
     assert home.run("report", "latest", "-o", str(page)).returncode == 0
-    for words in ("val_bpb decides over 6 blocks", "score proved to be worse than the baseline", "aten::addmm"):
+    for words in ("val_bpb decides over 6 blocks", "score proved to be worse than the baseline"):
         assert words in page.read_text(), words
     history = answer(home, "history", "command", "--metric", "val_bpb")
     assert [point["name"] for point in history[0]["points"]].count("quality") == 2
@@ -112,7 +108,11 @@ def variant(home: Home, ablation: str, name: str) -> Any:
 
 def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_path: Path) -> None:
     spec, plan, bundle = (tmp_path / name for name in ("spec.json", "plan.json", "bundle"))
-    spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code", PROGRAM))))
+    values = spec_for(write_program(tmp_path / "code", PROGRAM))
+    values["workload"]["command"].append("--torch")
+    values["workload"]["require_kernels"] = {"fused": "^aten::addmm$", "idle": "addm+"}
+    values["variants"]["idle"] = {"args": ["--op", "mm"]}
+    spec.write_text(json.dumps(values))
     assert home.run("plan", str(spec), "--out", str(plan)).returncode == 0
     home.environment |= {"ABLATE_ACCEPT_CODE": "true"}
     ran = home.run("exec", str(plan), "--out", str(bundle))
@@ -120,10 +120,21 @@ def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_pa
     verdict = json.loads(home.run("verdict", str(bundle), "--json").stdout)
     fused, idle = verdict["variants"]
     assert (fused["measured"], idle["verdict"]) == ("better", "refused")
+    assert "'addm+'" in idle["reason"]
+    assert "'aten::mm'" in idle["reason"]
+    changes = {one["name"]: one for one in fused["step_kernels"]["changes"]}
+    assert changes["aten::addmm"]["baseline"] is None
     home.up()
     brought = home.run("import", str(bundle), "--json")
     assert brought.returncode == 0, brought.stderr
     assert wait_until(lambda: home.run("verdict", "quality", "--json").returncode in range(5), patience_s=60)
+    shown = home.run("show", "quality").stdout
+    assert "Operators of fused against the baseline" in shown
+    assert "only in the variant" in shown
+    assert "aten::addmm" in home.run("verdict", "quality", "--explain").stdout
+    page = tmp_path / "page.html"
+    assert home.run("report", "quality", "-o", str(page)).returncode == 0
+    assert "aten::addmm" in page.read_text()
     for receipt in json.loads(home.run("receipts", "get", "quality").stdout):
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert receipt["program"]["kernels"]
