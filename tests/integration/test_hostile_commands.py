@@ -182,7 +182,7 @@ def test_a_daemon_ends_with_its_trial(hostile: Hostile) -> None:
 def test_a_command_that_fills_the_disk_or_never_ends_is_stopped(
     hostile: Hostile, source: str, stopped: StopReason
 ) -> None:
-    _answer, ending, _result = hostile(source, timeout_s=20.0)
+    _answer, ending, _result = hostile(source, timeout_s=8.0)
     assert ending.stopped is stopped
 
 

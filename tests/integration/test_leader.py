@@ -151,11 +151,11 @@ def test_another_process_takes_over_and_mlflow_equals_the_database(
         api.finish(api.register())
         until(lambda: any("project of" in line for line in logs[first].read_text().splitlines()))
         first.send_signal(fault)
-        until(lambda: "leads as" in logs[second].read_text(), 10 * LEASE_S)
+        until(lambda: "leads as" in logs[second].read_text(), 40 * LEASE_S)
         if fault == signal.SIGSTOP:
             until(lambda: "project of" in logs[second].read_text())
             first.send_signal(signal.SIGCONT)
-            assert first.wait(90) == 1, "a deposed leader ends"
+            assert first.wait(240) == 1, "a deposed leader ends"
         until(lambda: is_done(api), what="the outbox")
         books = books_of(api.store, Ledger())
         books.runs = read_runs(tmp_path / "mlflow")
