@@ -26,8 +26,9 @@ from service.http.serializers import silent_limit_s
 from service.lifecycle import OutboxKind
 from service.queue.wake_ups import WakeResender
 from service.settings import ServiceSettings, get_settings
-from service.store.ablations.code_archives import CodeRetention
-from service.store.ablations.logs import Retention
+from service.store.ablations.code_archives import drop_oldest
+from service.store.ablations.logs import drop_logs
+from service.store.ablations.retention import Retention
 from service.store.migrate import current_revision, newest_revision
 from service.store.session import Store
 
@@ -96,8 +97,8 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
 
 def retention(store: Store, settings: ServiceSettings) -> Callable[[], bool]:
     """Return the work that drops old logs and old code, a little of each in turn."""
-    logs = Retention(store, age_s=settings.log_days * 86_400)
-    code = CodeRetention(store, age_s=settings.code_days * 86_400)
+    logs = Retention(store, drop_logs, age_s=settings.log_days * 86_400)
+    code = Retention(store, drop_oldest, age_s=settings.code_days * 86_400)
 
     def round_of_both() -> bool:
         done = [logs.round(), code.round()]

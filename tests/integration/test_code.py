@@ -20,7 +20,8 @@ from service.app import create_app
 from service.background.main import retention
 from service.stack.backup import back_up
 from service.store.ablations import code_archives
-from service.store.ablations.code_archives import CodeRetention, drop_oldest, lacking, totals, use_archives
+from service.store.ablations.code_archives import drop_oldest, lacking, totals, use_archives
+from service.store.ablations.retention import Retention
 from service.store.session import Store
 from service.store.tables import ablations, code_pieces, code_uses, db_now
 from tests.api_stack import (
@@ -78,7 +79,7 @@ def age(api: Api, days: float) -> None:
 
 
 def dropped(api: Api, days: float = 30) -> int:
-    keeper, count = CodeRetention(api.store, age_s=days * DAY_S), 0
+    keeper, count = Retention(api.store, drop_oldest, age_s=days * DAY_S), 0
     while keeper.round():
         count += 1
     return count

@@ -4,7 +4,8 @@ import pytest
 from sqlalchemy import func, select, update
 
 from service.store.ablations import logs
-from service.store.ablations.logs import Retention
+from service.store.ablations.logs import drop_logs
+from service.store.ablations.retention import Retention
 from service.store.tables import ablations, db_now, events, log_chunks, receipts
 from tests.api_stack import Api, api_fixture
 
@@ -46,7 +47,7 @@ def test_old_logs_go_and_the_rest_stays(api: Api) -> None:
     _, new_trial = logged(api, age_days=89)
     before = events_of(api, old)
     assert log_of(api, old_trial) == log_of(api, new_trial) == "step 1\n"
-    keeper = Retention(api.store, age_s=90 * DAY_S)
+    keeper = Retention(api.store, drop_logs, age_s=90 * DAY_S)
     while keeper.round():
         pass
     assert events_of(api, old) == before
@@ -62,7 +63,7 @@ def test_receipts_are_never_dropped(api: Api) -> None:
     api.finish(api.register())
     with api.store.write() as connection:
         connection.execute(update(ablations).values(finished_at=db_now() - 9999 * DAY_S))
-    keeper = Retention(api.store, age_s=DAY_S)
+    keeper = Retention(api.store, drop_logs, age_s=DAY_S)
     while keeper.round():
         pass
     with api.store.read() as connection:
@@ -74,8 +75,8 @@ def test_receipts_are_never_dropped(api: Api) -> None:
 def test_a_running_ablation_and_an_age_of_zero_keep_everything(api: Api) -> None:
     _, trial = logged(api, age_days=9999)
     api.submit()
-    assert not Retention(api.store, age_s=9999.5 * DAY_S).round()
-    assert not Retention(api.store, age_s=0).round()
+    assert not Retention(api.store, drop_logs, age_s=9999.5 * DAY_S).round()
+    assert not Retention(api.store, drop_logs, age_s=0).round()
     assert log_of(api, trial) == "step 1\n"
 
 
@@ -88,7 +89,7 @@ def test_many_logs_go_in_small_transactions(api: Api, monkeypatch: pytest.Monkey
     assert api.attempt(block, "heartbeat", logs=chunks).status_code == 200
     with api.store.write() as connection:
         connection.execute(update(ablations).values(finished_at=db_now() - DAY_S))
-    keeper = Retention(api.store, age_s=1.0)
+    keeper = Retention(api.store, drop_logs, age_s=1.0)
     left = []
     for _ in range(len(chunks) + 1):
         assert keeper.round()

@@ -16,8 +16,9 @@ from experiments.digest import digest_bytes
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OutboxKind
-from service.store.ablations.code_archives import CodeRetention
-from service.store.ablations.logs import Retention
+from service.store.ablations.code_archives import drop_oldest
+from service.store.ablations.logs import drop_logs
+from service.store.ablations.retention import Retention
 from service.store.tables import ablations, blocks, code_archives, db_now, metadata, outbox
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import archive_of, make_bundle, make_file
@@ -350,7 +351,7 @@ def _submit_code(world: World) -> Answer:
 
 
 def _drop_code(world: World) -> Answer:
-    keeper = CodeRetention(world.api.store, age_s=DAY_S)
+    keeper = Retention(world.api.store, drop_oldest, age_s=DAY_S)
     while keeper.round():
         pass
     return ("done",)
@@ -370,7 +371,7 @@ def _background(kind: OutboxKind) -> Callable[[World], Answer]:
 
 
 def _retention(world: World) -> Answer:
-    keeper = Retention(world.api.store, age_s=DAY_S)
+    keeper = Retention(world.api.store, drop_logs, age_s=DAY_S)
     while keeper.round():
         pass
     return ("done",)

@@ -3,7 +3,6 @@
 The service stores the bytes and checks their digest. It never unpacks them.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, text, update
@@ -14,8 +13,6 @@ from service.errors import CodeStorageFull, NotFound, StaleToken
 from service.store.session import Store
 from service.store.tables import ablations, attempts, blocks, code_archives, code_pieces, code_uses, db_now
 
-REST_S = 600.0
-"""Pause after a round that found nothing to drop."""
 _UPLOAD_LOCK = 0x41424C43
 
 
@@ -108,28 +105,10 @@ def read_pieces(store: Store, digest: str) -> Iterator[bytes]:
         number += 1
 
 
-class CodeRetention:
-    """Drops archives that nobody used for `age_s`, and no ablation that is unfinished or ended since; 0 keeps all."""
-
-    def __init__(self, store: Store, *, age_s: float) -> None:
-        self._store = store
-        self._age_s = age_s
-        self._rests_until = 0.0
-
-    def round(self) -> bool:
-        """Drop one archive; return whether there may be more to drop."""
-        if self._age_s <= 0 or time.monotonic() < self._rests_until:
-            return False
-        with self._store.write() as connection:
-            digest = drop_oldest(connection, age_s=self._age_s)
-        if digest is None:
-            self._rests_until = time.monotonic() + REST_S
-        return digest is not None
-
-
 def drop_oldest(connection: Connection, *, age_s: float) -> str | None:
     """Drop the archive that is due for the longest time; return its digest, None if none is due.
 
+    It is due when nobody used it for `age_s`, and no ablation that is unfinished or ended since.
     The lock waits for a submission that uses the archive; then its row says "used now", and the archive stays.
     """
     due = select(code_archives.c.digest).where(_is_due(age_s)).order_by(code_archives.c.used_at).limit(1)

@@ -3,7 +3,6 @@
 Readers see the log of the newest attempt. Receipts, verdicts and events are kept.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from experiments.records.messages import LogChunk
 from service.errors import Invalid, NotFound
 from service.lifecycle import TRIAL_OVER
 from service.store.blocks.attempts import LockedAttempt
-from service.store.session import Store
 from service.store.tables import ablations, attempts, db_now, log_chunks, rfc3339, trials
 
 PAGE_BYTES = 4 * 2**20
@@ -147,30 +145,15 @@ def _whole_characters(data: bytes, length: int) -> int:
 
 TRIALS_AT_ONCE = 200
 """Trials whose logs one transaction drops, so that others do not wait for it."""
-REST_S = 600.0
-"""Pause after a round that found nothing to drop."""
 
 
-class Retention:
-    """Drops the logs of ablations that ended more than `age_s` ago; an age of 0 keeps all."""
-
-    def __init__(self, store: Store, *, age_s: float) -> None:
-        self._store = store
-        self._age_s = age_s
-        self._rests_until = 0.0
-
-    def round(self) -> bool:
-        """Drop the logs of some trials; return whether there may be more to drop."""
-        if self._age_s <= 0 or time.monotonic() < self._rests_until:
-            return False
-        with self._store.write() as connection:
-            ablation_id = _oldest_due(connection, age_s=self._age_s)
-            if ablation_id is not None and not _drop_logs(connection, ablation_id):
-                done = update(ablations).where(ablations.c.id == ablation_id)
-                connection.execute(done.values(logs_dropped_at=db_now()))
-        if ablation_id is None:
-            self._rests_until = time.monotonic() + REST_S
-        return ablation_id is not None
+def drop_logs(connection: Connection, *, age_s: float) -> bool:
+    """Drop the logs of some trials of an ablation that ended more than `age_s` ago; return whether one was due."""
+    ablation_id = _oldest_due(connection, age_s=age_s)
+    if ablation_id is not None and not _drop_logs(connection, ablation_id):
+        done = update(ablations).where(ablations.c.id == ablation_id)
+        connection.execute(done.values(logs_dropped_at=db_now()))
+    return ablation_id is not None
 
 
 def _oldest_due(connection: Connection, *, age_s: float) -> str | None:
