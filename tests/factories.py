@@ -47,7 +47,12 @@ SPEC: dict[str, Any] = {
 
 def spec_values(**changes: Any) -> dict[str, Any]:
     """Return SPEC with changed values; a key such as design__seeds names a nested value."""
-    values = copy.deepcopy(SPEC)
+    return with_changes(SPEC, changes)
+
+
+def with_changes(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of plain values with changed ones; a key such as design__seeds names a nested value."""
+    values = copy.deepcopy(dict(plain))
     for path, value in changes.items():
         *parents, last = path.split("__")
         target = values

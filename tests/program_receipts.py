@@ -1,6 +1,5 @@
 """Specs, plans and sealed receipts of commands."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from experiments.records.receipts import (
     summarise,
 )
 from model.measurements import Step
-from tests.factories import FIRST_TRIAL, GIB
+from tests.factories import FIRST_TRIAL, GIB, with_changes
 
 VALUES: dict[str, Any] = {
     "ablation": "fused-loss",
@@ -44,14 +43,7 @@ VALUES: dict[str, Any] = {
 
 def program_values(**changes: Any) -> dict[str, Any]:
     """Return VALUES with changed values; a key such as design__seeds names a nested value."""
-    values = copy.deepcopy(VALUES)
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        target = values
-        for name in parents:
-            target = target.setdefault(name, {})
-        target[last] = value
-    return values
+    return with_changes(VALUES, changes)
 
 
 def program_spec(**changes: Any) -> AblationSpec:

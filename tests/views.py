@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
@@ -15,7 +15,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, Outcome, TrialState
-from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
 from experiments.records.receipts import Memory, Receipt
 from experiments.reporting.view import AblationView, TrialView
 from model.measurements import Step
@@ -235,29 +235,45 @@ def view(
         for block in the_plan.blocks
         for name in block.order
     ]
+    circumstances = CALIBRATED if calibrated else UNCALIBRATED
+    return judged_view(spec, the_plan, receipts, circumstances, ablation_id="abl_01JD3Q8V6N", spec_text=text)
+
+
+def trial_of(receipt: Receipt) -> TrialView:
+    """Return a finished trial with its receipt."""
+    return TrialView(
+        trial_id=receipt.ids.trial,
+        block_index=receipt.ids.block_index,
+        arm=receipt.arm,
+        position=receipt.ids.position,
+        state=TrialState.DONE,
+        attempt_id=receipt.ids.attempt,
+        receipt=receipt,
+    )
+
+
+def judged_view(
+    spec: AblationSpec,
+    the_plan: Plan,
+    receipts: Sequence[Receipt],
+    circumstances: Circumstances = CALIBRATED,
+    *,
+    ablation_id: str = "abl_1",
+    spec_text: str = '{"workload": {}}',
+) -> AblationView:
+    """Return a completed ablation with the verdict on its receipts."""
     return AblationView(
-        ablation_id="abl_01JD3Q8V6N",
+        ablation_id=ablation_id,
         name=spec.ablation,
         question=spec.question,
         state=AblationState.COMPLETED,
         created_at="2026-11-20T09:28:11Z",
-        spec_text=text,
+        spec_text=spec_text,
         content_type="application/json",
         spec_digest=spec.digest,
         plan=the_plan,
-        verdict=judge(the_plan, spec, receipts, CALIBRATED if calibrated else UNCALIBRATED),
-        trials=tuple(
-            TrialView(
-                trial_id=r.ids.trial,
-                block_index=r.ids.block_index,
-                arm=r.arm,
-                position=r.ids.position,
-                state=TrialState.DONE,
-                attempt_id=r.ids.attempt,
-                receipt=r,
-            )
-            for r in receipts
-        ),
+        verdict=judge(the_plan, spec, receipts, circumstances),
+        trials=tuple(map(trial_of, receipts)),
     )
 
 

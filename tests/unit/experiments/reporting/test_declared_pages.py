@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.analysis.judge import judge
-from experiments.outcomes import AblationState, TrialState
-from experiments.records.circumstances import CALIBRATED
 from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.mlflow.runs import children
 from experiments.reporting.pages.report import render
 from experiments.reporting.terminal.markdown import verdict_markdown
-from experiments.reporting.view import AblationView, TrialView
+from experiments.reporting.view import AblationView
 from service.cli import verdict_tables
+from tests import views
 from tests.program_receipts import plan_of, program_receipts
 
 
@@ -38,30 +36,7 @@ def view_of(better: str, *, effect: float = -0.05, zero: bool = False) -> Ablati
     if zero:
         values[2, "fused"]["val_bpb"] = 0.0
     receipts = program_receipts(plan, values)
-    return AblationView(
-        ablation_id="abl_1",
-        name=spec.ablation,
-        question=spec.question,
-        state=AblationState.COMPLETED,
-        created_at="2026-11-20T09:28:11Z",
-        spec_text='{"workload": {}}',
-        content_type="application/json",
-        spec_digest=spec.digest,
-        plan=plan,
-        verdict=judge(plan, spec, receipts, CALIBRATED),
-        trials=tuple(
-            TrialView(
-                trial_id=one.ids.trial,
-                block_index=one.ids.block_index,
-                arm=one.arm,
-                position=one.ids.position,
-                state=TrialState.DONE,
-                attempt_id=one.ids.attempt,
-                receipt=one,
-            )
-            for one in receipts
-        ),
-    )
+    return views.judged_view(spec, plan, receipts)
 
 
 def terminal(view: AblationView) -> str:

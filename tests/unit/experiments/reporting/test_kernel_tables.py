@@ -15,13 +15,12 @@ from experiments.analysis.judge import judge
 from experiments.analysis.programs import MOST_CHANGES, kernels_of
 from experiments.analysis.verdicts import StepKernels, VariantVerdict
 from experiments.documents import seal
-from experiments.outcomes import AblationState, FailureClass, Outcome, TrialState, VerdictWord
+from experiments.outcomes import FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipts import Receipt
 from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.mlflow.runs import KERNELS_FILE, arm_runs
 from experiments.reporting.pages.report import render
-from experiments.reporting.view import AblationView, TrialView
+from experiments.reporting.view import AblationView
 from service.cli import verdict_tables
 from tests import views
 from tests.program_receipts import plan_of, program_receipt
@@ -47,31 +46,7 @@ def command_view(own: Rows, base: Rows = BASE, *, without: int | None = None, **
         for block in plan.blocks
         for arm in block.order
     ]
-    return AblationView(
-        ablation_id="abl_1",
-        name=spec.ablation,
-        question=spec.question,
-        state=AblationState.COMPLETED,
-        created_at="2026-11-20T09:28:11Z",
-        spec_text='{"workload": {}}',
-        content_type="application/json",
-        spec_digest=spec.digest,
-        plan=plan,
-        verdict=judge(plan, spec, receipts, CALIBRATED),
-        trials=tuple(trial_of(receipt) for receipt in receipts),
-    )
-
-
-def trial_of(receipt: Receipt) -> TrialView:
-    return TrialView(
-        trial_id=receipt.ids.trial,
-        block_index=receipt.ids.block_index,
-        arm=receipt.arm,
-        position=receipt.ids.position,
-        state=TrialState.DONE,
-        attempt_id=receipt.ids.attempt,
-        receipt=receipt,
-    )
+    return views.judged_view(spec, plan, receipts)
 
 
 def recipe_view(own: Rows, base: Rows = BASE) -> AblationView:
@@ -86,7 +61,7 @@ def recipe_view(own: Rows, base: Rows = BASE) -> AblationView:
     from experiments.design.load import parse_spec
 
     verdict = judge(made.plan, parse_spec(made.spec_text.encode(), made.content_type), receipts, CALIBRATED)
-    return dataclasses.replace(made, trials=tuple(map(trial_of, receipts)), verdict=verdict)
+    return dataclasses.replace(made, trials=tuple(map(views.trial_of, receipts)), verdict=verdict)
 
 
 def only(view: AblationView) -> VariantVerdict:
