@@ -249,11 +249,23 @@ def _sqlite_problem(database: Path) -> str | None:
         with closing(sqlite3.connect(database)) as connection:  # a killed server's journal needs a writer
             check = "quick_check(1)" if database.stat().st_size <= _CHECKED_BYTES else "schema_version"
             (answer,) = connection.execute(f"PRAGMA {check}").fetchone()
+            created = not database.stat().st_size or _has_experiment(connection)
     except sqlite3.OperationalError:  # no disk space or memory: the server reports it
         return None
     except sqlite3.DatabaseError as error:
         return str(error)
-    return None if answer == "ok" or isinstance(answer, int) else str(answer)
+    if answer != "ok" and not isinstance(answer, int):
+        return str(answer)
+    return None if created else "MLflow was interrupted while it created it"
+
+
+def _has_experiment(connection: sqlite3.Connection) -> bool:
+    """Return whether MLflow finished the database: a first experiment is the last thing that it creates.
+
+    MLflow's migrations do not continue after an interruption: it would fail at every start.
+    """
+    table = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
+    return bool(connection.execute(table).fetchone() and connection.execute("SELECT 1 FROM experiments").fetchone())
 
 
 def project_again(files: StackFiles) -> None:

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -34,6 +36,14 @@ def damage(home: Path) -> None:
         (folder / "appendonly.aof.manifest").write_bytes(GARBAGE)
 
 
+def interrupt_creation(home: Path) -> None:
+    """Leave what a killed MLflow may leave of its first start: an index, and no word of the migration that made it."""
+    (home / "mlflow").mkdir(parents=True)
+    with closing(sqlite3.connect(home / "mlflow" / "mlflow.db")) as connection:
+        connection.execute("CREATE TABLE params (key VARCHAR(250), value VARCHAR(250), run_uuid VARCHAR(32))")
+        connection.execute("CREATE INDEX index_params_run_uuid ON params (run_uuid)")
+
+
 RUNS = 1 + 1 + 4
 """Of the ablation, its variant and its trials."""
 
@@ -50,6 +60,7 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
     Path(home.environment["TMPDIR"]).mkdir()
     spec = tmp_path / "smallest.yaml"
     spec.write_text(EXACT)
+    interrupt_creation(home.files.home)
     try:
         first = home.up()
         assert home.run("run", str(spec)).returncode == 0

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,20 @@ def test_orphans_end_although_their_stack_json_is_damaged(tmp_path: Path) -> Non
         orphan.wait()
 
 
-@pytest.mark.parametrize("damage", [_empty, _garbled, _folder, None])
+def _migrating(path: Path) -> None:
+    """What a killed MLflow leaves: tables, and no experiment."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE experiments (experiment_id)")
+        connection.commit()
+
+
+def _first_table(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE metrics (key)")
+        connection.commit()
+
+
+@pytest.mark.parametrize("damage", [_empty, _garbled, _folder, _migrating, _first_table, None])
 def test_a_damaged_mlflow_database_is_renamed_and_its_contents_are_wanted_again(
     tmp_path: Path, damage: Callable[[Path], None] | None
 ) -> None:
@@ -173,15 +187,16 @@ def test_a_damaged_mlflow_database_is_renamed_and_its_contents_are_wanted_again(
     with sqlite3.connect(files.database) as connection:
         connection.execute("CREATE TABLE ablations (id)")
     connection.close()
-    with sqlite3.connect(files.mlflow_database) as connection:
-        connection.execute("CREATE TABLE runs (id)")
-    connection.close()
+    with closing(sqlite3.connect(files.mlflow_database)) as connection:
+        connection.execute("CREATE TABLE experiments (experiment_id)")
+        connection.execute("INSERT INTO experiments VALUES (0)")
+        connection.commit()
     assert clear_mlflow(files, silent) is False
     files.mlflow_database.unlink()
     if damage is not None:
         damage(files.mlflow_database)
     assert clear_mlflow(files, silent) is True
-    assert len(list(tmp_path.glob("mlflow.damaged-*"))) == int(damage in (_garbled, _folder))
+    assert len(list(tmp_path.glob("mlflow.damaged-*"))) == int(damage not in (_empty, None))
     assert (files.mlflow / "artifacts").is_dir()
     assert not files.mlflow_database.exists() or not files.mlflow_database.stat().st_size
 
