@@ -17,6 +17,8 @@ from service.schemas.problems import Problem
 PAUSE_S = 0.5
 _TIMEOUT = httpx.Timeout(30.0, connect=3.0)
 _TRIES = 3
+_MOST_PAUSE_S = 5.0
+"""Longest pause that a busy service gets."""
 _PAGE = 500
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -75,10 +77,13 @@ class Connection:
         self.http = http_client(url, token=token, allow_http=allow_http, stack=stack, timeout=_TIMEOUT)
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request that may be repeated; retry it when the connection breaks."""
+        """Send a request that may be repeated; retry it when the connection breaks, or the service is busy."""
         for left in reversed(range(_TRIES)):
             try:
-                return checked(self.http.request(method, path, **options))
+                answer = self.http.request(method, path, **options)
+                if not left or (pause_s := _busy_s(answer)) is None:
+                    return checked(answer)
+                time.sleep(pause_s)
             except httpx.ConnectError as error:
                 raise self.unreachable(error) from error
             except httpx.TransportError as error:
@@ -121,6 +126,13 @@ class Connection:
             if self._is_own
             else f"{what}; check ABLATE_URL, or unset it and start a stack here with `ablate up`"
         )
+
+
+def _busy_s(answer: httpx.Response) -> float | None:
+    """Return after how many seconds a busy service wants the request again, or None if it does not."""
+    after = answer.headers.get("Retry-After", "")
+    busy = answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and after.isdecimal()
+    return min(float(after), _MOST_PAUSE_S) if busy else None
 
 
 def connection_to(url: str | None, token: str | None, stack: HomeStack | None = None) -> Connection:

@@ -165,4 +165,8 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
     assert wait_until(lambda: answer(home, "show", "profiled")["ablation"]["mlflow_url"] is not None, patience_s=120)
-    assert contents(url)
+    shown = contents(url)
+    (with_table,) = (run for run in shown.values() if "kernels.csv" in dict(run["files"]))
+    assert "chunked" in with_table["name"]
+    assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
+    assert contents(url) == shown

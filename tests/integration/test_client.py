@@ -41,6 +41,8 @@ class _Service(BaseHTTPRequestHandler):
 
     seen: list[tuple[str, str, dict[str, str]]]
     failures_left: int
+    busy: list[dict[str, str]]
+    """Headers of the answers 503 that come first."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         return
@@ -63,6 +65,10 @@ class _Service(BaseHTTPRequestHandler):
         if type(self).failures_left:
             type(self).failures_left -= 1
             self.close_connection = True
+            return
+        if type(self).busy:
+            body = {"type": "urn:x", "title": "Busy", "status": 503, "detail": "Retry later", "errors": []}
+            self._answer(503, json.dumps(body).encode(), "application/problem+json", type(self).busy.pop())
             return
         self._answer(202, json.dumps(ACCEPTED).encode(), "application/json")
 
@@ -89,7 +95,7 @@ class _Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service() -> Iterator[type[_Service]]:
-    handler = type("Service", (_Service,), {"seen": [], "failures_left": 0})
+    handler = type("Service", (_Service,), {"seen": [], "failures_left": 0, "busy": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         handler.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
@@ -113,6 +119,22 @@ def test_submit_repeats_with_the_same_key_when_the_connection_breaks(client: Cli
     assert len(keys) == 2
     assert len(set(keys)) == 1
     assert service.seen[0][2]["Authorization"] == "Bearer a-token-for-tests"
+
+
+def test_submit_waits_for_a_busy_service_that_says_how_long(client: Client, service: type[_Service]) -> None:
+    service.busy = [{"Retry-After": "0"}, {"Retry-After": "0"}]
+    assert client.ablations.submit(SpecBody(content=b"ablation: x")).id == "abl_1"
+    assert len({headers["Idempotency-Key"] for _, _, headers in service.seen}) == 1
+
+
+@pytest.mark.parametrize(("busy", "calls"), [([{"Retry-After": "0"}] * 3, 3), ([{}], 1)])
+def test_a_service_that_stays_busy_fails(
+    client: Client, service: type[_Service], busy: list[dict[str, str]], calls: int
+) -> None:
+    service.busy = list(busy)
+    with pytest.raises(ServiceFailed, match="Retry later"):
+        client.ablations.submit(SpecBody(content=b"ablation: x"))
+    assert len(service.seen) == calls
 
 
 def test_submit_uses_a_fresh_key_for_every_submission(client: Client, service: type[_Service]) -> None:
