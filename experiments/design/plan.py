@@ -1,27 +1,27 @@
 """The plan of a spec: its arms and blocks with seeds and running orders, its detectable effect and its questions.
 
-A question is one variant against its baseline: the gates of both, the workload, the deciding metric and the node class.
-Names, seeds, numbers of blocks and steps, margins, limits and labels do not change the question.
+A question is one variant against its baseline: the content of both arms, in either order, the deciding metric and the
+node class. Names of ablations, recipes and arms, other arms beside them, seeds, numbers of blocks and steps, margins,
+limits and labels do not change the question, nor does a metric that follows from the same number.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
 from experiments.design.arms import Arm, resolve
-from experiments.design.config_fields import read_config, read_field
-from experiments.design.gates import GATES
-from experiments.design.metrics import METRICS, PEAK_METRICS, PRIMARY_METRICS
+from experiments.design.config_fields import read_config
+from experiments.design.metrics import METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
 from experiments.design.power import alpha_of, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
-from experiments.design.recipes import OVERRIDES, RECIPES
+from experiments.design.recipes import RECIPES
 from experiments.design.rule import rule_digest
 from experiments.design.spec import COMPARED_WITH_REPEATS, MAX_SEEDS, MIN_BLOCKS, AblationSpec
-from experiments.design.workload import Workload
+from experiments.design.trainable import trainable
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
@@ -330,43 +330,40 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
     """Return the digest of each variant's question by its name.
 
-    A variant that repeats the baseline has no question.
+    A question is an unordered pair of arms by their content. A variant that repeats the baseline has no question.
     """
-    shared = {
-        **_shared_work(spec.workload, plan.baseline),
-        "baseline": _gates(plan.baseline),
-        "metric": spec.verdict.primary.metric,
-        "node_class": plan.node_class,
-        "devices": plan.devices,
-    }
+    shared = {"node_class": plan.node_class, "devices": plan.devices}
+    base = plan.baseline
     return {
-        arm.name: digest({**shared, "variant": _gates(arm)})
+        arm.name: digest(
+            {
+                **shared,
+                "arms": sorted(_content(one) for one in (base, arm)),
+                "metric": _measured(spec.verdict.primary.metric, base, arm),
+            }
+        )
         for arm in plan.arms[1:]
-        if arm.digest != plan.baseline.digest
+        if arm.digest != base.digest
     }
+
+
+def _content(arm: Arm) -> str:
+    return digest(trainable(arm.config).content(arm.gates))
+
+
+def _measured(metric: str, base: Arm, other: Arm) -> str:
+    """Return a name that metrics share if they are the same number in another unit or under another name.
+
+    The metrics of the window follow from its throughput where both arms do the same work in a step. A printed metric
+    is the line that its program prints.
+    """
+    if metric in WINDOW_METRICS and trainable(base.config).work == trainable(other.config).work:
+        return "window"
+    lines: Mapping[str, str] = base.config.get("lines", {})
+    return f"line: {lines[metric]}" if metric in lines else metric
 
 
 def question_digest(variants: Iterable[str]) -> str | None:
     """Return the digest of a set of question digests; None for an empty one."""
     distinct = sorted(set(variants))
     return digest(distinct) if distinct else None
-
-
-def _gates(arm: Arm) -> dict[str, Any]:
-    """Return the gates that differ from their defaults, so that a later gate changes no question."""
-    return {name: value for name, value in arm.gates.items() if name not in GATES or value != GATES[name].default}
-
-
-def _shared_work(workload: Workload, baseline: Arm) -> dict[str, Any]:
-    """Return the part of a question that describes the work of all arms."""
-    if workload.recipe is None:
-        return {"command": baseline.config["command"], "environment": baseline.config["environment"]}
-    return {"recipe": workload.recipe, "overrides": _overrides(workload, workload.recipe)}
-
-
-def _overrides(workload: Workload, name: str) -> Mapping[str, Any]:
-    """Return the overrides that change the recipe; of a package's recipe, all."""
-    if name not in RECIPES:
-        return workload.overrides
-    recipe = RECIPES[name].config
-    return {key: value for key, value in workload.overrides.items() if value != read_field(recipe, OVERRIDES[key].path)}

@@ -5,7 +5,8 @@ kind of configuration.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from model.data.corpus import TORCH_HEADERS
 
 _ALSO_SHAPE = {"micro_batch"}
 """Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
+_ONLY_WITH = {"M": ("model.mamba", "model.scan"), "A": ("model.attention",), "F": ("model.mlp_ratio",)}
+"""Fields that have an effect only in a model with blocks of a kind."""
 _GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
 
 
@@ -62,6 +65,10 @@ class Trainable(ABC):
     @abstractmethod
     def shape(self) -> dict[str, Any]:
         """Return the part of the configuration on whose noise a calibration depends, as JSON."""
+
+    @abstractmethod
+    def content(self, gates: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the work of an arm as JSON, however its spec spells it: without names, seed and steps."""
 
     @abstractmethod
     def claim_of(self, name: str) -> Claim:
@@ -167,6 +174,14 @@ class BuiltInModel(Trainable):
         """Return the configuration without its gates, seed and steps."""
         return _without_gates({name: value for name, value in self.config.items() if name not in {"seed", "steps"}})
 
+    def content(self, gates: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that have an effect and differ from the defaults, so that a later field changes nothing."""
+        pattern, unused = self.config["model"]["pattern"], {"seed", "steps"}
+        unused |= {path for letter, paths in _ONLY_WITH.items() if letter not in pattern for path in paths}
+        unused |= {gate.path for name in gates if (gate := GATES.get(name)) and gate.unused_because(gates)}
+        unused |= set() if self.config["loss"] == "chunked" else {"loss_chunk_tokens"}
+        return _differing(self.config, asdict(TrainConfig()), unused)
+
     def claim_of(self, name: str) -> Claim:
         """Return the claim of a gate."""
         return GATES[name].claim
@@ -246,6 +261,11 @@ class Program(Trainable):
         """Return the command that all arms share, where it runs, and on how many devices."""
         return {name: self.config[name] for name in ("command", "environment", "devices")}
 
+    def content(self, _gates: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the command line, the variables and the code, wherever the spec divides a command from arguments."""
+        named = {name: self.config.get(name) for name in ("env", "code", "environment")}
+        return {"argv": [*self.config["command"], *self.config["args"]], **named}
+
     def claim_of(self, _name: str) -> Claim:
         """Return the weakest claim there is: nobody knows what an argument changes."""
         return Claim.CHANGES_MODEL
@@ -313,6 +333,10 @@ class PackagedRecipe(Program):
         shared = {name: package[name] for name in ("recipe", "version")}
         return {**shared, "values": values, "devices": self.config["devices"]}
 
+    def content(self, _gates: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the program and its values; its recipe may have any name."""
+        return {name: self._package[name] for name in ("train", "values")}
+
     def claim_of(self, name: str) -> Claim:
         """Return the declared claim of a gate."""
         return Claim(self._package["claims"][name])
@@ -341,6 +365,22 @@ def trainable(config: Mapping[str, Any]) -> Trainable:
     if config.get("package"):
         return PackagedRecipe(config)
     return Program(config) if is_program(config) else BuiltInModel(config)
+
+
+def _differing(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], unused: Set[str], where: str = ""
+) -> dict[str, Any]:
+    """Return the fields of `config` that differ from `defaults`, except at the dotted paths `unused`."""
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        default = defaults.get(name)
+        if f"{where}{name}" in unused or value == default:
+            continue
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            kept |= _differing(value, default, unused, f"{where}{name}.")
+        else:
+            kept[f"{where}{name}"] = value
+    return kept
 
 
 def _without_gates(config: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -93,8 +93,15 @@ def test_order_is_that_of_submission_even_at_the_same_moment(api: Api) -> None:
     assert [numbers[ablation_id] for ablation_id in ids] == [1, 2, 3, 4]
 
 
+def test_an_alias_of_the_metric_and_swapped_arms_are_the_same_question(api: Api) -> None:
+    api.submit(variants={"cache": PSIV}, verdict__primary={"metric": "step_s", "margin": "0.5%"})
+    swapped = {"none": {"gates": {"psiv_cache": False}}}
+    api.submit(baseline__gates={"chunk_size": 16, "psiv_cache": True}, variants=swapped)
+    assert family(api, api.submit()).number_of("psiv-on") == 3
+
+
 def test_other_question_and_calibration_are_no_family(api: Api) -> None:
-    api.submit(verdict__primary={"metric": "step_s", "margin": "0.5%"})
+    api.submit(verdict__primary={"metric": "peak_allocated_gib", "margin": "0.5%"})
     api.submit(purpose="calibration", variants={"again": {"gates": {"chunk_size": 16}}})
     asked = family(api, api.submit())
     assert (asked.number, asked.number_of("psiv-on")) == (1, 1)

@@ -15,6 +15,7 @@ from sqlalchemy import text
 from service.app import create_app
 from service.errors import ConfigurationError
 from service.store import migrate
+from service.store.ablations.circumstances import family_of
 from service.store.session import Store
 from service.store.tables import metadata
 from tests.api_stack import database_url, running_api, settings_for
@@ -76,6 +77,22 @@ def test_a_database_of_the_first_revision_goes_on(url: str, store: Store, tmp_pa
     with store.read() as connection:
         assert connection.execute(text("SELECT holder FROM leaders WHERE duty = 'judge'")).scalar_one() == "somebody"
     assert differences(store) == []
+
+
+def test_questions_of_an_earlier_version_still_count(url: str, store: Store, tmp_path: Path) -> None:
+    migrate.upgrade(store)
+    with running_api("sqlite", tmp_path, database_url=url) as api:
+        first = api.submit()
+        unreadable = api.submit()
+    with store.write() as connection:
+        connection.execute(text("UPDATE questions SET digest = 'sha256:as earlier'"))
+        later = text("UPDATE ablations SET spec_text = 'x' WHERE id = :id")
+        connection.execute(later, {"id": unreadable["id"]})
+    set_revision(store, "0016")
+    with running_api("sqlite", tmp_path, database_url=url) as api:
+        again = api.submit()
+    with store.read() as connection:
+        assert [one.ablation for one in family_of(connection, again["id"]).earlier] == [first["id"]]
 
 
 @pytest.mark.parametrize(("revision", "advice"), [("0014", "upgrades only from '0015'"), ("9999", "backup")])
