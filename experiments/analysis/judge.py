@@ -31,7 +31,7 @@ from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, 
 from experiments.block_numbers import block_list, block_name
 from experiments.design.metrics import PAIRED_METRICS, WINDOW_METRICS, declared_in
 from experiments.design.plan import Plan
-from experiments.design.power import MAX_BLOCKS, alpha_of, level_shares
+from experiments.design.power import MAX_BLOCKS, level_shares
 from experiments.design.program import DECLARED
 from experiments.design.rule import other_model, other_work, rule_digest, rule_of
 from experiments.design.spec import AblationSpec, Blocks
@@ -140,7 +140,7 @@ class _Judge:
 
     def _alpha(self, evidence: Evidence) -> float:
         number = self._circumstances.family.number_of(evidence.arm.name)
-        return alpha_of(number) * _share_at(self._spec.design.blocks, len(evidence.pairs))
+        return self._spec.verdict.level_of(number) * _share_at(self._spec.design.blocks, len(evidence.pairs))
 
     def __call__(
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
@@ -234,7 +234,7 @@ class _Judge:
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
         if answer.cause is not Cause.NOT_PROVED or primary is None:
             return {}
-        level = alpha_of(self._circumstances.family.number_of(arm) + 1) / len(self._plan.variants)
+        level = self._spec.verdict.level_of(self._circumstances.family.number_of(arm) + 1) / len(self._plan.variants)
         return chances_of(primary, level=level, margin_pct=self._primary.margin)
 
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
@@ -249,11 +249,15 @@ class _Judge:
 
     def _family_notes(self, arm: str) -> Iterator[str]:
         """Yield the number of this asking; every earlier ablation that ran anything counts, even without a sample."""
+        session = self._spec.verdict.session
+        if session is not None:
+            yield f"proposal {session.proposal} of session '{session.name}', tested at {100 * session.level:.2g} %"
         number = self._circumstances.family.number_of(arm)
         earlier = [one for one in self._circumstances.family.earlier if arm in one.asked]
         if number > 1:
             named = ", ".join(f"'{one.name}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
-            level = "" if self._primary.exact else f", tested at {100 * alpha_of(number):.2g} %"
+            counted = session is None and not self._primary.exact
+            level = f", tested at {100 * self._spec.verdict.level_of(number):.2g} %" if counted else ""
             yield f"asking {number} of this question{level}; before it: {named}"
 
 

@@ -11,7 +11,7 @@ from experiments.analysis.judge import judge
 from experiments.analysis.prediction import Conditions, chance_with_more, estimate_of
 from experiments.analysis.verdicts import Cause, VariantVerdict
 from experiments.design.plan import Plan
-from experiments.design.power import alpha_of, level_shares
+from experiments.design.power import level_shares
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import VerdictWord
 from experiments.records.circumstances import Circumstances
@@ -54,7 +54,7 @@ def at_look(
         words = ", ".join(f"'{variant.arm}' {variant.measured}" for variant in verdict.variants)
         return LookDecision(go_on=False, reason=f"after {blocks} blocks: {words}")
     chances = {
-        variant.arm: _chance(variant, spec, blocks, _level(plan, circumstances, variant)) for variant in undecided
+        variant.arm: _chance(variant, spec, blocks, _level(plan, spec, circumstances, variant)) for variant in undecided
     }
     best, chance = max(chances.items(), key=lambda entry: entry[1])
     reason = f"after {blocks} blocks the best chance of an answer by {looks[-1]} blocks is {chance:.0%} ('{best}')"
@@ -63,8 +63,8 @@ def at_look(
     return LookDecision(go_on=True, reason=reason)
 
 
-def _level(plan: Plan, circumstances: Circumstances, variant: VariantVerdict) -> float:
-    return alpha_of(circumstances.family.number_of(variant.arm)) / len(plan.variants)
+def _level(plan: Plan, spec: AblationSpec, circumstances: Circumstances, variant: VariantVerdict) -> float:
+    return spec.verdict.level_of(circumstances.family.number_of(variant.arm)) / len(plan.variants)
 
 
 def _undecided(variant: VariantVerdict, spec: AblationSpec) -> bool:

@@ -15,7 +15,6 @@ from experiments.design.power import (
     FEWER_BLOCKS,
     MAX_BLOCKS,
     PLANNED_POWER,
-    alpha_of,
     blocks_to_detect,
     detectable_per_sd,
     level_shares,
@@ -79,7 +78,7 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration])
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
     dependence = dependence_of(alike)
     last_look = level_shares(spec.design.blocks.schedule)[-1]
-    level, sd = alpha_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
+    level, sd = spec.verdict.level_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
     threshold = spec.verdict.primary.threshold_pct
     wider = partial(widening, dependence)
     needed = blocks_to_detect(

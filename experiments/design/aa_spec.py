@@ -59,6 +59,7 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     values["design"] |= {"blocks": {"count": blocks}, "order_seed": order_seed}
     values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
     values["verdict"]["require"] = []
+    values["verdict"].pop("session", None)
     values["labels"] = {name: value for name, value in like.labels.items() if name != SENTINEL}
     if sentinel:
         values["labels"] = {SENTINEL: sentinel}

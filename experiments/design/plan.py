@@ -16,7 +16,7 @@ from pydantic import Field
 from experiments.design.arms import Arm, resolve
 from experiments.design.config_fields import read_config
 from experiments.design.metrics import METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
-from experiments.design.power import alpha_of, detectable_per_sd, level_shares
+from experiments.design.power import detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.recipes import RECIPES
 from experiments.design.rule import rule_digest
@@ -151,7 +151,8 @@ def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:
     if spec.verdict.primary.exact:
         return None
     blocks = spec.design.blocks
-    return detectable_per_sd(blocks.number, level=alpha_of(1) * level_shares(blocks.schedule)[-1] / variants)
+    level = spec.verdict.level_of(1) * level_shares(blocks.schedule)[-1] / variants
+    return detectable_per_sd(blocks.number, level=level)
 
 
 def plan_blocks(spec: AblationSpec, arms: Sequence[str]) -> tuple[BlockPlan, ...]:

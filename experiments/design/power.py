@@ -1,4 +1,4 @@
-"""Levels and power: the error budget of askings and looks, and the effect that a number of blocks detects.
+"""Levels and power: the error budget of askings, looks and sessions, and the effect that a number of blocks detects.
 
 scipy is imported on use: a node that runs a plan does not need it and may not have it.
 """
@@ -36,6 +36,35 @@ def alpha_of(number: int) -> float:
         raise ValueError(f"askings count from 1, got {number}")
     first = FIRST_SHARE * ALPHA
     return first if number == 1 else (ALPHA - first) / (number * (number - 1))
+
+
+SESSION_ALPHA = 0.05
+"""Share of wrong *keep* among the *keep* of a session, in expectation."""
+_SESSION_FIRST = SESSION_ALPHA / 2
+"""Part of it that the proposals share until the first *keep*; the other part comes with that one."""
+_DECAY = 1.3
+_DECAY_SUM = 3.9319492119
+"""Of t ** -1.3 over all t from 1 on, rounded up."""
+
+
+def session_level(number: int, kept: Sequence[int] = ()) -> float:
+    """Return the two-sided level of the `number`-th proposal of a session, from 1, after *keep* at the numbers `kept`.
+
+    The method is LORD++ (docs/statistics.md). Its level is one-sided, because only *keep* is a discovery; a two-sided
+    test at twice that level finds an improvement as often. Rounded down to six digits.
+    """
+    if number < 1 or any(not 1 <= one < number for one in kept):
+        raise ValueError(f"proposals count from 1, and earlier ones were kept; got {number} after {list(kept)}")
+    first, *later = sorted(kept) or [number]
+    level = _SESSION_FIRST * _spent(number) + (SESSION_ALPHA - _SESSION_FIRST) * _spent(number - first)
+    level = 2 * (level + SESSION_ALPHA * math.fsum(_spent(number - one) for one in later))
+    digits = 10.0 ** (5 - math.floor(math.log10(level)))
+    return math.floor(level * digits) / digits
+
+
+def _spent(lag: int) -> float:
+    """Return the share of a budget that the `lag`-th proposal after its arrival spends; zero at its arrival."""
+    return lag**-_DECAY / _DECAY_SUM if lag else 0.0
 
 
 def level_shares(looks: Sequence[int]) -> tuple[float, ...]:

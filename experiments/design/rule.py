@@ -116,6 +116,13 @@ SEEDS: dict[str, Any] = {
 """Addition to the comparison where a declared metric decides."""
 
 
+SESSION: dict[str, Any] = {
+    "askings": "the session gives each proposal its level, whatever was asked before (LORD++: 5 % wrong ones among the "
+    "kept ones); a proposal spends it when it is submitted, and only a kept one gives some back",
+}
+"""In place of the level of an asking where the ablation is a proposal of a session."""
+
+
 def window_estimator(slice_steps: int) -> dict[str, Any]:
     """Return the estimator of windows whose slices have `slice_steps` steps; 0: no slices."""
     return {**ESTIMATOR, **SLICES, "slice": slice_steps} if slice_steps else ESTIMATOR
@@ -145,7 +152,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice),
-        "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _other_model(spec) | _of_declared(spec),
+        "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _additions(spec),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
 
@@ -153,6 +160,16 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
 def _required(spec: AblationSpec, requirement: Requirement) -> dict[str, Any]:
     values = requirement.model_dump(mode="json", exclude_none=True)
     return values if requirement.margin is None else {**values, "better": spec.metric_named(requirement.metric).better}
+
+
+def _additions(spec: AblationSpec) -> dict[str, Any]:
+    return _other_model(spec) | _of_declared(spec) | _of_session(spec)
+
+
+def _of_session(spec: AblationSpec) -> dict[str, Any]:
+    """Return the proposal's number and level, which only the judge of a metric with noise uses."""
+    session = spec.verdict.session
+    return {} if session is None else {**SESSION, "session": session.model_dump(mode="json")}
 
 
 def _of_declared(spec: AblationSpec) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from experiments.design.metrics import (
     declared_metric,
 )
 from experiments.design.packages import installed
-from experiments.design.power import MAX_BLOCKS
+from experiments.design.power import MAX_BLOCKS, SESSION_ALPHA, alpha_of
 from experiments.design.problems import listed, shown
 from experiments.design.spec_values import (
     NAME_PATTERN,
@@ -68,6 +68,8 @@ COMPARED_WITH_REPEATS = frozenset({"envelope", "as_claimed"})
 MAX_VARIANTS = 64
 MAX_SEEDS = 64
 MAX_REQUIREMENTS = 32
+MAX_KEPT = 1000
+"""Most proposals of one session that can be kept."""
 
 
 def _primary_schema(schema: dict[str, Any]) -> None:
@@ -419,14 +421,41 @@ class Requirement(SpecPart):
         return self
 
 
+class SessionLevel(SpecPart):
+    """A proposal of a session, and the level that the session's budget gives it (`experiments.design.proposals`)."""
+
+    name: Name = Field(description="Name of the session.")
+    proposal: int = Field(ge=1, le=2**53 - 1, description="Number of the proposal, from 1.")
+    kept: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**53 - 1)], ...],
+        Field(strict=False, max_length=MAX_KEPT, description="Kept proposals before it, from which the level follows."),
+    ] = ()
+    level: float = Field(gt=0, le=2 * SESSION_ALPHA, description="Two-sided level of the proposal's tests.")
+
+
+def _rule_schema(schema: dict[str, Any]) -> None:
+    without_null(schema, "session")
+
+
 class VerdictRule(SpecPart):
     """The verdict rule, hashed before the first sample."""
+
+    model_config = ConfigDict(json_schema_extra=_rule_schema)
 
     primary: Primary
     require: Annotated[
         tuple[Requirement, ...],
         Field(strict=False, max_length=MAX_REQUIREMENTS, description="Further conditions for adopting a variant."),
     ] = ()
+    session: SessionLevel | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Set by the service for a proposal of a session; a submitted spec must not have it.",
+    )
+
+    def level_of(self, asking: int) -> float:
+        """Return the two-sided level of the `asking`-th asking of a question; in a session that of the proposal."""
+        return alpha_of(asking) if self.session is None else self.session.level
 
 
 class AblationSpec(SpecPart):

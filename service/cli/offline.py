@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import with_number
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
@@ -47,6 +48,7 @@ def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration
     """
     content, content_type = with_number(body.content, body.content_type, calibrations)
     spec = parse_spec(content, content_type)
+    refuse_session_key(spec)
     plan = make_plan(spec)
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
@@ -9,8 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 
+from experiments.analysis.proposals import refuse_session_key
 from experiments.design.rule import rule_digest
-from experiments.errors import BundleError, SpecProblem
+from experiments.errors import BundleError, SpecError, SpecProblem
 from experiments.outcomes import AblationState
 from experiments.records.bundle import Bundle, join_bundles
 from experiments.records.bundle_files import MANIFEST, PLAN, read_tar_stream
@@ -111,6 +113,13 @@ def _verified(archive: bytes) -> Bundle:
         bundle = join_bundles(bundles)
     except BundleError as error:
         raise Invalid("the bundles do not belong together; nothing was imported", problems=error.problems) from error
+    try:
+        refuse_session_key(bundle.plan_file.spec)
+    except SpecError as error:
+        problems = [_in_archive(replace(one, pointer=f"{PLAN}{one.pointer}")) for one in error.problems]
+        raise Invalid(
+            "a proposal belongs to the session of a service; nothing was imported", problems=problems
+        ) from error
     ours, planned = rule_digest(bundle.plan_file.spec), bundle.plan_file.plan.rule_digest
     if ours != planned:
         detail = f"the rule was hashed as {planned} before the first sample; this service would judge by {ours}"

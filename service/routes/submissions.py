@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
+from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import sizing_problems, with_number
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
@@ -73,6 +74,7 @@ _HEADERS = {
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
     spec = parse_spec(body.content, body.content_type)
+    refuse_session_key(spec)
     if spec.design.blocks.auto:
         _, spec, plan = _numbered(services, body)
     else:
@@ -160,6 +162,7 @@ def _body_digest(body: SpecBody) -> str:
 
 def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> StoredAnswer:
     spec = parse_spec(body.content, body.content_type)
+    refuse_session_key(spec)
     if spec.workload.command is not None and not principal.scope.includes(Scope.CODE):
         raise Forbidden(
             f"a spec with a command runs code on a node: this needs a token with scope '{Scope.CODE}'; "

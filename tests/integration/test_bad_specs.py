@@ -52,6 +52,15 @@ def test_a_design_whose_reports_the_service_would_reject_is_refused(api: Api, ve
     assert ask(":plan", 10_000, 500).is_success
 
 
+@pytest.mark.parametrize("verb", [":plan", ""])
+def test_a_spec_cannot_choose_the_level_of_its_tests(api: Api, verb: str) -> None:
+    values = spec_values(verdict__session={"name": "mine", "proposal": 1, "kept": [], "level": 0.1})
+    headers = {**api.admin, "Idempotency-Key": uuid.uuid4().hex}
+    answer = api.client.post(f"/v1/ablations{verb}", json=values, headers=headers)
+    assert pointers(answer, 422) == ["#/verdict/session"]
+    assert not any(stored(api).values())
+
+
 @pytest.mark.parametrize(("changes", "where"), [row[1:3] for row in BAD], ids=[row[0] for row in BAD])
 def test_bad_spec_gets_a_problem_and_leaves_nothing(api: Api, changes: dict[str, Any], where: str) -> None:
     answer = post(api, json.dumps(bad_values(changes)).encode(), JSON)

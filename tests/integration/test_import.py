@@ -153,6 +153,14 @@ def test_altered_plan_is_refused(api: Api) -> None:
     assert "was altered" in problems(send(api, sealed(file, files)))["archive:bundle-1/plan.json"]
 
 
+def test_a_proposal_with_a_level_of_its_own_is_refused(api: Api) -> None:
+    session = {"name": "mine", "proposal": 1, "kept": [], "level": 0.1}
+    file, before = make_file(verdict__session=session), rows(api.store, ablations)
+    found = problems(send(api, make_bundle(file)))
+    assert "the service sets 'session'" in found["archive:plan.json#/verdict/session"]
+    assert rows(api.store, ablations) == before
+
+
 def test_ablation_that_was_submitted_here_is_not_overwritten(api: Api) -> None:
     submitted = api.submit()
     answer = send(api, make_bundle(resealed(make_file(), ablation_id=submitted["id"])))

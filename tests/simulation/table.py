@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from experiments.analysis.statistics import percent
-from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect
+from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect, detectable_per_sd
 from tests.simulation import draws, traps
 from tests.simulation.cases import (
     ASKINGS,
@@ -25,7 +25,8 @@ from tests.simulation.cases import (
 )
 from tests.simulation.dependence import SOURCES, dependent
 from tests.simulation.noise import SD
-from tests.simulation.rates import Rate
+from tests.simulation.rates import Rate, rate
+from tests.simulation.sessions import PROPOSALS, levels_without_keep, mixed, nulls, planted, sessions
 
 _HIDDEN = 0.2
 """Mean number of stalled steps per window; so few that a few blocks may have none."""
@@ -41,6 +42,7 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _bootstrap_table(repetitions)
     yield _losses_table(repetitions)
     yield _dependence_table(repetitions)
+    yield from session_tables(repetitions // 4)
 
 
 def _noise_table(name: str, repetitions: int) -> str:
@@ -162,6 +164,36 @@ def _dependence_table(repetitions: int) -> str:
     heads = ("correlated quantity", "strength", "autocorrelation of d", "blocks", "wrong, t test", "wrong, widened",
              "widening factor")  # fmt: skip
     return _table("Dependence between blocks: wrong better or worse", heads, rows)
+
+
+def session_tables(number: int) -> Iterator[str]:
+    """Yield the tables of `number` sessions per cell."""
+    normal, rows = noisy("normal"), []
+    cases = [("normal", blocks) for blocks in BLOCKS] + [(name, 10) for name in NOISES if name != "normal"]
+    for name, blocks in cases:
+        kept = sessions(noisy(name), nulls(number), blocks=blocks)
+        greedy = f"{kept.by_greed.sum(axis=1).mean():.0f}"
+        rows.append((name, blocks, kept.any_false, kept.any_false_by_greed, greedy))
+    heads = ("noise", "blocks", "keeps anything", "greed keeps anything", "greed keeps, of 200")
+    yield _table(f"Sessions of {PROPOSALS} proposals that change nothing", heads, rows)
+    rows = []
+    for at, level in levels_without_keep((1, 10, 100)):
+        for blocks in BLOCKS:
+            found = [sessions(normal, planted(number, at=at, effect_pct=pct), blocks=blocks) for pct in (1.0, 2.0)]
+            detectable = f"{detectable_per_sd(blocks, level=level):.2f} sd"
+            rows.append(
+                (at, f"{100 * level:.2g} %", blocks, detectable, *(rate(one.by_budget[:, -1]) for one in found))
+            )
+    heads = ("proposal", "two-sided level", "blocks", "detectable", "keeps 1 % (2 sd)", "keeps 2 % (4 sd)")
+    yield _table("One improvement after proposals that change nothing", heads, rows)
+    rows = []
+    for pct in (1.0, 2.0):
+        for blocks in BLOCKS:
+            kept = sessions(normal, mixed(number, share=0.1, effect_pct=pct), blocks=blocks)
+            shares = [f"{100 * kept.false_share(greed=greed):.1f} %" for greed in (False, True)]
+            rows.append((f"{pct:g} %", blocks, kept.found, *shares))
+    heads = ("improvement", "blocks", "improvements kept", "wrong among the kept", "the same by greed")
+    yield _table(f"Sessions of {PROPOSALS} proposals, one in ten an improvement", heads, rows)
 
 
 def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:

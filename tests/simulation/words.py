@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from experiments.analysis.sample_checks import SPREAD_LEVEL, STALL_LEVEL, is_clear, p_equal_spread
 from experiments.analysis.statistics import Array, count_flip_p, fit, holm, log_ratio
@@ -93,9 +93,10 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
     )
 
 
-def words_of(windows: Windows, *, alpha: float, margin_pct: float, effects: Array) -> Words:
-    """Judge every variant at `alpha`, its throughput changed by `effects` (variants,) in natural log units."""
-    fitted = fit(windows.d + effects[:, None], windows.places)
+def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: Array) -> Words:
+    """Judge every variant at `alpha`, its throughput changed by `effects` (..., variants) in natural log units."""
+    alpha = np.asarray(alpha, dtype=np.float64)
+    fitted = fit(windows.d + effects[..., None], windows.places)
     mean, family = fitted.mean, fitted.mean.shape[-1]
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
     different = holm(fitted.p_different(), family) <= alpha

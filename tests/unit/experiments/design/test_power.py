@@ -1,8 +1,15 @@
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
-from experiments.design.power import alpha_of, blocks_to_detect, detectable_per_sd, level_shares
+from experiments.design.power import (
+    SESSION_ALPHA,
+    alpha_of,
+    blocks_to_detect,
+    detectable_per_sd,
+    level_shares,
+    session_level,
+)
 
 
 @pytest.mark.parametrize(("blocks", "share"), [(4, 1), (6, 1), (6, 64), (50, 4), (2000, 1)])
@@ -38,3 +45,34 @@ def test_blocks_to_detect_is_the_fewest() -> None:
 def test_blocks_to_detect_keeps_the_minimum_and_gives_up_beyond_2000() -> None:
     assert blocks_to_detect(10.0, 0.1, minimum=7) == 7
     assert blocks_to_detect(0.001, 1.0, minimum=6) is None
+
+
+def lord_plus_plus(number: int, kept: list[int]) -> float:
+    """Return the one-sided level of LORD++ as its authors write it, with its sum over all t."""
+    gamma = np.arange(1.0, number + 1) ** -1.3 / special.zeta(1.3)
+    wealth = {0: 0.025, **dict.fromkeys(kept, 0.05)}
+    if kept:
+        wealth[min(kept)] = 0.05 - 0.025
+    return float(sum(part * gamma[number - arrived - 1] for arrived, part in wealth.items()))
+
+
+def test_levels_of_a_session_are_those_of_lord_plus_plus() -> None:
+    rng = np.random.default_rng(29)
+    for _ in range(300):
+        number = int(rng.integers(1, 2000))
+        kept = sorted({int(one) for one in rng.integers(1, number, rng.integers(0, 6))}) if number > 1 else []
+        expected = 2 * lord_plus_plus(number, kept)
+        assert expected * (1 - 2e-5) < session_level(number, rng.permutation(kept).tolist()) <= expected
+
+
+def test_all_levels_of_a_session_keep_to_its_budget() -> None:
+    """Without a keep they sum to half of it, and each keep brings at most the budget once more."""
+    assert sum(session_level(number) / 2 for number in range(1, 20_000)) <= SESSION_ALPHA / 2
+    always = [session_level(number, range(1, number)) / 2 for number in range(1, 400)]
+    assert max(always) <= SESSION_ALPHA
+
+
+@pytest.mark.parametrize(("number", "kept"), [(0, []), (-1, []), (3, [3]), (3, [0]), (3, [4])])
+def test_a_level_needs_a_number_and_earlier_keeps(number: int, kept: list[int]) -> None:
+    with pytest.raises(ValueError, match="proposals count from 1, and earlier ones were kept"):
+        session_level(number, kept)

@@ -1,0 +1,159 @@
+"""Proposals of a session: one variant after another against the incumbent, under one error budget.
+
+The incumbent is the baseline of the spec that opened the session, until a proposal is kept: then it is that proposal's
+variant. The level of a proposal is a part of its spec, so it is fixed and hashed before the first sample.
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from enum import StrEnum
+from typing import Any
+
+import yaml
+
+from experiments.analysis.verdicts import Verdict
+from experiments.design.aa_spec import CONTENT_TYPE
+from experiments.design.load import load_values, parse_spec
+from experiments.design.power import session_level
+from experiments.design.problems import listed, pointer, shown
+from experiments.design.spec import AblationSpec, SessionLevel
+from experiments.errors import SpecError, SpecProblem
+from experiments.outcomes import BASELINE, Decision
+
+
+class ProposalOutcome(StrEnum):
+    """Answer to a proposal."""
+
+    KEEP = "keep"
+    """The rule adopts it: it is the next incumbent."""
+    DISCARD = "discard"
+    """Proved to be worse or the same, better by less than the rule asks for, or a requirement is not met."""
+    UNDECIDED = "undecided"
+    """Everything else: not proved, no valid measurements, cancelled."""
+
+
+_OUTCOMES = {
+    Decision.ADOPT: ProposalOutcome.KEEP,
+    Decision.REJECT: ProposalOutcome.DISCARD,
+    Decision.SAME: ProposalOutcome.DISCARD,
+    Decision.INCONCLUSIVE: ProposalOutcome.UNDECIDED,
+    Decision.INVALID: ProposalOutcome.UNDECIDED,
+}
+
+
+def outcome_of(verdict: Verdict) -> ProposalOutcome:
+    """Return the answer to the proposal whose only variant has this verdict."""
+    (variant,) = verdict.variants
+    return _OUTCOMES[variant.decision]
+
+
+def refuse_session_key(spec: AblationSpec) -> None:
+    """Raise SpecError if a submitted spec names a session: its author would choose the level."""
+    if spec.verdict.session is not None:
+        detail = "the service sets 'session', with the level that the session's budget leaves; a spec cannot have it"
+        hint = f"remove it and use: ablate try --session {spec.verdict.session.name} -- SPEC"
+        raise SpecError([SpecProblem(pointer=pointer("verdict", "session"), detail=detail, hint=hint)])
+
+
+def opening_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find parts of a spec that cannot open a session."""
+    if spec.purpose == "calibration":
+        detail = "a session compares proposals with an incumbent; a calibration compares the baseline with itself"
+        yield SpecProblem(pointer=pointer("purpose"), detail=detail, hint="leave purpose out")
+    if not spec.metric.better:
+        detail = f"'{spec.verdict.primary.metric}' has no direction of improvement, so no proposal can be kept"
+        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail)
+
+
+def proposal_problems(spec: AblationSpec, incumbent: AblationSpec, session: str) -> Iterator[SpecProblem]:
+    """Find reasons why `spec` is no proposal of a session whose incumbent is the baseline of the spec `incumbent`.
+
+    Workload, baseline, placement and rule must be those of the incumbent. Variant, design, limits and labels are free.
+    """
+    if len(spec.variants) != 1:
+        detail = f"a proposal is one variant; given: {len(spec.variants)} ({listed(spec.variants)})"
+        yield SpecProblem(pointer=pointer("variants"), detail=detail, hint="propose them one after another")
+    if spec.purpose != incumbent.purpose:
+        yield SpecProblem(pointer=pointer("purpose"), detail="a calibration is no proposal", hint="leave purpose out")
+    for part in ("workload", "baseline", "placement", "verdict"):
+        own, other = (_comparable(part, one) for one in (spec, incumbent))
+        for path in _differing(own, other, (part,)):
+            given, expected = (_at(values, path[1:]) for values in (own, other))
+            whose = "the incumbent of " if part in ("workload", "baseline") else ""
+            detail = f"{whose}session '{session}' has {_text(expected)} here; given: {_text(given)}"
+            yield SpecProblem(pointer=pointer(*path), detail=detail, hint=_HINTS[part].format(session))
+
+
+_HINTS = {
+    "workload": "begin with the incumbent's spec: ablate sessions spec {}",
+    "baseline": "begin with the incumbent's spec: ablate sessions spec {}",
+    "placement": "another machine has other speeds and another noise: open another session",
+    "verdict": "a rule that changes on the way would choose its winner: open another session",
+}
+_ABSENT = object()
+
+
+def _comparable(part: str, spec: AblationSpec) -> dict[str, Any]:
+    """Return the part as plain values without keys that each proposal has of its own."""
+    values: dict[str, Any] = getattr(spec, part).model_dump(mode="json")
+    own = {"workload": ("require_kernels",), "verdict": ("session",)}.get(part, ())
+    return {name: value for name, value in values.items() if name not in own}
+
+
+def _differing(own: Any, other: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of values that differ."""
+    if isinstance(own, Mapping) and isinstance(other, Mapping):
+        for name in dict.fromkeys([*own, *other]):
+            yield from _differing(own.get(name, _ABSENT), other.get(name, _ABSENT), (*path, name))
+    elif own != other or type(own) is not type(other):
+        yield path
+
+
+def _at(values: Any, path: tuple[str | int, ...]) -> Any:
+    for name in path:
+        values = values.get(name, _ABSENT)
+    return values
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    return listed(map(shown, value)) if isinstance(value, list) else shown(value)
+
+
+def proposed(body: bytes, content_type: str, session: str, *, number: int, kept: tuple[int, ...]) -> bytes:
+    """Return the YAML of the spec in `body` as proposal `number` of `session`, with its level."""
+    values = load_values(body, content_type)
+    level = SessionLevel(name=session, proposal=number, kept=kept, level=session_level(number, kept))
+    values["verdict"]["session"] = level.model_dump(mode="json")
+    return _yaml(values)
+
+
+def with_kept(body: bytes, content_type: str) -> bytes:
+    """Return the YAML of a kept proposal's spec with its variant as the baseline.
+
+    Its arm has the configuration of that variant. The variant itself stays, to be changed into the next proposal.
+    """
+    values = load_values(body, content_type)
+    ((variant, own),) = deepcopy(values["variants"]).items()  # YAML would write a value at two places as an anchor
+    baseline, workload = values.get("baseline") or {}, values["workload"]
+    if own.get("gates") is not None:
+        baseline["gates"] = {**(baseline.get("gates") or {}), **own["gates"]}
+    baseline |= {name: own[name] for name in ("args", "env") if own.get(name) is not None}
+    if own.get("code") is not None:
+        repository = workload["code"] if isinstance(own["code"], Mapping) and set(own["code"]) == {"commit"} else {}
+        workload["code"] = {**repository, **own["code"]} if isinstance(own["code"], Mapping) else own["code"]
+    patterns = workload.pop("require_kernels", None)
+    if patterns:
+        workload["profile"] = True  # required kernels imply the profiled step
+    if patterns and variant in patterns:
+        workload["require_kernels"] = {BASELINE: patterns[variant]}
+    values["baseline"] = baseline
+    del values["verdict"]["session"]
+    text = _yaml(values)
+    parse_spec(text, CONTENT_TYPE)
+    return text
+
+
+def _yaml(values: dict[str, Any]) -> bytes:
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120).encode()

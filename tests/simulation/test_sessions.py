@@ -1,0 +1,40 @@
+"""Sessions keep to their budget where greed keeps something in every session."""
+
+import pytest
+
+from experiments.design.power import SESSION_ALPHA, session_level
+from tests.simulation.cases import noisy
+from tests.simulation.rates import rate
+from tests.simulation.sessions import mixed, nulls, planted, sessions
+from tests.simulation.test_cases import is_at_least, is_at_most
+
+NORMAL = noisy("normal")
+
+
+def test_sessions_of_null_proposals_keep_nothing_and_greedy_ones_keep_half() -> None:
+    kept = sessions(NORMAL, nulls(250, proposals=40), blocks=6)
+    assert is_at_most(kept.any_false, SESSION_ALPHA / 2)
+    assert kept.any_false_by_greed.value == 1
+    assert kept.by_greed.mean() == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("at", "least", "most"), [(1, 0.8, 1.0), (10, 0.45, 0.75), (100, 0.08, 0.35)])
+def test_a_late_improvement_is_kept_less_often(at: int, least: float, most: float) -> None:
+    found = rate(sessions(NORMAL, planted(100, at=at, effect_pct=1.0), blocks=10).by_budget[:, -1])
+    assert is_at_least(found, least)
+    assert is_at_most(found, most)
+
+
+def test_few_of_the_kept_proposals_are_wrong_where_some_improve() -> None:
+    kept = sessions(NORMAL, mixed(60, share=0.1, effect_pct=2.0), blocks=10)
+    assert kept.false_share() <= SESSION_ALPHA
+    assert kept.false_share(greed=True) > 0.5
+    assert is_at_least(kept.found, 0.85)
+
+
+def test_kept_proposals_raise_the_level_of_later_ones_only() -> None:
+    effects = nulls(3, proposals=6)
+    effects[:, 1] = 20.0
+    kept = sessions(NORMAL, effects, blocks=6)
+    assert kept.by_budget[:, 1].all()
+    assert session_level(3, [2]) > session_level(3) > session_level(4)

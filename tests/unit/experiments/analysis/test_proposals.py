@@ -1,0 +1,226 @@
+"""Proposals of a session: the level in spec, rule and tests, what a proposal may change, and the next incumbent."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from experiments.analysis.judge import judge
+from experiments.analysis.looks import at_look
+from experiments.analysis.proposals import (
+    ProposalOutcome,
+    opening_problems,
+    outcome_of,
+    proposal_problems,
+    proposed,
+    refuse_session_key,
+    with_kept,
+)
+from experiments.design.aa_spec import calibration_spec
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.power import alpha_of, detectable_per_sd, session_level
+from experiments.design.rule import rule_of
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+from experiments.outcomes import Outcome, VerdictWord
+from experiments.records.circumstances import CALIBRATED, Circumstances
+from tests.factories import command_values, make_receipt, make_receipts, spec_values
+from tests.unit.experiments.analysis.test_caps import asked
+
+AGAIN = "'again' (cancelled)"
+ONE = {"psiv-on": {"gates": {"psiv_cache": True}}}
+
+
+def values_of(**changes: Any) -> dict[str, Any]:
+    return spec_values(**{"variants": ONE, **changes})
+
+
+def as_proposal(values: dict[str, Any], number: int = 3, kept: tuple[int, ...] = ()) -> AblationSpec:
+    text = proposed(json.dumps(values).encode(), "application/json", "night", number=number, kept=kept)
+    return parse_spec(text, "application/yaml")
+
+
+def judged(spec: AblationSpec, ratio: float, circumstances: Circumstances = CALIBRATED, **options: Any) -> Any:
+    plan = make_plan(spec)
+    receipts = make_receipts(plan, {"psiv-on": ratio}, **{"sd": 0.001, **options})
+    return judge(plan, spec, receipts, circumstances)
+
+
+@pytest.mark.parametrize("asking", [1, 5])
+@pytest.mark.parametrize(("number", "kept"), [(1, ()), (3, ()), (3, (1, 2)), (100, (7,))])
+def test_the_level_of_a_proposal_takes_the_place_of_that_of_an_asking(
+    asking: int, number: int, kept: tuple[int, ...]
+) -> None:
+    spec = as_proposal(values_of(), number, kept)
+    variant = judged(spec, 1.03, asked(asking)).variants[0]
+    assert variant.primary is not None
+    assert variant.primary.alpha == session_level(number, kept) == spec.verdict.level_of(asking)
+    assert f"proposal {number} of session 'night', tested at {100 * session_level(number, kept):.2g} %" in variant.notes
+    told = [note for note in variant.notes if note.startswith("asking")]
+    assert told == [f"asking 5 of this question; before it: {', '.join([AGAIN] * 3)}"] * (asking == 5)
+
+
+def test_the_level_is_part_of_the_rule_and_cannot_be_chosen_afterwards() -> None:
+    spec, other = as_proposal(values_of()), as_proposal(values_of(), 4)
+    assert rule_of(spec)["comparison"]["session"] == {
+        "name": "night",
+        "proposal": 3,
+        "kept": [],
+        "level": session_level(3),
+    }
+    assert "LORD++" in rule_of(spec)["comparison"]["askings"]
+    plan = make_plan(spec)
+    assert plan.rule_digest not in {make_plan(other).rule_digest, make_plan(parse(values_of())).rule_digest}
+    receipts = make_receipts(plan, {"psiv-on": 1.03}, sd=0.001)
+    assert judge(plan, spec, receipts, CALIBRATED).variants[0].verdict is VerdictWord.BETTER
+    assert judge(plan, other, receipts, CALIBRATED).variants[0].verdict is VerdictWord.INVALID
+
+
+def parse(values: dict[str, Any]) -> AblationSpec:
+    return parse_spec(json.dumps(values).encode(), "application/json")
+
+
+def test_plans_and_looks_use_the_level_of_the_proposal() -> None:
+    spec = as_proposal(values_of(design__blocks={"looks": [6, 8, 12]}), 50)
+    plan = make_plan(spec)
+    share = 1 - (8 / 12) ** 2
+    assert plan.mde_pct_per_sd_pct == detectable_per_sd(12, level=session_level(50) * share)
+    plain = parse(values_of(design__blocks={"looks": [6, 8, 12]}))
+    late, early = (chance(one) for one in (spec, plain))
+    assert late < 0.5 * early
+
+
+def chance(spec: AblationSpec) -> float:
+    """The chance of an answer at the first look, which its reason tells in percent."""
+    plan = make_plan(spec)
+    receipts = make_receipts(plan, {"psiv-on": 1.02}, sd=0.02, seed=2)
+    return float(at_look(plan, spec, receipts, CALIBRATED, 0).reason.partition("blocks is ")[2].partition("%")[0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "outcome"),
+    [(1.03, ProposalOutcome.KEEP), (0.97, ProposalOutcome.DISCARD), (1.004, ProposalOutcome.UNDECIDED)],
+)
+def test_a_decision_is_keep_discard_or_undecided(ratio: float, outcome: ProposalOutcome) -> None:
+    assert outcome_of(judged(as_proposal(values_of()), ratio, sd=0.004)) is outcome
+
+
+def test_a_proven_null_and_a_broken_variant_are_discarded_and_an_invalid_one_is_undecided() -> None:
+    assert outcome_of(judged(as_proposal(values_of()), 1.0, sd=0.0001)) is ProposalOutcome.DISCARD
+    spec = as_proposal(values_of())
+    plan = make_plan(spec)
+    for outcome, expected in ((Outcome.OOM, ProposalOutcome.DISCARD), (Outcome.INVALID, ProposalOutcome.UNDECIDED)):
+        ended = {"baseline": {}, "psiv-on": {"outcome": outcome, "message": "it ended"}}
+        receipts = [make_receipt(plan, block, arm, **ended[arm]) for block in plan.blocks for arm in block.order]
+        assert outcome_of(judge(plan, spec, receipts, CALIBRATED)) is expected
+
+
+def test_a_late_proposal_needs_more_than_an_early_one() -> None:
+    words = [judged(as_proposal(values_of(), number), 1.02, sd=0.004, seed=5).variants[0] for number in (1, 150)]
+    assert [word.verdict for word in words] == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
+    assert alpha_of(1) > session_level(1)
+
+
+def test_a_submitted_spec_cannot_choose_its_level() -> None:
+    refuse_session_key(parse(values_of()))
+    with pytest.raises(SpecError) as refused:
+        refuse_session_key(as_proposal(values_of()))
+    (problem,) = refused.value.problems
+    assert (problem.pointer, "ablate try --session night" in str(problem.hint)) == ("#/verdict/session", True)
+
+
+def test_a_calibration_like_a_proposal_has_no_session() -> None:
+    like = as_proposal(values_of())
+    text = calibration_spec(like, node_class="cpu", blocks=20, order_seed=1)
+    assert parse_spec(text, "application/yaml").verdict.session is None
+
+
+LOSS = {"metric": "loss_val", "margin": "0%", "adopt_if": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"variants": {**ONE, "chunk-32": {"gates": {"chunk_size": 32}}}}, {"#/variants"}),
+        ({"baseline": {}}, {"#/baseline/gates/chunk_size"}),
+        ({"baseline": {"gates": {"chunk_size": 32}}}, {"#/baseline/gates/chunk_size"}),
+        ({"workload__steps__timed": 5}, {"#/workload/steps/timed"}),
+        ({"workload__recipe": "attention-tiny"}, {"#/workload/recipe"}),
+        ({"workload__overrides": {"d_model": 64}}, {"#/workload/overrides/d_model"}),
+        ({"placement__node_class": "h100"}, {"#/placement/node_class"}),
+        ({"verdict__primary__metric": "step_s"}, {"#/verdict/primary/metric"}),
+        ({"verdict__primary__margin": "0.1%"}, {"#/verdict/primary/margin"}),
+        ({"verdict__require": [{"metric": "loss_val", "rule": "envelope"}]}, {"#/verdict/require"}),
+        ({"purpose": "calibration"}, {"#/purpose"}),
+        ({"ablation": "other", "question": "Why?", "labels": {"a": "b"}, "limits": {"trial": "5m"}}, set()),
+        ({"design__blocks": {"looks": [6, 8]}, "design__seeds": [3]}, set()),
+        ({"variants": {"other": {"gates": {"chunk_size": 32}}}}, set()),
+    ],
+)
+def test_a_proposal_changes_its_variant_and_nothing_that_must_stay(changes: dict[str, Any], where: set[str]) -> None:
+    found = list(proposal_problems(parse(values_of(**changes)), parse(values_of()), "night"))
+    assert {problem.pointer for problem in found} == where
+    assert all("given: " in problem.detail or problem.pointer == "#/purpose" for problem in found)
+    assert all(problem.hint for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({}, []),
+        ({"verdict__primary": LOSS}, ["#/verdict/primary/metric"]),
+        ({"purpose": "calibration"}, ["#/purpose"]),
+    ],
+)
+def test_what_cannot_open_a_session(changes: dict[str, Any], where: list[str]) -> None:
+    assert [problem.pointer for problem in opening_problems(parse(values_of(**changes)))] == where
+
+
+def random_recipe(rng: random.Random) -> dict[str, Any]:
+    gates = {"psiv_cache": [True, False], "chunk_size": [16, 32], "dtype": ["float32", "bfloat16"]}
+    draw = {name: rng.choice(allowed) for name, allowed in gates.items()}
+    base = {name: rng.choice(gates[name]) for name in gates if rng.random() < 0.5}
+    return spec_values(baseline=rng.choice([{}, {"gates": base}]), variants={"new": {"gates": draw}})
+
+
+def random_command(rng: random.Random) -> dict[str, Any]:
+    git = {"git": "/srv/git/lab.git", "commit": "4f2a9c1"}
+    archives = [{"archive": f"sha256:{number * 64}"} for number in "12"]
+    code = rng.choice(["/srv/lab", git, archives[0]])
+    changes: dict[str, Any] = {
+        "args": ["--lr", str(rng.random())],
+        "env": {"A": str(rng.random())},
+        "code": rng.choice([archives[1], "/srv/other", *([{"commit": "9c1b77e"}] if code is git else [])]),
+    }
+    own = rng.sample(sorted(changes), rng.randint(1, 3))
+    base = {name: value for name, value in {"args": ["--old"], "env": {"B": "1"}}.items() if rng.random() < 0.5}
+    values = command_values(baseline=base, variants={"new": {name: changes[name] for name in own}})
+    values["workload"] |= {"code": code, "env": {"C": "2"}}
+    arms = rng.choice([[], ["new"], ["baseline"], ["baseline", "new"]])
+    if arms:
+        values["workload"]["require_kernels"] = {arm: f"kernel_of_{arm}" for arm in arms}
+    return values
+
+
+@pytest.mark.parametrize("make", [random_recipe, random_command])
+def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
+    """Against an independent reading: the arms that the two specs resolve to."""
+    rng, compared = random.Random(29), 0  # noqa: S311  # draws specs
+    while compared < 40:
+        values = make(rng)
+        try:
+            kept = make_plan(as_proposal(values)).arm_by_name["new"]
+        except SpecError:  # the drawn variant equals the baseline
+            continue
+        text = with_kept(proposed(json.dumps(values).encode(), "application/json", "s", number=1, kept=()), "text/yaml")
+        following = parse_spec(text, "application/yaml")
+        assert following.verdict.session is None
+        changed = {"args": ["--next"]} if make is random_command else {"gates": {"chunk_size": 8, "micro_batch": 2}}
+        plain = following.model_dump(mode="json", exclude_none=True) | {"variants": {"next": changed}}
+        config = dict(make_plan(parse(plain)).baseline.config)
+        assert config == {**kept.config, "profile": config.get("profile")} if "profile" in config else kept.config
+        assert config.get("profile") == kept.config.get("profile")
+        assert not list(proposal_problems(parse(plain), following, "s"))
+        compared += 1
