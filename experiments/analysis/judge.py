@@ -43,7 +43,7 @@ from experiments.records.receipts import Receipt
 from kernels.backends import NODE_CLASSES
 
 HITS_BY_CHANCE = 1
-"""Largest surplus of broken attempts from outside in one arm that counts as chance."""
+"""Largest surplus of guard hits in one arm that counts as chance."""
 _BY_THE_ARM = frozenset(
     {
         FailureClass.TIMEOUT,
@@ -52,11 +52,13 @@ _BY_THE_ARM = frozenset(
         FailureClass.NUMERICS,
         FailureClass.OUTPUT_LIMIT,
         FailureClass.USER_ERROR,
+        FailureClass.INFRA_NODE,
     }
 )
-"""Failures of the arm's own run. Its slow trials may have failed, so the rerun may be a lucky one."""
-_FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.INFRA_NODE})
-"""Failures that usually come from outside: a guard, a failed device, a killed process."""
+"""Failures that end the arm's own run, a crash of its worker included. Its slow trials may have failed, so the rerun
+may be a lucky one."""
+_FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT})
+"""Failures that usually come from outside: a guard."""
 _CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
 """Outcomes of trials that did not finish."""
 _NAMED_EARLIER = 3
@@ -299,18 +301,21 @@ def _reason_missing(absent: str | None, primary: Comparison | ExactResult | None
 def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -> str | None:
     """Return the reruns that one of two compared arms may have caused, or None.
 
-    One trial that failed by itself is enough. Failures from outside count if one arm has at least two more of them
-    than the other.
+    One trial that failed by itself is enough, and one worker that vanished during a trial of theirs, or during a trial
+    of an unknown arm. Hits of guards count if one arm may have at least two more of them than the other; a hit without
+    an arm may be of either.
     """
-    own = [attempt for attempt in attempts if attempt.arm in (variant, baseline)]
+    own = [attempt for attempt in attempts if attempt.arm in (variant, baseline, None)]
     hits = [attempt for attempt in own if attempt.failure_class in _FROM_OUTSIDE]
-    surplus = abs(sum(1 if hit.arm == variant else -1 for hit in hits))
-    by_the_arm = [attempt for attempt in own if attempt.failure_class in _BY_THE_ARM]
+    unknown = sum(hit.arm is None for hit in hits)
+    surplus = abs(sum((hit.arm == variant) - (hit.arm == baseline) for hit in hits)) + unknown
+    by_the_arm = [one for one in own if one.failure_class in _BY_THE_ARM and (one.arm is not None or one.vanished)]
     reruns = by_the_arm or (hits if surplus > HITS_BY_CHANCE else [])
     if not reruns:
         return None
     first = reruns[0]
-    what = f"attempt {first.number} at {block_name(first.block_index)} ended with arm '{first.arm}'"
+    arm = "an unknown arm" if first.arm is None else f"arm '{first.arm}'"
+    what = f"attempt {first.number} at {block_name(first.block_index)} ended with {arm}"
     more = f", and {len(reruns) - 1} more like it" if len(reruns) > 1 else ""
     return f"{what} ({first.failure_class}: {first.message}){more}"
 

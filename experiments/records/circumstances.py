@@ -4,6 +4,8 @@ They are attempts that did not count, earlier ablations of the same question, an
 verdict words. The service and the reader of a bundle collect them; the verdict repeats them.
 """
 
+from pydantic import Field
+
 from experiments.documents import Frozen
 from experiments.outcomes import AblationState, FailureClass
 from experiments.records.calibration import Calibration, Ledger
@@ -20,9 +22,11 @@ class AttemptRecord(Frozen):
     """Number of the attempt at this block, from 1."""
     failure_class: FailureClass
     arm: str | None
-    """Arm whose trial ended the attempt; None when unknown."""
+    """Arm whose trial ended the attempt, or ran when the worker vanished; None when unknown."""
     message: str
     node: str
+    vanished: bool = Field(default=False, exclude_if=lambda vanished: not vanished)
+    """Whether the worker vanished with the attempt; without a named arm, any arm may be the cause."""
 
 
 class EarlierAblation(Frozen):

@@ -71,7 +71,13 @@ def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
 def attempts_of(draw: Draw, repetition: int, plan: Plan) -> tuple[AttemptRecord, ...]:
     return tuple(
         AttemptRecord(
-            block_index=0, number=1, failure_class=FailureClass.NO_RECEIPT, arm=arm.name, message="gone", node="n"
+            block_index=0,
+            number=1,
+            failure_class=FailureClass.INFRA_NODE,
+            arm=arm.name,
+            message="gone",
+            node="n",
+            vanished=True,
         )
         for arm, again in zip(plan.arms, draw.rerun[repetition], strict=True)
         if again

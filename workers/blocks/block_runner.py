@@ -139,7 +139,7 @@ class BlockRunner:
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
         order = self._order(block, trial, lease, output=output)
         before = self._look_around(trial)
-        ending = self._run(order, lease, timeout_s=trial.timeout_s)
+        ending = self._run(order, lease, timeout_s=trial.timeout_s, arm=trial.arm)
         output.end(trial.trial_id)
         return self._record(block, trial, before, ending)
 
@@ -154,7 +154,7 @@ class BlockRunner:
 
         def ended(trial: ClaimedTrial, ending: Ending) -> None:
             self._context.proof.survived(ending.survivors)
-            self._check(ending)
+            self._check(ending, trial.arm)
             output.end(trial.trial_id)
             receipts[trial.trial_id] = self._record(block, trial, before[trial.trial_id], ending, own=sliced.pids)
 
@@ -271,7 +271,7 @@ class BlockRunner:
             self._prepared[key] = _prepared_folder(order, workload, ending)
         return self._prepared[key]
 
-    def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Ending:
+    def _run(self, order: TrialOrder, lease: Lease, *, timeout_s: float, arm: str | None = None) -> Ending:
         """Run a process, isolated, to its end or its timeout, and check the devices after it.
 
         If the process leaves something on the devices, the block breaks before its next process. The measurement of
@@ -281,7 +281,7 @@ class BlockRunner:
         ending = self._context.runner.run(self._isolated(order), lease, timeout_s=timeout_s)
         self._context.proof.survived(ending.survivors)
         self._prove_release(order.trial_id)
-        self._check(ending)
+        self._check(ending, arm)
         return ending
 
     def _isolated(self, order: TrialOrder) -> TrialOrder:
@@ -296,10 +296,10 @@ class BlockRunner:
         if self._context.proof.problem() is not None:
             _log.error("%s: %s", what, self.quarantine)
 
-    def _check(self, ending: Ending) -> None:
+    def _check(self, ending: Ending, arm: str | None) -> None:
         """Raise BlockBroken or BlockStopped for an ending that concerns the whole block."""
         if ending.survivors:
-            raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL")
+            raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL", arm=arm)
         if ending.stopped not in (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT):
             raise BlockStopped(ending.stopped)
 

@@ -204,7 +204,8 @@ class Supervisor:
         except Exception as error:  # the task boundary: the report records it
             _log.exception("block %s: this worker failed", block.block_id)
             message = f"the worker failed: {type(error).__name__}: {error}"
-            return _broken_report(block, BlockBroken(FailureClass.INFRA_NODE, message))
+            arm = next((trial.arm for trial in block.trials if trial.trial_id == output.running), None)
+            return _broken_report(block, BlockBroken(FailureClass.INFRA_NODE, message, arm=arm))
         return BlockReport(token=block.token, receipts=tuple(r.model_dump(mode="json") for r in receipts))
 
     def _hand_in(self, block: ClaimedBlock, report: BlockReport) -> None:

@@ -210,9 +210,28 @@ class BundleFolder:
             return bundle
         finished = {block.attempt.attempt_id for block in bundle.blocks} | {one.attempt_id for one in bundle.broken}
         if running.attempt_id not in finished:
-            self.keep_broken(_killed(running, self.paths.root / running.attempt_id))
+            self.keep_broken(self._killed(running))
         self.drop_work_of(running.attempt_id)
         return open_bundle(read_bundle_files(self.root))
+
+    def _killed(self, running: Attempt) -> BrokenAttempt:
+        """Return the attempt as one that broke in the trial, and at the time, of the last file that was written."""
+        ids = self._plan_file.blocks[running.index].trial_ids
+        order = self._plan_file.plan.blocks[running.index].order
+        arm, written = None, 0.0
+        for trial_id, name in zip(ids, order, strict=True):
+            last = _last_written(self.paths.root / running.attempt_id / trial_id)
+            arm, written = (name, last) if last > written else (arm, written)
+        during = "this block ran" if arm is None else f"arm '{arm}' ran"
+        return BrokenAttempt.model_validate(
+            {
+                **running.model_dump(),
+                "ended_at": max(running.started_at, datetime.fromtimestamp(written, UTC)),
+                "failure_class": FailureClass.INFRA_NODE,
+                "arm": arm,
+                "message": f"the run was killed while {during}",
+            }
+        )
 
     def _write(self, path: str, record: BaseModel) -> None:
         target = self.root / path
@@ -220,12 +239,9 @@ class BundleFolder:
         write_whole(target, record.model_dump_json(indent=1) + "\n")
 
 
-def _killed(running: Attempt, folder: Path) -> BrokenAttempt:
-    """Return the attempt as one that broke when the last of its files was written."""
-    written = [path.stat().st_mtime for path in folder.rglob("*") if path.is_file()]
-    last_sign = max([running.started_at, *(datetime.fromtimestamp(moment, UTC) for moment in written)])
-    reason = {"failure_class": FailureClass.PREEMPTED, "message": "the run was killed while this block ran"}
-    return BrokenAttempt.model_validate({**running.model_dump(), "ended_at": last_sign, **reason})
+def _last_written(folder: Path) -> float:
+    """Return when the newest file in `folder` was written, in seconds since 1970; 0 without files."""
+    return max((path.stat().st_mtime for path in folder.rglob("*") if path.is_file()), default=0.0)
 
 
 def _log_text(trial_id: str, files: TrialPaths) -> str:

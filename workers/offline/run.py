@@ -103,7 +103,10 @@ class ExecRun:
         return self._plan_file.claimed(index, attempt_id=new_id("att"), attempt_no=attempt_no, broken=broken)
 
     def _try(self, index: int) -> str | None:
-        """Run a block once; return why the whole run has to stop, None if it may go on."""
+        """Run a block once; return why the whole run has to stop, None if it may go on.
+
+        After any other exception the next run finds the attempt and records it.
+        """
         claimed, started_at = self._claim(index), datetime.now(UTC)
         output = BlockOutput()
         self._folder.begin(Attempt(started_at=started_at, ended_at=started_at, **self._names(claimed)))
@@ -117,10 +120,11 @@ class ExecRun:
             self._keep_broken(claimed, started_at, broken)
         except BlockStopped as stopped:
             self._keep_broken(claimed, started_at, BlockBroken(FailureClass.PREEMPTED, f"stopped: {stopped.reason}"))
+            self._folder.drop_work_of(claimed.attempt_id)
             return f"it was stopped ({stopped.reason}); {block_name(index)} will run again whole"
         finally:
             self._display.ends(counted=index in self._done)
-            self._folder.drop_work_of(claimed.attempt_id)
+        self._folder.drop_work_of(claimed.attempt_id)
         return None
 
     def _keep_broken(self, claimed: ClaimedBlock, started_at: object, broken: BlockBroken) -> None:

@@ -160,6 +160,12 @@ class BlockOutput:
         with self._lock:
             self._trials[trial_id].is_over = True
 
+    @property
+    def running(self) -> str | None:
+        """The trial whose process runs now; None between trials."""
+        with self._lock:
+            return None if self._running is None or self._trials[self._running].is_over else self._running
+
     def progress(self) -> TrialProgress | None:
         """Return the progress of the running trial, None before the first."""
         with self._lock:

@@ -223,11 +223,18 @@ def expire_lease(connection: Connection, *, lease_s: float = math.inf) -> tuple[
     block, name = locked.block, locked.attempt.node
     over_limit = block.limit_at is not None and block.limit_at <= block.lease_until
     reason = "held the block for longer than its limit" if over_limit else "was silent for longer than its lease"
-    arms = [row.arm for row in locked.trials if row.state == TrialState.RUNNING]
-    last = f" while arm '{arms[-1]}' ran" if arms else ""  # it need not be the cause
-    failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=f"node '{name}' {reason}{last}")
+    arm = _running_arm(locked.trials)
+    last = "" if arm is None else f" while arm '{arm}' ran"
+    failure = AttemptFailure(failure_class=FailureClass.INFRA_NODE, message=f"node '{name}' {reason}{last}", arm=arm)
     end_without_result(connection, locked, AttemptState.EXPIRED, failure, actor="reconciler")
     return block.id, block.node_id
+
+
+def _running_arm(block: Sequence[Row[Any]]) -> str | None:
+    """Return the arm that the last heartbeat named as running; None without one, or if its process had ended."""
+    started = [row for row in block if row.runs_since is not None]
+    last = max(started, key=lambda row: row.runs_since, default=None)
+    return None if last is None or last.over_at is not None else last.arm
 
 
 def end_without_result(
@@ -330,7 +337,7 @@ def breaks_of(connection: Connection, ablation_id: str) -> tuple[Break, ...]:
 
 def broken_attempts(connection: Connection, ablation_id: str) -> tuple[AttemptRecord, ...]:
     """Return every attempt of the ablation that ended without a result, by block and number, for its verdict."""
-    query = _broken(ablation_id, attempts.c.number, attempts.c.message, nodes.c.name)
+    query = _broken(ablation_id, attempts.c.number, attempts.c.message, attempts.c.state, nodes.c.name)
     query = query.join(nodes, nodes.c.id == attempts.c.node_id)
     return tuple(
         AttemptRecord(
@@ -340,6 +347,7 @@ def broken_attempts(connection: Connection, ablation_id: str) -> tuple[AttemptRe
             arm=row.arm,
             message=row.message,
             node=row.name,
+            vanished=row.state == AttemptState.EXPIRED,
         )
         for row in connection.execute(query.order_by(blocks.c["index"], attempts.c.number))
     )

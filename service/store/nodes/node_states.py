@@ -103,8 +103,9 @@ def _work(row: Row[Any]) -> tuple[str, str]:
     """Return a key for "the same work".
 
     For a trial that died without a receipt, that is the ablation, because an arm can cause it. Otherwise it is the arm,
-    or the attempt if no arm is named.
+    or the attempt if no arm is named, or if the worker was silent: the arm that ran need not be the cause.
     """
     if row.failure_class == FailureClass.NO_RECEIPT:
         return row.ablation_id, ""
-    return row.ablation_id, row.arm or row.id
+    silent = row.state == AttemptState.EXPIRED
+    return row.ablation_id, row.id if silent else row.arm or row.id

@@ -101,7 +101,10 @@ def after(*attempts: AttemptRecord) -> VariantVerdict:
     return judged(make_receipts(PLAN, {"psiv-on": 1.03}, **QUIET), circumstances)
 
 
-@pytest.mark.parametrize("failure", [FailureClass.NO_RECEIPT, FailureClass.TIMEOUT, FailureClass.OOM])
+RAN = [FailureClass.NO_RECEIPT, FailureClass.TIMEOUT, FailureClass.OOM, FailureClass.INFRA_NODE]
+
+
+@pytest.mark.parametrize("failure", RAN)
 @pytest.mark.parametrize("arm", ["psiv-on", "baseline"])
 def test_a_rerun_that_a_compared_arm_may_have_caused_takes_the_word(failure: FailureClass, arm: str) -> None:
     found = after(attempt(failure, arm))
@@ -110,9 +113,19 @@ def test_a_rerun_that_a_compared_arm_may_have_caused_takes_the_word(failure: Fai
     assert found.decision is Decision.INCONCLUSIVE
 
 
+@pytest.mark.parametrize("failure", RAN)
 @pytest.mark.parametrize("arm", ["chunk-32", None])
-def test_a_rerun_that_no_compared_arm_caused_leaves_the_word(arm: str | None) -> None:
-    assert after(attempt(FailureClass.NO_RECEIPT, arm)).verdict is VerdictWord.BETTER
+def test_a_rerun_that_no_compared_arm_caused_leaves_the_word(arm: str | None, failure: FailureClass) -> None:
+    assert after(attempt(failure, arm)).verdict is VerdictWord.BETTER
+
+
+def test_a_worker_that_vanished_between_trials_takes_the_words_of_all_arms() -> None:
+    gone = attempt(FailureClass.INFRA_NODE, None).model_copy(update={"vanished": True})
+    found = after(gone)
+    assert (found.verdict, found.cause) == (VerdictWord.INCONCLUSIVE, Cause.RERUNS)
+    assert "attempt 1 at block 2 ended with an unknown arm (infra_node: it ended)" in found.reason
+    other = gone.model_copy(update={"arm": "chunk-32"})
+    assert after(other).verdict is VerdictWord.BETTER
 
 
 @pytest.mark.parametrize(
@@ -123,11 +136,14 @@ def test_a_rerun_that_no_compared_arm_caused_leaves_the_word(arm: str | None) ->
         (["psiv-on", "psiv-on"], VerdictWord.INCONCLUSIVE),
         (["baseline", "baseline", "psiv-on"], VerdictWord.BETTER),
         (["baseline"] * 3 + ["psiv-on"], VerdictWord.INCONCLUSIVE),
+        ([None], VerdictWord.BETTER),
+        (["psiv-on", None], VerdictWord.INCONCLUSIVE),
+        (["psiv-on", "baseline", None, "chunk-32"], VerdictWord.BETTER),
     ],
 )
-@pytest.mark.parametrize("failure", [FailureClass.INVALID_MEASUREMENT, FailureClass.INFRA_NODE])
-def test_guard_hits_count_when_they_hit_one_arm_more(arms: list[str], word: VerdictWord, failure: FailureClass) -> None:
-    assert after(*(attempt(failure, arm, block) for block, arm in enumerate(arms))).verdict is word
+def test_guard_hits_count_when_they_may_have_hit_one_arm_more(arms: list[str | None], word: VerdictWord) -> None:
+    hits = [attempt(FailureClass.INVALID_MEASUREMENT, arm, block) for block, arm in enumerate(arms)]
+    assert after(*hits).verdict is word
 
 
 def asked(number: int) -> Circumstances:

@@ -1,4 +1,7 @@
 import io
+import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -139,14 +142,20 @@ def test_killed_run_leaves_its_attempt_as_evidence(tmp_path: Path) -> None:
         folder.open(resume=True)
         rig = Rig(folder)
         rig.runner.endings = [SystemExit(9)]
-        folder.drop_work_of = lambda _attempt_id: None  # type: ignore[method-assign] # a kill cleans nothing up
         with pytest.raises(SystemExit):
             rig.run(2)
+        attempt_id = json.loads((folder.work / "running.json").read_text())["attempt_id"]
+        for age_s, trial_id in zip((60, 30), FILE.blocks[2].trial_ids[:2], strict=True):
+            steps = folder.paths.trial(attempt_id, trial_id).steps
+            steps.parent.mkdir(parents=True, exist_ok=True)
+            steps.write_text("{}")
+            os.utime(steps, times=(time.time() - age_s,) * 2)
     for _ in range(2):
         with BundleFolder(root, FILE) as again:
             (killed,) = again.open(resume=True).broken
-    assert (killed.index, killed.attempt_no, killed.failure_class) == (2, 1, FailureClass.PREEMPTED)
-    assert killed.message == "the run was killed while this block ran"
+    arm = FILE.plan.blocks[2].order[1]
+    assert (killed.index, killed.attempt_no, killed.failure_class) == (2, 1, FailureClass.INFRA_NODE)
+    assert (killed.arm, killed.message) == (arm, f"the run was killed while arm '{arm}' ran")
     with BundleFolder(root, FILE) as folder:
         folder.open(resume=True)
         rig = Rig(folder)
