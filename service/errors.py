@@ -192,6 +192,20 @@ class NameTaken(ServiceError):
     slug = "name-taken"
 
 
+class SessionClosed(ServiceError):
+    """This session is closed; it takes no proposals."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "session-closed"
+
+
+class SessionBusy(ServiceError):
+    """A proposal of this session is being measured; its answer decides the incumbent and the level of the next."""
+
+    status = HTTPStatus.CONFLICT
+    slug = "session-busy"
+
+
 class TokenOfSettings(ServiceError):
     """The secret of this token comes from the service's settings; change it there."""
 

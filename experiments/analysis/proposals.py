@@ -155,5 +155,10 @@ def with_kept(body: bytes, content_type: str) -> bytes:
     return text
 
 
+def as_yaml(body: bytes, content_type: str) -> bytes:
+    """Return the spec in `body` as YAML; one that is YAML keeps its comments."""
+    return body if "yaml" in content_type else _yaml(load_values(body, content_type))
+
+
 def _yaml(values: dict[str, Any]) -> bytes:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120).encode()

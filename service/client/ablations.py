@@ -63,12 +63,12 @@ class Ablations:
         from service.schemas.submissions import AblationAccepted, SpecBody
 
         body = SpecBody.of(spec)
-        self._send_code(body.archives)
+        self.send_code(body.archives)
         headers = {"Content-Type": body.content_type, "Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._connection.call("POST", "/v1/ablations", content=body.content, headers=headers)
         return parsed(AblationAccepted, answer)
 
-    def _send_code(self, archives: "Sequence[PackedCode]") -> None:
+    def send_code(self, archives: "Sequence[PackedCode]") -> None:
         """Send the archives that the service lacks."""
         from service.schemas.submissions import CodeMissing
 

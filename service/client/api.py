@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from service.client.ablations import Ablations, StillRunning, Trials
     from service.client.access import Keys, NodeKeys, NodeStates, Tokens
     from service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
+    from service.client.sessions import Sessions
     from service.schemas.nodes import CalibrationList, NodePublic
 
 __all__ = ["Client", "ClientError", "Refused", "ServiceFailed", "StillRunning", "Unreachable"]
@@ -77,6 +78,13 @@ class Client:
         from service.client.ablations import Trials
 
         return Trials(self._connection)
+
+    @cached_property
+    def sessions(self) -> "Sessions":
+        """Calls about sessions, which try many proposals under one error budget."""
+        from service.client.sessions import Sessions
+
+        return Sessions(self._connection, self.ablations)
 
     @cached_property
     def keys(self) -> "Keys":

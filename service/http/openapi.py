@@ -17,6 +17,7 @@ Errors are RFC 9457 problem documents. Times are RFC 3339 UTC. Ids sort by time.
 TAGS = [
     {"name": "submissions", "description": "Plan and submit specs."},
     {"name": "ablations", "description": "Watch, list and cancel ablations; read specs, verdicts and reports."},
+    {"name": "sessions", "description": "Many proposals, one after another, under one error budget."},
     {"name": "trials", "description": "Receipts and logs."},
     {"name": "catalogue", "description": "Gates and the schema of a spec."},
     {"name": "calibrations", "description": "The measured noise of nodes."},

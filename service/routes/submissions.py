@@ -1,10 +1,11 @@
 """Routes that plan or submit a spec."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
+from sqlalchemy import Connection
 
 from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import sizing_problems, with_number
@@ -44,8 +45,18 @@ router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 RETRY_AFTER_S = 1
 _STEP_BYTES = 256
 """Most bytes of a step in a report, whose numbers have up to 17 digits."""
+IdempotencyHeader = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=IDEMPOTENCY_KEY,
+        description="A new random value; the same value with the same body gives the same answer.",
+    ),
+]
 _SPEC = {"$ref": "#/components/schemas/AblationSpec"}
-_BODY: dict[str, Any] = {
+SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
@@ -56,7 +67,7 @@ _BODY: dict[str, Any] = {
         | {"application/toml": {"schema": {"type": "string"}}},
     }
 }
-_HEADERS = {
+HEADERS = {
     "Location": {"description": "The ablation.", "schema": {"type": "string"}},
     "Retry-After": {"description": "Seconds until the next request is worthwhile.", "schema": {"type": "integer"}},
     "ETag": {"schema": {"type": "string"}},
@@ -69,7 +80,7 @@ _HEADERS = {
     summary="Plan a spec without running it",
     response_model=PlanPublic,
     responses=secured(413, 415, 422),
-    openapi_extra=_BODY,
+    openapi_extra=SPEC_BODY,
 )
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
     """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
@@ -121,58 +132,62 @@ def _eligibility(node_class: NodeClass, nodes: EligibleNodes, live: int) -> Node
     status_code=HTTPStatus.ACCEPTED,
     response_model=AblationAccepted,
     responses={
-        202: {"description": "Stored; it runs when a node is free.", "headers": _HEADERS},
+        202: {"description": "Stored; it runs when a node is free.", "headers": HEADERS},
         **secured(400, 409, 413, 415, 422),
     },
-    openapi_extra=_BODY,
+    openapi_extra=SPEC_BODY,
 )
 def submit_ablation(
-    request: Request,
-    body: SpecBodyDep,
-    services: ServicesDep,
-    principal: Submitter,
-    idempotency_key: Annotated[
-        str,
-        Header(
-            alias="Idempotency-Key",
-            min_length=1,
-            max_length=255,
-            pattern=IDEMPOTENCY_KEY,
-            description="A new random value; the same value with the same body gives the same answer.",
-        ),
-    ],
+    request: Request, body: SpecBodyDep, services: ServicesDep, principal: Submitter, idempotency_key: IdempotencyHeader
 ) -> Response:
     """Validate and plan the spec, then store it in one transaction; nothing is stored when anything is wrong."""
-    key = IdempotencyKey(token_id=principal.token_id, key=idempotency_key, body_digest=_body_digest(body))
+    spec = parse_spec(body.content, body.content_type)
+    refuse_session_key(spec)
+    key = key_of(principal, idempotency_key, body)
+
+    def submit() -> StoredAnswer:
+        submission = prepared(services, body, spec, principal)
+        answer = StoredAnswer(ablation_id=submission.ablation_id, text=accepted(services, submission).model_dump_json())
+        return stored(services, submission, key, answer, principal)
+
+    return answered_once(services, key, submit)
+
+
+def key_of(principal: Principal, idempotency_key: str, body: SpecBody, *, session: str = "") -> IdempotencyKey:
+    """Return the key of a request with this body, to this session."""
+    body_digest = digest_bytes(f"{body.content_type}{session and f' {session}'}".encode() + b"\0" + body.content)
+    return IdempotencyKey(token_id=principal.token_id, key=idempotency_key, body_digest=body_digest)
+
+
+def answered_once(services: Services, key: IdempotencyKey, submit: Callable[[], StoredAnswer]) -> Response:
+    """Return the stored answer to `key`, otherwise that of `submit`. Raises IdempotencyInFlight while it runs."""
     in_flight = (key.token_id, key.key)
     if in_flight in services.in_flight:
         raise IdempotencyInFlight
     services.in_flight.add(in_flight)
     try:
-        answer = _submit(services, key, body, principal)
+        with services.store.read() as connection:
+            earlier = find_answer(connection, key)
+        answer = earlier or submit()
     finally:
         services.in_flight.discard(in_flight)
     services.wakes.notify()
     return _accepted(answer)
 
 
-def _body_digest(body: SpecBody) -> str:
-    return digest_bytes(body.content_type.encode() + b"\0" + body.content)
-
-
-def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: Principal) -> StoredAnswer:
-    spec = parse_spec(body.content, body.content_type)
-    refuse_session_key(spec)
+def check_code_scope(spec: AblationSpec, principal: Principal) -> None:
+    """Raise Forbidden for a spec with a command from a token that may not send code."""
     if spec.workload.command is not None and not principal.scope.includes(Scope.CODE):
         raise Forbidden(
             f"a spec with a command runs code on a node: this needs a token with scope '{Scope.CODE}'; "
             f"this one has '{principal.scope}'"
         )
+
+
+def prepared(services: Services, body: SpecBody, spec: AblationSpec, principal: Principal) -> Submission:
+    """Return the planned submission of `body`, parsed as `spec`. Raises SpecError and Forbidden."""
+    check_code_scope(spec, principal)
     if spec.design.blocks.auto:
-        with services.store.read() as connection:
-            earlier = find_answer(connection, key)
-        if earlier is not None:
-            return earlier
         body, spec, _ = _numbered(services, body)
     ablation_id = new_id("abl")
     submission = Submission(
@@ -185,11 +200,24 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
         token_id=principal.token_id,
     )
     _check_reports(spec, submission.plan, services.settings.max_report_bytes)
-    answer = _answer_to(services, submission)
+    return submission
+
+
+def stored(
+    services: Services,
+    submission: Submission,
+    key: IdempotencyKey,
+    answer: StoredAnswer,
+    principal: Principal,
+    *,
+    also: Callable[[Connection], None] = lambda _connection: None,
+) -> StoredAnswer:
+    """Store a submission with its answer and what `also` stores, all or nothing; return the answer to the key."""
     try:
         with services.store.write() as connection:
-            _check_size(spec, store_submission(connection, submission, key, answer))
+            _check_size(submission.spec, store_submission(connection, submission, key, answer))
             check_quota(connection, principal)
+            also(connection)
     except KeyUsed:
         with services.store.read() as connection:
             earlier = find_answer(connection, key)
@@ -199,15 +227,15 @@ def _submit(services: Services, key: IdempotencyKey, body: SpecBody, principal: 
     return answer
 
 
-def _answer_to(services: Services, submission: Submission) -> StoredAnswer:
+def accepted(services: Services, submission: Submission) -> AblationAccepted:
+    """Return the answer to a submission."""
     plan = submission.plan
     with services.store.read() as connection:
         minutes = expected_device_minutes(connection, plan)
         silent_s = silent_limit_s(services.settings)
         waits_for = eligible_nodes(connection, plan, silent_s=silent_s).waits_for
     warnings = [*warnings_of(submission.spec, minutes), *_warnings(plan, waits_for)]
-    accepted = accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
-    return StoredAnswer(ablation_id=submission.ablation_id, text=accepted.model_dump_json())
+    return accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
 
 
 def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:

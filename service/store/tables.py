@@ -419,6 +419,31 @@ idempotency = Table(
     PrimaryKeyConstraint("token_id", "key"),
 )
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("spec_text", Text, nullable=False),  # YAML; its baseline is the incumbent
+    Column("metric", String(64), nullable=False),
+    Column("node_class", String(32), nullable=False),
+    Column("opened_by", String(64), nullable=False),
+    Column("token_id", String(30), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("closed_at", Double),
+)
+
+proposals = Table(
+    "proposals",
+    metadata,
+    Column("session", String(63), ForeignKey("sessions.name"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("level", Double, nullable=False),
+    Column("outcome", String(16)),  # none before the verdict, and without one
+    PrimaryKeyConstraint("session", "number"),
+    UniqueConstraint("ablation_id"),
+)
+
 leaders = Table(
     "leaders",
     metadata,

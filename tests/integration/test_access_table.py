@@ -143,6 +143,24 @@ def _submit(world: World) -> Ask:
     return Ask("POST", "/v1/ablations", spec_values(), {"Idempotency-Key": world.fresh("key")})
 
 
+def _session(world: World) -> str:
+    """Open a session of `owner`."""
+    name = world.fresh("session")
+    headers = world.headers["owner"]
+    answer = world.api.client.post(f"/v1/sessions/{name}:open", headers=headers, json=_proposal())
+    assert answer.status_code == 201, answer.text
+    return name
+
+
+def _proposal() -> dict[str, Any]:
+    memory = {"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": "1%"}
+    return spec_values(variants={"psiv-on": {"gates": {"psiv_cache": True}}}, verdict__primary=memory)
+
+
+def _try(world: World) -> Ask:
+    return Ask("POST", f"/v1/sessions/{_session(world)}:try", _proposal(), {"Idempotency-Key": world.fresh("key")})
+
+
 def _claim(world: World) -> Ask:
     world.ablation()
     return Ask("POST", "/v1/blocks:claim", {"node_id": world.node})
@@ -179,6 +197,11 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "getLog": (READ, 200, lambda world: Ask("GET", f"/v1/trials/{world.trial()}/log")),
     "planAblation": (READ, 200, lambda _world: Ask("POST", "/v1/ablations:plan", spec_values())),
     "submitAblation": (SUBMIT, 202, _submit),
+    "listSessions": (READ, 200, _plain("/v1/sessions")),
+    "getSession": (READ, 200, lambda world: Ask("GET", f"/v1/sessions/{_session(world)}")),
+    "openSession": (SUBMIT, 201, lambda w: Ask("POST", f"/v1/sessions/{w.fresh('new')}:open", _proposal())),
+    "closeSession": (OWN, 200, lambda world: Ask("POST", f"/v1/sessions/{_session(world)}:close")),
+    "tryProposal": (OWN, 202, _try),
     "findCode": (CODE, 200, lambda _world: Ask("POST", "/v1/code:find", {"digests": []})),
     "uploadCode": (CODE, 422, lambda _world: Ask("POST", f"/v1/code:upload?digest={NO_CODE}", {}, GZIP)),
     "downloadCode": (NODE_A, 404, lambda w: Ask("GET", f"/v1/attempts/{w.attempt()['attempt_id']}/code/{NO_CODE}")),

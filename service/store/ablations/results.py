@@ -13,6 +13,7 @@ from experiments.reporting.view import AblationView, TrialView
 from service.lifecycle import OVER, TRIAL_OVER, EventKind, OutboxKind
 from service.schemas.submissions import SpecBody
 from service.store import outbox
+from service.store.ablations import sessions
 from service.store.ablations.ablations import get_whole
 from service.store.blocks.completion import NOT_SHOWN, failed_reason
 from service.store.blocks.transitions import Transitions, lock_ablation
@@ -29,7 +30,7 @@ def read_spec(connection: Connection, ablation_id: str) -> SpecBody:
 
 
 def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
-    """Store the verdict with its event, unless there is one, and ask for the report."""
+    """Store the verdict with its event, unless there is one, settle a proposal, and ask for the report."""
     words = {variant.arm: str(variant.verdict) for variant in verdict.variants}
     state = lock_ablation(connection, ablation_id)
     first = update(ablations).where(ablations.c.id == ablation_id, ablations.c.verdict.is_(None))
@@ -39,6 +40,7 @@ def store_verdict(connection: Connection, ablation_id: str, verdict: Verdict) ->
         transitions = Transitions(connection, ablation_id, actor="judge", locked=state)
         transitions.add_event(EventKind.VERDICT, ablation_id, reason="every block ended", data={"variants": words})
         transitions.flush()
+        sessions.settle(connection, ablation_id, verdict)
     outbox.add(connection, OutboxKind.REPORT, ablation_id)
 
 

@@ -1,0 +1,223 @@
+"""Routes of sessions: open, list, show, close, and propose a variant against the incumbent."""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request, Response
+from sqlalchemy import Connection, Row
+
+from experiments.analysis.noise.admission import mending_command, standing_problems
+from experiments.analysis.proposals import (
+    ProposalOutcome,
+    as_yaml,
+    opening_problems,
+    proposal_problems,
+    proposed,
+    refuse_session_key,
+)
+from experiments.analysis.sizing import workload_of
+from experiments.design.aa_spec import CONTENT_TYPE
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.power import session_level
+from experiments.design.problems import pointer
+from experiments.design.spec import AblationSpec
+from experiments.design.spec_values import NAME_PATTERN
+from experiments.errors import SpecError, SpecProblem
+from service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
+from service.http.responses import secured
+from service.principals import Principal
+from service.routes.submissions import (
+    HEADERS,
+    SPEC_BODY,
+    IdempotencyHeader,
+    accepted,
+    answered_once,
+    check_code_scope,
+    key_of,
+    prepared,
+    stored,
+)
+from service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
+from service.schemas.submissions import SpecBody
+from service.store.ablations import sessions
+from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
+from service.store.nodes.calibrations import read_calibrations
+from service.store.tables import rfc3339
+
+router = APIRouter(prefix="/v1", tags=["sessions"], route_class=LongRoute)
+
+SessionName = Annotated[str, Path(pattern=NAME_PATTERN, max_length=63, examples=["night-shift"])]
+
+
+@router.get("/sessions", operation_id="listSessions", summary="List sessions", responses=secured())
+def list_sessions(services: ServicesDep, principal: Reader) -> SessionList:
+    """Return all sessions, newest first."""
+    with services.store.read() as connection:
+        return SessionList(items=all_sessions(connection))
+
+
+def all_sessions(connection: Connection) -> list[SessionPublic]:
+    """Return all sessions, newest first."""
+    by_session = defaultdict(list)
+    for row in sessions.list_proposals(connection):
+        by_session[row.session].append(row)
+    return [_public(row, by_session[row.name]) for row in sessions.list_sessions(connection)]
+
+
+@router.get("/sessions/{name}", operation_id="getSession", summary="Show a session", responses=secured(404, 422))
+def get_session(name: SessionName, services: ServicesDep, principal: Reader) -> SessionPath:
+    """Return a session, all its proposals, and a spec to begin the next one with."""
+    with services.store.read() as connection:
+        return session_path(connection, name)
+
+
+def session_path(connection: Connection, name: str) -> SessionPath:
+    """Return a session with its proposals. Raises NotFound."""
+    row, rows = sessions.get_session(connection, name), sessions.list_proposals(connection, name)
+    path = [_proposal(one) for one in rows]
+    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=row.spec_text)
+
+
+def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:
+    kept = [one.number for one in proposals if sessions.outcome(one) is ProposalOutcome.KEEP]
+    running = next((one.ablation_id for one in proposals if sessions.outcome(one) is None), None)
+    return SessionPublic(
+        name=row.name,
+        state="open" if row.closed_at is None else "closed",
+        metric=row.metric,
+        node_class=row.node_class,
+        opened_by=row.opened_by,
+        created_at=rfc3339(row.created_at),
+        closed_at=None if row.closed_at is None else rfc3339(row.closed_at),
+        incumbent=max(kept, default=0),
+        proposals=len(proposals),
+        kept=len(kept),
+        running=running,
+        next_level=session_level(len(proposals) + 1, kept),
+    )
+
+
+def _proposal(row: Row[Any]) -> ProposalPublic:
+    values = {name: getattr(row, name) for name in ("number", "ablation_id", "name", "state", "level", "answer")}
+    return ProposalPublic(**values, outcome=sessions.outcome(row), created_at=rfc3339(row.created_at))
+
+
+@router.post(
+    "/sessions/{name:word}:open",
+    operation_id="openSession",
+    summary="Open a session",
+    status_code=HTTPStatus.CREATED,
+    responses=secured(409, 413, 415, 422),
+    openapi_extra=SPEC_BODY,
+)
+def open_session(name: SessionName, body: SpecBodyDep, services: ServicesDep, principal: Submitter) -> SessionPath:
+    """Make the spec's baseline the incumbent of a new session. Workload, placement and rule hold for all proposals.
+
+    Nothing runs. The spec's variants are not proposed.
+    """
+    spec = parse_spec(body.content, body.content_type)
+    refuse_session_key(spec)
+    check_code_scope(spec, principal)
+    problems = list(opening_problems(spec))
+    if problems:
+        raise SpecError(problems)
+    if not spec.design.blocks.auto:  # `auto` has no number before a calibration
+        make_plan(spec)
+    text = as_yaml(body.content, body.content_type).decode()
+    with services.store.write() as connection:
+        sessions.open_session(connection, name, spec, text, principal)
+    with services.store.read() as connection:
+        return session_path(connection, name)
+
+
+@router.post(
+    "/sessions/{name:word}:close", operation_id="closeSession", summary="Close a session", responses=secured(404, 422)
+)
+def close_session(name: SessionName, services: ServicesDep, principal: Submitter) -> SessionPath:
+    """Take no more proposals; a running one ends by itself. Repeating it changes nothing.
+
+    Operators close any session, others only their own.
+    """
+    with services.store.write() as connection:
+        sessions.close_session(connection, principal, name)
+    with services.store.read() as connection:
+        return session_path(connection, name)
+
+
+@router.post(
+    "/sessions/{name:word}:try",
+    operation_id="tryProposal",
+    summary="Propose a variant",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=ProposalAccepted,
+    responses={
+        202: {"description": "Stored, and its level is spent; it runs when a node is free.", "headers": HEADERS},
+        **secured(400, 404, 409, 413, 415, 422),
+    },
+    openapi_extra=SPEC_BODY,
+)
+def try_proposal(
+    request: Request,
+    name: SessionName,
+    body: SpecBodyDep,
+    services: ServicesDep,
+    principal: Submitter,
+    idempotency_key: IdempotencyHeader,
+) -> Response:
+    """Submit the spec's one variant as the next proposal, against the incumbent, at the level of the session's budget.
+
+    The spec's baseline is the incumbent (`GET /v1/sessions/{name}` has its spec). One proposal runs at a time.
+    """
+    spec = parse_spec(body.content, body.content_type)
+    refuse_session_key(spec)
+    key = key_of(principal, idempotency_key, body, session=name)
+    return answered_once(services, key, lambda: _try(services, key, name, body, spec, principal))
+
+
+def _try(
+    services: Services, key: IdempotencyKey, name: str, body: SpecBody, spec: AblationSpec, principal: Principal
+) -> StoredAnswer:
+    with services.store.read() as connection:
+        turn = sessions.next_turn(connection, principal, name)
+    problems = list(proposal_problems(spec, parse_spec(turn.spec_text.encode(), CONTENT_TYPE), name))
+    if problems:
+        raise SpecError(problems)
+    text = proposed(body.content, body.content_type, name, number=turn.number, kept=turn.kept)
+    own = SpecBody(content=text, content_type=CONTENT_TYPE)
+    submission = prepared(services, own, parse_spec(text, CONTENT_TYPE), principal)
+    with services.store.read() as connection:
+        _check_calibrated(connection, submission, name)
+    answer = ProposalAccepted(
+        session=name,
+        number=turn.number,
+        level=submission.spec.verdict.level_of(1),
+        incumbent=max(turn.kept, default=0),
+        accepted=accepted(services, submission),
+    )
+    return stored(
+        services,
+        submission,
+        key,
+        StoredAnswer(ablation_id=submission.ablation_id, text=answer.model_dump_json()),
+        principal,
+        also=lambda connection: sessions.take_turn(connection, principal, submission, expected=turn),
+    )
+
+
+def _check_calibrated(connection: Connection, submission: Submission, name: str) -> None:
+    """Raise SpecError if no node has valid A/A blocks for the workload: its proposals would be undecided."""
+    spec, plan = submission.spec, submission.plan
+    if spec.verdict.primary.exact:
+        return
+    own = read_calibrations(connection, workload=workload_of(plan, spec))
+    problems = [next(standing_problems(one, time.time()), None) for one in own]
+    if None in problems:
+        return
+    why = "; ".join(dict.fromkeys(filter(None, problems))) or f"there are none on node class {plan.node_class}"
+    detail = f"a proposal without valid A/A blocks would be undecided, and would spend its level: {why}"
+    hint = f"{mending_command(plan.node_class, 'SPEC')}, with SPEC from: ablate sessions spec {name}"
+    raise SpecError([SpecProblem(pointer=pointer("placement", "node_class"), detail=detail, hint=hint)])

@@ -1,0 +1,252 @@
+"""Sessions through the real API on both databases: levels, incumbents, simultaneous proposals and refusals."""
+
+import json
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.power import session_level
+from experiments.outcomes import FailureClass
+from service.background.outbox_handlers import OutboxHandlers
+from service.lifecycle import OutboxKind
+from service.routes import sessions
+from service.routes.submissions import accepted
+from service.store.tables import ablations, proposals
+from tests.api_stack import Api, api_fixture
+from tests.factories import GIB, make_receipt, spec_values
+
+MEMORY = {"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": "1%"}
+"""An exact metric: its proposals need no A/A blocks."""
+GATES = {"psiv-on": {"gates": {"psiv_cache": True}}}
+VARIANT = {"variants": GATES}
+
+api = api_fixture()
+
+
+def values_of(**changes: Any) -> dict[str, Any]:
+    return spec_values(**{**VARIANT, "verdict__primary": MEMORY, "design__seeds": [1], **changes})
+
+
+def post(api: Api, path: str, values: Any, *, key: str = "", headers: dict[str, str] | None = None) -> httpx.Response:
+    headers = {**(headers or api.admin), "Idempotency-Key": key or f"key-{path}-{threading.get_ident()}-{id(values)}"}
+    if isinstance(values, str):
+        kind = {"Content-Type": "application/yaml"}
+        return api.client.post(f"/v1/sessions/{path}", content=values, headers={**headers, **kind})
+    return api.client.post(f"/v1/sessions/{path}", json=values, headers=headers)
+
+
+def opened(api: Api, name: str = "night", **changes: Any) -> dict[str, Any]:
+    answer = post(api, f"{name}:open", values_of(**changes))
+    assert answer.status_code == 201, answer.text
+    return dict(answer.json())
+
+
+def shown(api: Api, name: str = "night") -> dict[str, Any]:
+    answer = api.get(f"/v1/sessions/{name}")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def proposal_of(spec: str, **variant: Any) -> dict[str, Any]:
+    """The incumbent's spec with another variant."""
+    values = parse_spec(spec.encode(), "application/yaml").model_dump(mode="json")
+    return {**values, "variants": variant}
+
+
+_keys = iter(range(10**9))
+
+
+def tried(api: Api, values: Any, name: str = "night") -> dict[str, Any]:
+    answer = post(api, f"{name}:try", values, key=f"try-{next(_keys)}")
+    assert answer.status_code == 202, answer.text
+    return dict(answer.json())
+
+
+def finish(api: Api, ablation: str, **arms: dict[str, Any]) -> None:
+    """Report every block of an ablation, its arms changed as in make_receipt, and judge it."""
+    text = api.get(f"/v1/ablations/{ablation}/spec").json()
+    plan = make_plan(parse_spec(text["text"].encode(), text["content_type"]))
+    node = api.register()
+    while block := api.claim(node):
+        receipts = []
+        for trial in block["trials"]:
+            ids = {"ablation": ablation, "block": block["block_id"], "trial": trial["trial_id"], "node": node}
+            made = make_receipt(
+                plan,
+                block["block_index"],
+                trial["arm"],
+                ids={**ids, "attempt": block["attempt_id"]},
+                **arms.get(trial["arm"], {}),
+            )
+            receipts.append(made.model_dump(mode="json"))
+        assert api.attempt(block, "report", receipts=receipts).status_code == 200
+    judge(api)
+
+
+def judge(api: Api) -> None:
+    while OutboxHandlers(api.store).run_due(OutboxKind.JUDGE):
+        pass
+
+
+def problems(answer: httpx.Response) -> dict[str, str]:
+    assert answer.status_code == 422, answer.text
+    return {entry["pointer"]: f"{entry['detail']} ({entry['hint']})" for entry in answer.json()["errors"]}
+
+
+def test_a_session_goes_from_proposal_to_proposal(api: Api) -> None:
+    begun = opened(api)
+    assert (begun["state"], begun["incumbent"], begun["proposals"]) == ("open", 0, 0)
+    assert begun["next_level"] == session_level(1)
+
+    worse = tried(api, begun["spec"])
+    assert (worse["number"], worse["level"], worse["incumbent"]) == (1, session_level(1), 0)
+    finish(api, worse["accepted"]["id"], **{"psiv-on": {"peak_bytes": 2 * GIB}})
+    assert (shown(api)["path"][0]["outcome"], shown(api)["next_level"]) == ("discard", session_level(2))
+
+    better = tried(api, proposal_of(begun["spec"], less={"gates": {"chunk_size": 32}}))
+    assert better["level"] == session_level(2)
+    assert shown(api)["running"] == better["accepted"]["id"]
+    finish(api, better["accepted"]["id"], less={"peak_bytes": GIB // 2})
+    after = shown(api)
+    assert (after["incumbent"], after["kept"], after["running"]) == (2, 1, None)
+    assert after["next_level"] == session_level(3, [2]) > session_level(3)
+    assert parse_spec(after["spec"].encode(), "application/yaml").baseline.gates == {"chunk_size": 32}
+
+    third = tried(api, proposal_of(after["spec"], both=GATES["psiv-on"]))
+    assert (third["incumbent"], third["level"]) == (2, session_level(3, [2]))
+    baseline = api.get(f"/v1/ablations/{third['accepted']['id']}/spec").json()["text"]
+    assert parse_spec(baseline.encode(), "application/yaml").baseline.gates == {"chunk_size": 32}
+    api.cancel(third["accepted"]["id"])
+    path = shown(api)["path"]
+    assert [(one["outcome"], one["level"]) for one in path] == [
+        ("discard", session_level(1)),
+        ("keep", session_level(2)),
+        ("undecided", session_level(3, [2])),
+    ]
+    assert shown(api)["next_level"] == session_level(4, [2]), "a cancelled proposal has spent its level"
+
+
+def test_a_proposal_that_breaks_spends_its_level(api: Api) -> None:
+    spec = opened(api)["spec"]
+    made = tried(api, spec)
+    node = api.register()
+    while block := api.claim(node):
+        api.attempt(block, "report", failure_class=FailureClass.USER_ERROR, message="x")
+    judge(api)
+    (one,) = shown(api)["path"]
+    assert (one["state"], one["outcome"]) == ("failed", "undecided")
+    verdict = api.get(made["accepted"]["links"]["verdict"]).json()
+    assert any(note.startswith("proposal 1 of session 'night'") for note in verdict["variants"][0]["notes"])
+    assert tried(api, spec)["level"] == session_level(2)
+
+
+def test_simultaneous_proposals_take_one_level_only(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them have read the session's turn before the first of them stores anything."""
+    spec, answers, barrier = opened(api)["spec"], [], threading.Barrier(4)
+
+    def together(*arguments: Any) -> Any:
+        barrier.wait(timeout=60)
+        return accepted(*arguments)
+
+    monkeypatch.setattr(sessions, "accepted", together)
+
+    def propose(number: int) -> None:
+        answers.append(post(api, "night:try", spec, key=f"at-once-{number}"))
+
+    threads = [threading.Thread(target=propose, args=(number,)) for number in range(barrier.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status_code for answer in answers) == [202, 409, 409, 409]
+    refused = {answer.json()["detail"] for answer in answers if answer.status_code == 409}
+    assert all("came first; send this one again" in one or "is queued" in one for one in refused), refused
+    assert [one["number"] for one in shown(api)["path"]] == [1]
+    with api.store.read() as connection:
+        counts = [connection.scalar(select(func.count()).select_from(table)) for table in (ablations, proposals)]
+    assert counts == [1, 1], "a refused proposal leaves no ablation"
+
+
+def test_the_same_key_gives_the_same_proposal_and_no_other_request(api: Api) -> None:
+    spec = opened(api)["spec"]
+    first, again = (post(api, "night:try", spec, key="mine") for _ in range(2))
+    assert (first.status_code, again.json()) == (202, first.json())
+    opened(api, "day")
+    assert post(api, "day:try", spec, key="mine").status_code == 422
+    headers = {**api.admin, "Idempotency-Key": "mine", "Content-Type": "application/yaml"}
+    assert api.client.post("/v1/ablations", content=spec, headers=headers).status_code == 422
+    assert [one["proposals"] for one in api.get("/v1/sessions").json()["items"]] == [0, 1]
+
+
+def test_what_must_stay_in_a_session_is_named_with_its_place(api: Api) -> None:
+    opened(api)
+    step_s = {"metric": "step_s", "margin": "1%", "adopt_if": "2%"}
+    wrong = values_of(verdict__primary=step_s, placement__node_class="h100", baseline={"gates": {"chunk_size": 32}})
+    found = problems(post(api, "night:try", wrong))
+    assert set(found) == {
+        *(f"#/verdict/primary/{name}" for name in ("metric", "margin", "adopt_if")),
+        "#/placement/node_class",
+        "#/baseline/gates/chunk_size",
+    }
+    assert "session 'night' has 'peak_allocated_gib' here; given: 'step_s'" in found["#/verdict/primary/metric"]
+    assert "session 'night' has 'cpu' here; given: 'h100'" in found["#/placement/node_class"]
+    assert "ablate sessions spec night" in found["#/baseline/gates/chunk_size"]
+    two = values_of(variants={**GATES, "less": {"gates": {"chunk_size": 32}}})
+    assert "given: 2 (psiv-on, less)" in problems(post(api, "night:try", two))["#/variants"]
+    same = values_of(variants={"same": {"gates": {"chunk_size": 16}}})
+    assert "same configuration as the baseline" in problems(post(api, "night:try", same))["#/variants/same"]
+    chosen = values_of(verdict__session={"name": "night", "proposal": 1, "kept": [], "level": 0.1})
+    assert "#/verdict/session" in problems(post(api, "night:try", chosen))
+    assert "#/verdict/session" in problems(post(api, "other:open", chosen))
+    assert shown(api)["path"] == []
+
+
+def test_unknown_closed_taken_and_foreign_sessions_are_refused(api: Api) -> None:
+    spec = opened(api)["spec"]
+    unknown = post(api, "nigth:try", spec)
+    assert (unknown.status_code, unknown.json()["detail"]) == (
+        404,
+        "there is no session 'nigth'; did you mean 'night'?",
+    )
+    assert "ablate sessions open x SPEC" in api.get("/v1/sessions/x").json()["detail"]
+    assert post(api, "night:open", values_of()).status_code == 201, "the same again changes nothing"
+    assert post(api, "night:open", values_of(ablation="other")).status_code == 409
+    other = api.token("other", "submit")
+    assert post(api, "night:try", spec, headers=other).json()["type"].endswith(":not-owner")
+    assert post(api, "night:close", {}, headers=other).status_code == 403
+    for _ in range(2):
+        assert post(api, "night:close", {}).json()["state"] == "closed"
+    closed = post(api, "night:try", spec)
+    assert (closed.status_code, closed.json()["detail"]) == (409, "session 'night' is closed; it takes no proposals")
+
+
+def test_a_proposal_whose_noise_nobody_measured_is_refused_before_it_spends(api: Api) -> None:
+    rule = spec_values()["verdict"]["primary"]
+    opened(api, verdict__primary=rule)
+    found = problems(post(api, "night:try", values_of(verdict__primary=rule)))
+    assert list(found) == ["#/placement/node_class"]
+    assert "there are none on node class cpu" in found["#/placement/node_class"]
+    assert "ablate aa cpu --like SPEC" in found["#/placement/node_class"]
+    assert shown(api)["next_level"] == session_level(1)
+
+
+LOSS = {"metric": "loss_val", "margin": "0%"}
+
+
+@pytest.mark.parametrize("changes", [{"purpose": "calibration"}, {"verdict__primary": LOSS}])
+def test_what_cannot_open_a_session_is_refused(api: Api, changes: dict[str, Any]) -> None:
+    assert problems(post(api, "night:open", values_of(**changes)))
+    assert api.get("/v1/sessions").json() == {"items": []}
+    assert post(api, "No_Name:open", values_of()).status_code == 422
+
+
+def test_a_session_of_json_is_shown_as_yaml(api: Api) -> None:
+    values = values_of()
+    spec = opened(api)["spec"]
+    assert not spec.startswith("{")
+    assert parse_spec(spec.encode(), "application/yaml") == parse_spec(json.dumps(values).encode(), "application/json")
