@@ -1,4 +1,4 @@
-"""Closed vocabularies: roles, states, outcomes, failure classes, verdicts, decisions, exit codes."""
+"""Closed vocabularies: roles, states, outcomes, failure classes, verdicts, decisions, proposals, exit codes."""
 
 from enum import IntEnum, StrEnum
 from typing import Final, Literal, TypeAlias
@@ -106,6 +106,17 @@ class Decision(StrEnum):
     INVALID = "invalid"
 
 
+class ProposalOutcome(StrEnum):
+    """Answer to a proposal."""
+
+    KEEP = "keep"
+    """The rule adopts it: it is the next incumbent."""
+    DISCARD = "discard"
+    """Proved to be worse or the same, better by less than the rule asks for, or a requirement is not met."""
+    UNDECIDED = "undecided"
+    """Everything else: not proved, no valid measurements, cancelled."""
+
+
 class ExitCode(IntEnum):
     """Exit codes of all our programs; each code has one meaning in all commands."""
 
@@ -118,10 +129,10 @@ class ExitCode(IntEnum):
         member.meaning = meaning
         return member
 
-    DONE = 0, "done; for `verdict` and `--require`: adopt, or the required decision"
-    REJECT = 1, "the decision is reject"
+    DONE = 0, "done; for `verdict` and `--require`: adopt, or the required decision; for `try`: keep"
+    REJECT = 1, "the decision is reject; for `try`: discard"
     SAME = 2, "the decision is same"
-    INCONCLUSIVE = 3, "the decision is inconclusive"
+    INCONCLUSIVE = 3, "the decision is inconclusive; for `try`: undecided"
     INVALID = 4, "the decision is invalid"
     ERROR = 5, "an error with a message: rejected, not reachable, ended without a verdict"
     UNMET = 6, "a failed check: nothing runs, damaged, missing; for `--require`: adopt instead of the required decision"
@@ -137,4 +148,10 @@ EXIT_CODES: dict[Decision, ExitCode] = {
     Decision.SAME: ExitCode.SAME,
     Decision.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
     Decision.INVALID: ExitCode.INVALID,
+}
+
+PROPOSAL_EXIT_CODES: dict[ProposalOutcome, ExitCode] = {
+    ProposalOutcome.KEEP: ExitCode.DONE,
+    ProposalOutcome.DISCARD: ExitCode.REJECT,
+    ProposalOutcome.UNDECIDED: ExitCode.INCONCLUSIVE,
 }

@@ -6,7 +6,6 @@ variant. The level of a proposal is a part of its spec, so it is fixed and hashe
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from enum import StrEnum
 from typing import Any
 
 import yaml
@@ -18,19 +17,7 @@ from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer, shown
 from experiments.design.spec import AblationSpec, SessionLevel
 from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import BASELINE, Decision
-
-
-class ProposalOutcome(StrEnum):
-    """Answer to a proposal."""
-
-    KEEP = "keep"
-    """The rule adopts it: it is the next incumbent."""
-    DISCARD = "discard"
-    """Proved to be worse or the same, better by less than the rule asks for, or a requirement is not met."""
-    UNDECIDED = "undecided"
-    """Everything else: not proved, no valid measurements, cancelled."""
-
+from experiments.outcomes import BASELINE, Decision, ProposalOutcome
 
 _OUTCOMES = {
     Decision.ADOPT: ProposalOutcome.KEEP,

@@ -450,7 +450,7 @@ class VerdictRule(SpecPart):
     session: SessionLevel | None = Field(
         default=None,
         exclude_if=lambda value: value is None,
-        description="Set by the service for a proposal of a session; a submitted spec must not have it.",
+        description="Set by the service for a proposal of a session (`ablate try`); a submitted spec must not have it.",
     )
 
     def level_of(self, asking: int) -> float:

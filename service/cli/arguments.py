@@ -82,9 +82,14 @@ def read_spec(argument: str) -> "SpecBody":
     Raises SpecError, with the catalog's names if the argument names no spec.
     """
     body = _spec_of(argument)
+    print_packed(body)
+    return body
+
+
+def print_packed(body: "SpecBody") -> None:
+    """Print which folders of code were packed for a spec."""
     for line in body.packed_lines:
         err().print(f"[dim]{escape(line)}[/]")
-    return body
 
 
 def _spec_of(argument: str) -> "SpecBody":

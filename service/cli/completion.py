@@ -77,6 +77,11 @@ def tokens(incomplete: str) -> list[str]:
     )
 
 
+def sessions(incomplete: str) -> list[str]:
+    """Offer the names of sessions."""
+    return _from_service(lambda client: (row.name for row in client.sessions.list()), incomplete)
+
+
 def keys(incomplete: str) -> list[str]:
     """Offer the keys of nodes that are not revoked."""
     return _from_service(

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Row
 
 from experiments.analysis.noise.admission import mending_command, standing_problems
 from experiments.analysis.proposals import (
-    ProposalOutcome,
     as_yaml,
     opening_problems,
     proposal_problems,
@@ -27,6 +26,7 @@ from experiments.design.problems import pointer
 from experiments.design.spec import AblationSpec
 from experiments.design.spec_values import NAME_PATTERN
 from experiments.errors import SpecError, SpecProblem
+from experiments.outcomes import ProposalOutcome
 from service.http.deps import LongRoute, Reader, Services, ServicesDep, SpecBodyDep, Submitter
 from service.http.responses import secured
 from service.principals import Principal

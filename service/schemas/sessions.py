@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from experiments.analysis.proposals import ProposalOutcome
-from experiments.outcomes import AblationState
+from experiments.outcomes import AblationState, ProposalOutcome
 from service.schemas.public import Public
 from service.schemas.submissions import AblationAccepted
 

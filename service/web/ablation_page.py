@@ -23,6 +23,7 @@ from service.settings import ServiceSettings
 from service.store import outbox
 from service.store.ablations import ablations, logs, results
 from service.store.ablations.ablations import last_event
+from service.store.ablations.sessions import session_of
 from service.store.nodes import nodes
 from service.web.answers import ShortAnswer, read_answer
 from service.web.grid import Grid, read_grid
@@ -134,6 +135,8 @@ class AblationPage:
     answer: ShortAnswer | None
     report: Markup | None
     """The main part of the report; None before it is written."""
+    session: str | None
+    """The session of which the ablation is a proposal."""
     mlflow_problem: str
     """Why MLflow lacks the newest state; empty unless the last try failed."""
 
@@ -146,6 +149,7 @@ def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id
         gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
         report=_report_of(connection, ablation_id),
+        session=session_of(connection, ablation_id),
         mlflow_problem=outbox.failing(connection, PROJECTIONS, key=ablation_id).error,
     )
 

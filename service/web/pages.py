@@ -1,4 +1,4 @@
-"""Routes of the pages: overview, ablation, history of a gate; their live parts and event streams."""
+"""Routes of the pages: overview, ablation, sessions, history of a gate; their live parts and event streams."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -11,6 +11,7 @@ from service.http.deps import AblationId, ServicesDep
 from service.http.event_streams import streams_of
 from service.http.links import below
 from service.routes.history import read_noise
+from service.routes.sessions import SessionName
 from service.store.ablations import names
 from service.store.ablations.ablations import last_event
 from service.store.ablations.results import latest_experiment
@@ -18,6 +19,7 @@ from service.web.ablation_page import ablation_page, live_part
 from service.web.history_page import history_page
 from service.web.html import PICTURE_POLICY, PageRoute, page
 from service.web.overview import overview
+from service.web.session_page import session_page, sessions_table
 from service.web.sessions import ReadingVisitor
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -88,6 +90,22 @@ async def stream_ablation(
     """Stream the ablation's events, like the REST interface."""
     position = after if last_event_id is None else last_event_id
     return await streams_of(request).of_ablation(visitor.principal, ablation_id, position)
+
+
+@router.get("/sessions")
+def show_sessions(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Show all sessions."""
+    with services.store.read() as connection:
+        table = sessions_table(connection)
+    return page(request, "sessions.html", table=table, visitor=visitor)
+
+
+@router.get("/sessions/{name}")
+def show_session(request: Request, name: SessionName, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Show the path of a session."""
+    with services.store.read() as connection:
+        view = session_page(connection, name)
+    return page(request, "session.html", view=view, visitor=visitor)
 
 
 @router.get("/history/{recipe}/{gate}")

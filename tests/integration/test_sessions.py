@@ -1,6 +1,8 @@
 """Sessions through the real API on both databases: levels, incumbents, simultaneous proposals and refusals."""
 
+import html
 import json
+import re
 import threading
 from typing import Any
 
@@ -9,7 +11,6 @@ import pytest
 from sqlalchemy import func, select
 
 from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
 from experiments.design.power import session_level
 from experiments.outcomes import FailureClass
 from service.background.outbox_handlers import OutboxHandlers
@@ -17,8 +18,10 @@ from service.lifecycle import OutboxKind
 from service.routes import sessions
 from service.routes.submissions import accepted
 from service.store.tables import ablations, proposals
+from tests.answering import report
 from tests.api_stack import Api, api_fixture
-from tests.factories import GIB, make_receipt, spec_values
+from tests.factories import GIB, spec_values
+from tests.web_pages import Person
 
 MEMORY = {"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": "1%"}
 """An exact metric: its proposals need no A/A blocks."""
@@ -67,24 +70,11 @@ def tried(api: Api, values: Any, name: str = "night") -> dict[str, Any]:
     return dict(answer.json())
 
 
-def finish(api: Api, ablation: str, **arms: dict[str, Any]) -> None:
-    """Report every block of an ablation, its arms changed as in make_receipt, and judge it."""
-    text = api.get(f"/v1/ablations/{ablation}/spec").json()
-    plan = make_plan(parse_spec(text["text"].encode(), text["content_type"]))
+def finish(api: Api, **arms: dict[str, Any]) -> None:
+    """Report every block that waits, its arms changed as in make_receipt, and judge."""
     node = api.register()
     while block := api.claim(node):
-        receipts = []
-        for trial in block["trials"]:
-            ids = {"ablation": ablation, "block": block["block_id"], "trial": trial["trial_id"], "node": node}
-            made = make_receipt(
-                plan,
-                block["block_index"],
-                trial["arm"],
-                ids={**ids, "attempt": block["attempt_id"]},
-                **arms.get(trial["arm"], {}),
-            )
-            receipts.append(made.model_dump(mode="json"))
-        assert api.attempt(block, "report", receipts=receipts).status_code == 200
+        report(api, block, node, arms)
     judge(api)
 
 
@@ -105,13 +95,13 @@ def test_a_session_goes_from_proposal_to_proposal(api: Api) -> None:
 
     worse = tried(api, begun["spec"])
     assert (worse["number"], worse["level"], worse["incumbent"]) == (1, session_level(1), 0)
-    finish(api, worse["accepted"]["id"], **{"psiv-on": {"peak_bytes": 2 * GIB}})
+    finish(api, **{"psiv-on": {"peak_bytes": 2 * GIB}})
     assert (shown(api)["path"][0]["outcome"], shown(api)["next_level"]) == ("discard", session_level(2))
 
     better = tried(api, proposal_of(begun["spec"], less={"gates": {"chunk_size": 32}}))
     assert better["level"] == session_level(2)
     assert shown(api)["running"] == better["accepted"]["id"]
-    finish(api, better["accepted"]["id"], less={"peak_bytes": GIB // 2})
+    finish(api, less={"peak_bytes": GIB // 2})
     after = shown(api)
     assert (after["incumbent"], after["kept"], after["running"]) == (2, 1, None)
     assert after["next_level"] == session_level(3, [2]) > session_level(3)
@@ -250,3 +240,22 @@ def test_a_session_of_json_is_shown_as_yaml(api: Api) -> None:
     spec = opened(api)["spec"]
     assert not spec.startswith("{")
     assert parse_spec(spec.encode(), "application/yaml") == parse_spec(json.dumps(values).encode(), "application/json")
+
+
+def test_the_pages_show_the_path_of_a_session(api: Api) -> None:
+    person = Person.signed_in(api)
+    assert "Nobody has opened a session" in person.get("/sessions").text
+    begun = opened(api)
+    assert "Nothing has been proposed yet" in person.get("/sessions/night").text
+    kept = tried(api, begun["spec"])
+    finish(api, **{"psiv-on": {"peak_bytes": GIB // 2}})
+    running = tried(api, proposal_of(shown(api)["spec"], less={"gates": {"chunk_size": 32}}))
+    page = " ".join(re.sub("<[^>]*>", " ", html.unescape(person.get("/sessions/night").text)).split())
+    assert "1 of 2 proposals kept. The incumbent is proposal 1. The next proposal is tested at" in page
+    newest, first = page.index("2 queued proposal 1"), page.index("1 ✓ keep first baseline 1.3 %")
+    assert newest < first
+    assert "chunk_size: 16" in page, "the incumbent's spec"
+    assert '<a href="/sessions/night">night</a>' in person.get("/sessions").text
+    for one in (kept, running):
+        assert '<a href="/sessions/night">Session night</a>' in person.get(f"/a/{one['accepted']['id']}").text
+    assert person.get("/sessions/nihgt").status_code == 404

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from experiments.analysis.proposals import ProposalOutcome, outcome_of, with_kept
+from experiments.analysis.proposals import outcome_of, with_kept
 from experiments.analysis.verdicts import Verdict
 from experiments.design.problems import nearest
 from experiments.design.spec import AblationSpec
-from experiments.outcomes import AblationState
+from experiments.outcomes import AblationState, ProposalOutcome
 from service.errors import NameTaken, NotFound, NotOwner, SessionBusy, SessionClosed
 from service.principals import Principal, Scope
 from service.store.ablations.submissions import Submission
@@ -83,6 +83,12 @@ def list_proposals(connection: Connection, name: str | None = None) -> Sequence[
     return connection.execute(query.order_by(proposals.c.session, proposals.c.number)).all()
 
 
+def session_of(connection: Connection, ablation_id: str) -> str | None:
+    """Return the session of which this ablation is a proposal; None for others."""
+    name: str | None = connection.scalar(select(proposals.c.session).where(proposals.c.ablation_id == ablation_id))
+    return name
+
+
 def outcome(row: Row[Any]) -> ProposalOutcome | None:
     """Return the answer to a proposal of `list_proposals`; None while it is measured."""
     if row.outcome is not None:
@@ -129,7 +135,7 @@ def take_turn(connection: Connection, principal: Principal, submission: Submissi
 def settle(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
     """Store the answer to a proposal, and make a kept one the incumbent; other ablations change nothing."""
     own = proposals.c.ablation_id == ablation_id
-    session = connection.scalar(select(proposals.c.session).where(own))
+    session = session_of(connection, ablation_id)
     if session is None:
         return
     answer = outcome_of(verdict)

@@ -9,7 +9,6 @@ import pytest
 from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.proposals import (
-    ProposalOutcome,
     opening_problems,
     outcome_of,
     proposal_problems,
@@ -24,7 +23,7 @@ from experiments.design.power import alpha_of, detectable_per_sd, session_level
 from experiments.design.rule import rule_of
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
-from experiments.outcomes import Outcome, VerdictWord
+from experiments.outcomes import Outcome, ProposalOutcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Circumstances
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
 from tests.unit.experiments.analysis.test_caps import asked

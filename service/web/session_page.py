@@ -1,0 +1,90 @@
+"""The pages of sessions: all of them, and the path of one from its first baseline to the incumbent."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from experiments.outcomes import ProposalOutcome
+from experiments.reporting import wording
+from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
+from service.http.links import below
+from service.routes.sessions import all_sessions, session_path
+from service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
+
+_TONES = {
+    ProposalOutcome.KEEP: Tone.GOOD,
+    ProposalOutcome.DISCARD: Tone.BAD,
+    ProposalOutcome.UNDECIDED: Tone.OPEN,
+}
+_SIGNS = {ProposalOutcome.KEEP: "✓", ProposalOutcome.DISCARD: "✗", ProposalOutcome.UNDECIDED: "?"}
+_SPENT = "A proposal spends its level whatever its answer is. Only a kept one gives some back."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionPage:
+    """The whole page of a session."""
+
+    session: SessionPath
+    lead: str
+    path: Table
+
+
+def session_page(connection: Connection, name: str) -> SessionPage:
+    """Read the page of a session. Raises NotFound."""
+    session = session_path(connection, name)
+    counted = f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')} kept"
+    incumbent = f"proposal {session.incumbent}" if session.incumbent else "the baseline that opened the session"
+    lead = f"{counted}. The incumbent is {incumbent}. "
+    closed = "The session is closed." if session.closed_at else f"The next proposal is tested at {_level(session)}."
+    columns = (*numbers("proposal"), *texts("outcome", "against"), *numbers("level"), *texts("answer", "name", "when"))
+    return SessionPage(
+        session=session,
+        lead=lead + closed,
+        path=Table(title="Path", columns=columns, rows=tuple(_rows(session)), note=_SPENT),
+    )
+
+
+def _level(session: SessionPublic) -> str:
+    return f"{100 * session.next_level:.2g} %"
+
+
+def _rows(session: SessionPath) -> list[tuple[Cell, ...]]:
+    """Return a row for each proposal, newest first, with the incumbent that it was compared with."""
+    rows, incumbent = [], 0
+    for one in session.path:
+        name = Cell(text=one.name, link=below(f"/a/{one.ablation_id}"))
+        against = f"proposal {incumbent}" if incumbent else "first baseline"
+        level, when = f"{100 * one.level:.2g} %", wording.moment(one.created_at)
+        rows.append(row(f"{one.number:,}", _outcome(one), against, level, one.answer or "", name, when))
+        incumbent = one.number if one.outcome is ProposalOutcome.KEEP else incumbent
+    return rows[::-1]
+
+
+def _outcome(one: ProposalPublic) -> Cell:
+    if one.outcome is None:
+        return Cell(text=str(one.state), tone=Tone.NEUTRAL)
+    return Cell(text=str(one.outcome), sign=_SIGNS[one.outcome], tone=_TONES[one.outcome])
+
+
+def sessions_table(connection: Connection) -> Table:
+    """Return the table of all sessions, newest first."""
+    rows = [
+        row(
+            Cell(text=one.name, link=below(f"/sessions/{one.name}")),
+            one.state,
+            f"{one.proposals:,}",
+            f"{one.kept:,}",
+            _level(one),
+            one.metric,
+            one.node_class,
+            one.opened_by,
+            wording.moment(one.created_at),
+        )
+        for one in all_sessions(connection)
+    ]
+    columns = (
+        *texts("session", "state"),
+        *numbers("proposals", "kept", "next level"),
+        *texts("metric", "node class", "opened by", "opened"),
+    )
+    return Table(title="Sessions", columns=columns, rows=tuple(rows), note=_SPENT)

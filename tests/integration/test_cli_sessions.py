@@ -1,0 +1,132 @@
+"""`ablate sessions` and `ablate try` against a real service: texts, JSON, exit codes, code of the current folder."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.design.load import parse_spec
+from experiments.design.power import session_level
+from tests.answering import EXACT, LESS_MEMORY, answering
+from tests.api_stack import Api, api_fixture, served_api
+from tests.cli import Done, ablate, speaking_to
+from tests.factories import command_values, spec_values
+
+api = api_fixture(served_api, kinds=["sqlite"], scope="module")
+
+
+@pytest.fixture(autouse=True)
+def _spoken_to(api: Api, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with speaking_to(api, monkeypatch):
+        yield
+
+
+def written(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def test_a_session_is_opened_used_and_closed(api: Api, tmp_path: Path) -> None:
+    path = written(tmp_path / "start.yaml", spec_values(ablation="start", **EXACT))
+    opened = ablate("sessions", "open", "night", path)
+    assert (opened.code, "the baseline that opened it" in opened.out) == (0, True), opened.err
+    with answering(api):
+        same = ablate("try", "--session", "night", "--", path)
+    assert same.code == 1, same.err
+    lines = " ".join(same.out.split())
+    assert "proposal 1 of night against the session's first baseline, tested at 1.3 %" in lines
+    assert "discard: the incumbent stays; the next proposal is tested at 0.52 %" in lines
+
+    with answering(api, LESS_MEMORY):
+        kept = ablate("try", "--session", "night", "--json", "--", path)
+    answer = json.loads(kept.out)
+    assert (kept.code, answer["outcome"], answer["proposal"]["number"]) == (0, "keep", 2)
+    assert answer["session"]["next_level"] == session_level(3, [2])
+    assert answer["verdict"]["variants"][0]["decision"] == "adopt"
+
+    refused = ablate("try", "--session", "night", "--json", "--", path)
+    assert (refused.code, refused.out) == (5, "")
+    assert "#/baseline/gates/psiv_cache" in refused.err
+    assert "ablate sessions spec night" in refused.err
+    following = ablate("sessions", "spec", "night").out
+    assert parse_spec(following.encode(), "application/yaml").baseline.gates["psiv_cache"] is True
+
+    shown = " ".join(ablate("sessions", "show", "night").out.split())
+    assert all(text in shown for text in ("kept 1 of 2 proposals", "incumbent proposal 2", "discard", "keep"))
+    assert "night" in ablate("sessions", "list").out
+    assert ablate("sessions", "close", "night", "--json").code == 0
+    assert "session 'night' is closed" in ablate("try", "--session", "night", "--", path).err
+
+
+def cancelling(api: Api) -> threading.Thread:
+    """Cancel the next ablation that waits, from another thread."""
+
+    def cancel() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            for row in api.get("/v1/ablations?state=queued").json()["items"]:
+                api.cancel(row["id"])
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    return thread
+
+
+def proposed(api: Api, *words: object) -> Done:
+    thread = cancelling(api)
+    done = ablate("try", "--session", "lab", "--json", "--", *words)
+    thread.join()
+    return done
+
+
+def test_a_command_is_proposed_with_the_code_of_the_current_folder(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n", encoding="utf-8")
+    values = command_values(
+        workload__code=".",
+        baseline={"args": ["--lr", "1"]},
+        verdict__primary={"metric": "peak_reserved_gib", "margin": "0%", "adopt_if": "1%"},
+        placement__node_class="h100",
+        design__seeds=[1],
+    )
+    path = written(tmp_path / "start.yaml", values)
+    assert ablate("sessions", "open", "lab", path).code == 0
+    base = yaml.safe_load(ablate("sessions", "spec", "lab").out)
+
+    (tmp_path / "train.py").write_text("print(2)\n", encoding="utf-8")
+    done = proposed(api, "python", "train.py", "--seed", "{seed}", "--lr", "2")
+    answer = json.loads(done.out)
+    assert (done.code, answer["outcome"], answer["verdict"]) == (3, "undecided", None)
+    text = api.get(f"/v1/ablations/{answer['proposal']['ablation_id']}/spec").json()["text"]
+    sent = yaml.safe_load(text)
+    assert (sent["ablation"], sent["baseline"]) == ("lab-1", base["baseline"])
+    assert sent["variants"]["proposal"]["args"] == ["--lr", "2"]
+    assert sent["workload"]["code"] == base["workload"]["code"] != sent["variants"]["proposal"]["code"]
+    assert sent["verdict"]["session"]["level"] == session_level(1)
+
+    other = ablate("try", "--session", "lab", "--", "python", "eval.py")
+    assert (other.code, "must begin with that of session 'lab': python train.py --seed '{seed}'" in other.err) == (
+        5,
+        True,
+    )
+    assert "baseline.args" in other.err
+
+
+def test_what_cannot_be_proposed_is_an_error_and_spends_nothing(api: Api, tmp_path: Path) -> None:
+    path = written(tmp_path / "start.yaml", spec_values(ablation="start", **EXACT))
+    unknown = ablate("try", "--session", "nowhere", "--", path)
+    assert (unknown.code, "there is no session 'nowhere'" in unknown.err) == (5, True)
+    assert ablate("sessions", "open", "day", path).code == 0
+    recipe = ablate("try", "--session", "day", "--", "python", "train.py")
+    assert (recipe.code, "session 'day' trains a recipe, so a proposal is a spec" in recipe.err) == (5, True)
+    assert ablate("try", "--session", "day").code == 64
+    assert json.loads(ablate("sessions", "show", "day", "--json").out)["next_level"] == session_level(1)
