@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from experiments.documents import seal
 from experiments.ids import new_id
@@ -16,9 +16,9 @@ from experiments.records.bundle import (
     BrokenAttempt,
     Manifest,
     NodeRecord,
-    attempt_statement,
     block_folder,
     make_manifest,
+    signed_attempt,
     trial_folder,
 )
 from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
@@ -27,8 +27,6 @@ from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_te
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
-
-AnyAttempt = TypeVar("AnyAttempt", bound=Attempt)
 
 BEGAN = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -72,18 +70,13 @@ def make_bundle(
             folder = trial_folder(index, trial.position, trial.arm)
             files[f"{folder}/{RECEIPT}"] = made.model_dump_json().encode()
             files[f"{folder}/{LOG}"] = f"trial {trial.arm}: step 0 é\n".encode()
-        files[f"{block_folder(index)}/{BLOCK}"] = signed(file, attempt, digests, signer).model_dump_json().encode()
+        done = signed_attempt(file, attempt, digests, signer)
+        files[f"{block_folder(index)}/{BLOCK}"] = done.model_dump_json().encode()
     for record in broken:
         known = record.model_copy(update={"node_id": node.node_id})
-        files[f"attempts/{record.attempt_id}.json"] = signed(file, known, (), signer).model_dump_json().encode()
+        broke = signed_attempt(file, known, (), signer)
+        files[f"attempts/{record.attempt_id}.json"] = broke.model_dump_json().encode()
     return sealed(file, files, signer)
-
-
-def signed(file: PlanFile, attempt: AnyAttempt, digests: Sequence[str], signer: Signer | None) -> AnyAttempt:
-    """Return the attempt with a signature where `signer` is given."""
-    if signer is None:
-        return attempt
-    return attempt.model_copy(update={"signature": signer.sign(attempt_statement(file, attempt, digests))})
 
 
 def sealed(file: PlanFile, files: dict[str, bytes], signer: Signer | None = None) -> dict[str, bytes]:

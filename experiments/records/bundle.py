@@ -12,7 +12,7 @@ The folder `work` beside them belongs to a running `ablate exec` and is not part
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field
 
@@ -26,7 +26,7 @@ from experiments.records.circumstances import AttemptRecord, BlockSigner
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile
 from experiments.records.receipts import Receipt
-from experiments.records.signing import Signature, block_statement
+from experiments.records.signing import Signature, Signer, block_statement
 from experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
@@ -85,6 +85,9 @@ class Attempt(Frozen):
         return (self.ended_at - self.started_at).total_seconds()
 
 
+SomeAttempt = TypeVar("SomeAttempt", bound=Attempt)
+
+
 class BrokenAttempt(Attempt):
     """An attempt without a result: its block runs again as a whole, or is missing."""
 
@@ -104,15 +107,28 @@ def breaks(broken: Sequence[BrokenAttempt]) -> tuple[Break, ...]:
     return tuple(record.as_break for record in broken)
 
 
-def attempt_statement(file: PlanFile, attempt: Attempt, receipts: Sequence[str] = ()) -> bytes:
-    """Return the statement that the node signs: ids of the block, digests of its receipts, or why it broke."""
+def attempt_statement(
+    file: PlanFile, attempt: Attempt, receipts: Sequence[str] = (), *, numbered: bool = True
+) -> bytes:
+    """Return the statement that the node signs: ids and number, digests of the block's receipts, or why it broke.
+
+    Earlier programs signed without the number.
+    """
     ids = {
         "ablation": file.ablation_id,
         "block": file.blocks[attempt.index].block_id,
         "attempt": attempt.attempt_id,
     }
     broke = attempt.model_dump(mode="json", exclude=set(Attempt.model_fields))
-    return block_statement(ids, receipts, broke or None)
+    return block_statement(ids, receipts, broke or None, number=attempt.attempt_no if numbered else None)
+
+
+def signed_attempt(file: PlanFile, attempt: SomeAttempt, receipts: Sequence[str], signer: Signer | None) -> SomeAttempt:
+    """Return the attempt with its node's signature; unchanged without a signer."""
+    if signer is None:
+        return attempt
+    statement = attempt_statement(file, attempt, receipts)
+    return attempt.model_copy(update={"signature": signer.sign(statement, version=2)})
 
 
 def used_up_by(broken: Sequence[BrokenAttempt], index: int) -> BrokenAttempt | None:

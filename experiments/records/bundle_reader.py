@@ -7,7 +7,7 @@ A node could sign anything, and write all its records alike. The reader finds st
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from experiments.block_numbers import block_name
 from experiments.digest import digest, digest_bytes
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
+from experiments.outcomes import FailureClass
 from experiments.records.bundle import (
     SCHEMA_VERSION,
     Attempt,
@@ -39,6 +40,8 @@ from experiments.records.receipts import Receipt, held_by
 from experiments.records.signing import Signature, manifest_statement, signature_problem
 
 _Model = TypeVar("_Model", bound=Frozen)
+_KILLED = (FailureClass.INFRA_NODE, FailureClass.PREEMPTED)
+"""Failure classes of an attempt whose run was killed; earlier programs wrote the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ def open_bundle(files: Mapping[str, bytes]) -> Bundle:
     manifest = read_manifest(files)
     _refuse(_manifest_problems(manifest, files))
     plan_file = _plan_file(manifest, files)
-    nodes = {node.node_id: node for _, node in _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))}
+    nodes = {node.node_id: node for _, node in _nodes(files)}
     broken = dict(_read_all(BrokenAttempt, files, lambda path: path.startswith("attempts/")))
     finished = dict(_read_all(Attempt, files, lambda path: path.startswith("blocks/") and path.endswith(f"/{BLOCK}")))
     _refuse(_attempt_problems({**finished, **broken}, plan_file, nodes))
@@ -128,6 +131,15 @@ def _signed_records(blocks: Mapping[str, BundledBlock], broken: Mapping[str, Bro
 def read_manifest(files: Mapping[str, bytes]) -> Manifest:
     """Return the manifest without checks. Raises BundleError without a manifest."""
     return _read(Manifest, files, MANIFEST)
+
+
+def node_keys(files: Mapping[str, bytes]) -> frozenset[str | None]:
+    """Return the keys of the nodes that a bundle describes. Raises BundleError."""
+    return frozenset(node.registration.public_key for _, node in _nodes(files))
+
+
+def _nodes(files: Mapping[str, bytes]) -> Iterator[tuple[str, NodeRecord]]:
+    return _read_all(NodeRecord, files, lambda path: path.startswith("nodes/"))
 
 
 def altered_files(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
@@ -341,24 +353,34 @@ def _signature_problems(
     manifest: Manifest, records: Sequence[_SignedRecord], nodes: Mapping[str, NodeRecord], file: PlanFile
 ) -> list[SpecProblem]:
     """Find signatures that do not fit, or are not by the node that ran the block."""
-    whole = manifest_statement(manifest.digest)
-    problems = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _unfit(manifest.signature, whole)]
+    keys = {node.registration.public_key for node in nodes.values()}
+    problems = [SpecProblem(pointer=MANIFEST, detail=detail) for detail in _of_manifest(manifest, keys)]
     for record in records:
-        statement = attempt_statement(file, record.attempt, record.receipts)
-        node = nodes[record.attempt.node_id]
-        problems += [SpecProblem(pointer=record.path, detail=detail) for detail in _of_record(record, node, statement)]
+        signature = record.attempt.signature
+        numbered = signature is not None and signature.numbered
+        statement = attempt_statement(file, record.attempt, record.receipts, numbered=numbered)
+        details = _of_record(record, nodes[record.attempt.node_id], keys, statement)
+        problems += [SpecProblem(pointer=record.path, detail=detail) for detail in details]
     return problems
 
 
-def _of_record(record: _SignedRecord, node: NodeRecord, statement: bytes) -> Iterator[str]:
+def _of_manifest(manifest: Manifest, keys: Set[str | None]) -> Iterator[str]:
+    signature = manifest.signature
+    if signature is not None and signature.key not in keys:
+        yield f"is signed by {signature.key}, which is the key of no node in this bundle"
+    else:
+        yield from _unfit(signature, manifest_statement(manifest.digest))
+
+
+def _of_record(record: _SignedRecord, node: NodeRecord, keys: Set[str | None], statement: bytes) -> Iterator[str]:
     """Check one record. Another node that continues the bundle may sign the record of a killed attempt."""
-    signature, key = record.attempt.signature, node.registration.public_key
-    signed_by = None if signature is None else signature.key
-    by_another = isinstance(record.attempt, BrokenAttempt) and signature is not None
-    if signed_by != key and not by_another:
+    attempt, key = record.attempt, node.registration.public_key
+    signed_by = None if attempt.signature is None else attempt.signature.key
+    killed = isinstance(attempt, BrokenAttempt) and attempt.failure_class in _KILLED
+    if signed_by != key and not (killed and signed_by is not None and signed_by in keys):
         yield f"is signed by {signed_by or 'nobody'}; the key of node {node.node_id} is {key or 'none'}"
     else:
-        yield from _unfit(signature, statement)
+        yield from _unfit(attempt.signature, statement)
 
 
 def _unfit(signature: Signature | None, statement: bytes) -> Iterator[str]:

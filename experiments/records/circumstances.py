@@ -94,6 +94,8 @@ class Circumstances(Frozen):
     admission: Admission = Admission()
     signers: tuple[BlockSigner, ...] = ()
     """Of all finished blocks."""
+    unsigned: tuple[str, ...] = Field(default=(), exclude_if=lambda files: not files)
+    """Files of imported bundles without the signature that they could have."""
     not_run: OmitNone[str] = None
     """Why planned blocks did not run, for example a used-up budget of device minutes."""
 

@@ -43,6 +43,7 @@ from model.config import StepsConfig, TrainConfig
 from model.counts import step_flops
 from model.errors import ConfigError
 from model.facts import ModelFact
+from model.measurements import OmitNone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,6 +347,8 @@ class BlockSignature(Frozen):
     """Digests of the block's receipts, in running order."""
     by: Signature
     """Over the statement of the node about the block."""
+    number: OmitNone[int] = None
+    """Of the attempt, if the statement names it."""
 
 
 class SignedReceipt(Receipt):
@@ -385,7 +388,9 @@ def _unfit(receipt: Receipt, signature: BlockSignature) -> str | None:
     if place >= len(signature.receipts) or signature.receipts[place] != receipt.digest:
         return f"its signature covers other receipts: the receipt at place {place + 1} is not {receipt.digest}"
     statement = block_statement(
-        {"ablation": ids.ablation, "block": ids.block, "attempt": ids.attempt}, signature.receipts
+        {"ablation": ids.ablation, "block": ids.block, "attempt": ids.attempt},
+        signature.receipts,
+        number=signature.number,
     )
     problem = signature_problem(signature.by, statement)
     return None if problem is None else f"its signature {problem}"

@@ -9,13 +9,14 @@ import base64
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from experiments.digest import canonical_json
 from experiments.documents import Frozen
 from experiments.errors import SigningUnavailable
+from model.measurements import OmitNone
 
 KEY_PREFIX = "ed25519:"
 KEY_PATTERN = r"^ed25519:[A-Za-z0-9_-]{42}[AEIMQUYcgkosw048]$"
@@ -60,6 +61,13 @@ class Signature(Frozen):
     key: PublicKey
     value: Annotated[str, Field(pattern=_VALUE_PATTERN), AfterValidator(_checked_signature)]
     """64 bytes as base64url without padding."""
+    version: OmitNone[Literal[2]] = None
+    """Of the signed statement about a block: 2 names the number of the attempt, None does not."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the statement names the number of the attempt."""
+        return self.version is not None
 
 
 class Signer:
@@ -74,9 +82,9 @@ class Signer:
         """The public key."""
         return KEY_PREFIX + _encode(self._private.public_key().public_bytes_raw())
 
-    def sign(self, message: bytes) -> Signature:
+    def sign(self, message: bytes, *, version: Literal[2] | None = None) -> Signature:
         """Return the signature of `message`; equal messages give equal signatures."""
-        return Signature(key=self.key, value=_encode(self._private.sign(message)))
+        return Signature(key=self.key, value=_encode(self._private.sign(message)), version=version)
 
 
 def signature_problem(signature: Signature, message: bytes) -> str | None:
@@ -91,14 +99,22 @@ def signature_problem(signature: Signature, message: bytes) -> str | None:
     return None
 
 
-def block_statement(ids: Mapping[str, str], receipts: Sequence[str], broke: Mapping[str, Any] | None = None) -> bytes:
+def block_statement(
+    ids: Mapping[str, str],
+    receipts: Sequence[str],
+    broke: Mapping[str, Any] | None = None,
+    *,
+    number: int | None = None,
+) -> bytes:
     """Return the statement that a node signs about a block.
 
     `ids` has the ids of ablation, block and attempt, `receipts` the digests of the receipts in running order, and
-    `broke` the reason when the attempt broke.
+    `broke` the reason when the attempt broke. `number` is the attempt's; a service knows it and needs no signature.
     """
     named = {name: ids[name] for name in ("ablation", "block", "attempt")}
-    return canonical_json({"kind": "ablate block", **named, "receipts": list(receipts), "broke": broke}).encode()
+    numbered = {} if number is None else {"number": number}
+    stated = {"kind": "ablate block", **named, **numbered, "receipts": list(receipts), "broke": broke}
+    return canonical_json(stated).encode()
 
 
 def manifest_statement(digest: str) -> bytes:

@@ -77,6 +77,21 @@ def _named(variant: VariantVerdict) -> str:
     return variant.arm if model is None else f"{variant.arm} ({model})"
 
 
+def signers(verdict: Verdict) -> Iterator[str]:
+    """Yield which key signed which blocks."""
+    for signer in verdict.circumstances.signers:
+        blocks = wording.shorten(block_list(sorted(signer.blocks)), wording.LONGEST_BLOCK_LIST)
+        yield f"blocks {blocks} of {signer.name}: signed by {signer.key or 'nobody'}"
+
+
+def origin_problems(verdict: Verdict) -> Iterator[str]:
+    """Yield what makes the origin of the numbers unproved."""
+    files = verdict.circumstances.unsigned
+    if files:
+        more = f" and {wording.counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
+        yield f"Not signed: {files[0]}{more}; anybody who had these files could have written or left out their contents"
+
+
 def missing(variant: VariantVerdict) -> str:
     """Return which blocks or values are missing, and why."""
     return wording.with_minus(variant.missing or Cause.MISSING)

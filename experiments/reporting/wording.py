@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_NODES = 3
 """Up to so many nodes, each rate is listed."""
+LONGEST_BLOCK_LIST = 60
+"""Characters of a list of blocks."""
 
 
 def rate(arm: "ArmSummary") -> str | None:

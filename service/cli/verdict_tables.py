@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
-from experiments.reporting.sentences import broken_attempts
+from experiments.reporting.sentences import broken_attempts, origin_problems, signers
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
@@ -30,9 +30,11 @@ _LEAVING = ("loss", "memory", "MDE", "repeats", "of the variant", "of the baseli
 
 
 def verdict(verdict: Verdict) -> RenderableType:
-    """Return the verdict table, one row for each variant."""
+    """Return the verdict table, one row for each variant, and the origin of its numbers."""
     layout = lay_out(verdict)
-    return _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
+    table = _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
+    problems = (f"[yellow]{escape(problem)}[/]" for problem in origin_problems(verdict))
+    return Group(table, *(f"[dim]{escape(line)}[/]" for line in signers(verdict)), *problems)
 
 
 def kernels(verdict: Verdict) -> list[RenderableType]:

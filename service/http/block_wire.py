@@ -138,10 +138,10 @@ def verified(receipt: dict[str, Any]) -> VerifiedReceipt:
 def checked_signature(store: Store, attempt_id: str, report: BlockReport) -> Signature:
     """Return the signature of the attempt's node. Raises Invalid unless it fits this report."""
     with store.read() as connection:
-        key = keys.key_of_attempt(connection, attempt_id)
-        refused = keys.refusals(connection, [key] if key else [])
-    if key in refused:
-        raise _unsigned_report(f"key {key} {refused[key]}")
+        node, key = keys.key_of_attempt(connection, attempt_id)
+        refused = None if key is None else keys.refusal(connection, node, key)
+    if refused is not None:
+        raise _unsigned_report(f"key {key} {refused}")
     signature = report.signature
     if signature is None or signature.key != key:
         signer = "nobody" if signature is None else signature.key

@@ -212,9 +212,17 @@ def _remarks(bundle: Bundle) -> Iterator[str]:
 
 
 def _check_signatures(store: Store, bundle: Bundle, *, trusted: Collection[str], unsigned: bool) -> None:
-    """Check that all files of `bundle` are signed, by keys that are trusted here or in `trusted`. Raises Invalid."""
+    """Check that all files of `bundle` are signed, by keys that are trusted for the names of their nodes.
+
+    Keys in `trusted` are, from now on. Raises Invalid.
+    """
+    signers = {(node.name, node.registration.public_key) for node in bundle.nodes.values()}
     with store.read() as connection:
-        refused = keys.refusals(connection, bundle.keys - set(trusted))
+        refused = [
+            (node, key, why)
+            for node, key in sorted(signers, key=str)
+            if key in bundle.keys and key not in trusted and (why := keys.refusal(connection, node, key)) is not None
+        ]
     problems = [*_untrusted(refused), *_unused(bundle, trusted)]
     if bundle.unsigned and not unsigned:
         problems.append(_unsigned(bundle.unsigned))
@@ -222,10 +230,10 @@ def _check_signatures(store: Store, bundle: Bundle, *, trusted: Collection[str],
         raise Invalid("the origin of these bundles is not proved; nothing was imported", problems=problems)
 
 
-def _untrusted(refused: dict[str, str]) -> Iterator[SpecProblem]:
-    for key, why in refused.items():
+def _untrusted(refused: Iterable[tuple[str, str, str]]) -> Iterator[SpecProblem]:
+    for node, key, why in refused:
         hint = f"compare it with the key that `ablate exec` printed on the node, then import with --trust {key}"
-        yield _at("query:trust", f"the bundles are signed by {key}, which {why}", hint)
+        yield _at("query:trust", f"the bundles are signed by {key} as node '{node}'; this key {why}", hint)
 
 
 def _unused(bundle: Bundle, trusted: Collection[str]) -> Iterator[SpecProblem]:

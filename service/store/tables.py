@@ -188,6 +188,7 @@ ablations = Table(
     Column("mlflow_experiment_id", String(64)),
     Column("mlflow_run_id", String(64)),
     Column("bundles", Text),
+    Column("unsigned", Text),
     Column("request_id", String(64)),
     Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.records.bundle_files import RECEIPT, write_tar
+from experiments.records.bundle_files import MANIFEST, RECEIPT, write_tar
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
 from tests.api_stack import Api, served_api
@@ -46,9 +46,17 @@ def test_verdict_report_and_receipts_of_a_bundle_need_no_service(tmp_path: Path)
     folder = write_folder(make_bundle(FILE), tmp_path / "bundle")
     code, out, _err = ablate("verdict", folder, "--explain")
     assert (code, "6/6 blocks on cpu" in out) == (3, True)
+    unsigned = "Not signed: manifest.json and 6 other files"
+    assert "blocks 1-6 of far-node: signed by nobody" in out
+    assert unsigned in out
     page = tmp_path / "r.html"
     assert ablate("report", folder, "--out", page)[0] == 0
     assert FILE.ablation_id in page.read_text()
+    assert unsigned in page.read_text()
+    own = Signer(b"o" * 32)
+    signed = write_folder(make_bundle(FILE, signer=own), tmp_path / "signed")
+    code, out, _err = ablate("verdict", signed)
+    assert (f"blocks 1-6 of far-node: signed by {own.key}" in out, "Not signed" in out) == (True, False)
     code, out, _err = ablate("receipts", "verify", folder)
     assert (code, out.count("good")) == (0, 18)
 
@@ -63,6 +71,21 @@ def test_verify_says_who_signed_and_refuses_other_keys(tmp_path: Path) -> None:
     unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "unsigned")
     code, out, err = ablate("receipts", "verify", unsigned, "--key", own.key)
     assert (code, "is not signed whole: manifest.json" in out, "signed by nobody" in err) == (6, True, True)
+
+
+def test_a_stripped_signature_is_the_first_line_and_fails_where_signatures_are_required(tmp_path: Path) -> None:
+    files = make_bundle(FILE, [0, 1], signer=Signer(b"o" * 32))
+    signed, stripped = write_folder(files, tmp_path / "signed"), write_folder(files, tmp_path / "stripped")
+    manifest = stripped / MANIFEST
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "signature": None}))
+    assert ablate("receipts", "verify", signed, "--signed")[0] == 0
+    for option, expected in ((), 0), (("--signed",), 6):
+        code, out, _err = ablate("receipts", "verify", stripped, *option)
+        assert (code, out.startswith(f"UNSIGNED  {manifest}: anybody who had these files")) == (expected, True)
+    assert "is not signed whole: manifest.json" in out
+    unsigned = write_folder(make_bundle(FILE, [0]), tmp_path / "no")
+    code, out, _err = ablate("receipts", "verify", unsigned, "--json")
+    assert (code, json.loads(out)["unsigned"]) == (0, [f"{unsigned}/{MANIFEST}", f"{unsigned}/blocks/0001/block.json"])
 
 
 def test_import_trusts_the_key_that_it_is_told(tmp_path: Path, api: Api) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from experiments.documents import seal
 from experiments.errors import BundleError, PlanFileError
-from experiments.records.bundle import Attempt
+from experiments.records.bundle import Attempt, signed_attempt
 from experiments.records.bundle_files import BLOCK, PLAN, RECEIPT, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.code_archive import pack_code
@@ -23,7 +23,7 @@ from experiments.records.plan_file import read_plan_file
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer
 from tests.api_stack import running_api
-from tests.bundles import archive_of, sealed, signed
+from tests.bundles import archive_of, sealed
 from tests.programs import write_program
 from workers.identity.node_key import KEY_FILE, node_signer
 
@@ -120,7 +120,7 @@ def resigned(files: dict[str, bytes], arm: str, signer: Signer, change: Callable
     receipts = sorted(name for name in changed if name.startswith(block.removesuffix(BLOCK)) and name.endswith(RECEIPT))
     file = read_plan_file(files[PLAN])
     digests = [Receipt.model_validate_json(changed[name]).digest for name in receipts]
-    attempt = signed(file, Attempt.model_validate_json(files[block]), digests, signer)
+    attempt = signed_attempt(file, Attempt.model_validate_json(files[block]), digests, signer)
     return sealed(file, {**changed, block: attempt.model_dump_json().encode()}, signer)
 
 

@@ -1,5 +1,6 @@
 """Keys of nodes over REST, on both databases: who may register, report and import with which key."""
 
+import json
 from typing import Any
 
 import httpx
@@ -143,14 +144,33 @@ def test_import_wants_every_key_trusted(api: Api) -> None:
     assert "was revoked: sold" in problem(send(api, make_bundle(make_file(), signer=own)))[1]
 
 
+def test_a_key_speaks_only_for_the_nodes_that_it_is_trusted_for(api: Api) -> None:
+    own = Signer(b"j" * 32)
+    operate(api, own.key, "trust", node="laptop")
+    file = make_file()
+    files = make_bundle(file, signer=own)
+    where, detail = problem(send(api, files))
+    assert (where, f"{own.key} as node 'far-node'; this key is trusted for node 'laptop'" in detail) == (
+        "query:trust",
+        True,
+    )
+    path = next(name for name in files if name.startswith("nodes/"))
+    files[path] = json.dumps({**json.loads(files[path]), "name": "laptop"}).encode()
+    assert send(api, sealed(file, files, own)).status_code == 200
+    assert send(api, make_bundle(make_file(), signer=own), trust=[own.key]).status_code == 200
+    assert send(api, make_bundle(make_file(), signer=own)).status_code == 200
+
+
 def test_import_of_what_nobody_signed_is_said_by_the_verdict(api: Api) -> None:
     file = make_file()
     files = make_bundle(file, [0, 1])
     where, detail = problem(send(api, files))
     assert (where, "3 files are not signed: blocks/0001/block.json" in detail) == ("query:unsigned", True)
     assert send(api, files, unsigned=True).status_code == 200
-    (signer,) = judged(api, file.ablation_id).circumstances.signers
+    circumstances = judged(api, file.ablation_id).circumstances
+    (signer,) = circumstances.signers
     assert (signer.name, signer.key, signer.blocks) == ("far-node", None, (0, 1))
+    assert circumstances.unsigned == open_bundle(files).unsigned
 
 
 def test_signed_blocks_under_an_unsigned_manifest_are_not_enough(api: Api) -> None:

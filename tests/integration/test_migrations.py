@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,20 +80,19 @@ def test_a_database_of_the_first_revision_goes_on(url: str, store: Store, tmp_pa
     assert differences(store) == []
 
 
-def test_questions_of_an_earlier_version_still_count(url: str, store: Store, tmp_path: Path) -> None:
+def test_questions_of_an_earlier_version_still_count(
+    url: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migration = import_module("service.store.migrations.versions.0017_questions_by_content")
     migrate.upgrade(store)
     with running_api("sqlite", tmp_path, database_url=url) as api:
-        first = api.submit()
-        unreadable = api.submit()
+        first, unreadable, again = (api.submit() for _ in range(3))
     with store.write() as connection:
         connection.execute(text("UPDATE questions SET digest = 'sha256:as earlier'"))
         later = text("UPDATE ablations SET spec_text = 'x' WHERE id = :id")
         connection.execute(later, {"id": unreadable["id"]})
-        for name in ("proposals", "sessions"):  # later revisions create them
-            connection.execute(text(f"DROP TABLE {name}"))
-    set_revision(store, "0016")
-    with running_api("sqlite", tmp_path, database_url=url) as api:
-        again = api.submit()
+        monkeypatch.setattr(migration.op, "get_bind", lambda: connection)
+        migration.upgrade()
     with store.read() as connection:
         assert [one.ablation for one in family_of(connection, again["id"]).earlier] == [first["id"]]
 

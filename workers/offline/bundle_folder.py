@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,13 +20,14 @@ from experiments.records.bundle import (
     Bundle,
     Manifest,
     NodeRecord,
-    attempt_statement,
+    SomeAttempt,
     block_folder,
     make_manifest,
+    signed_attempt,
     trial_folder,
 )
 from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, WORK, read_bundle_files
-from experiments.records.bundle_reader import altered_files, open_bundle, read_manifest
+from experiments.records.bundle_reader import altered_files, node_keys, open_bundle, read_manifest
 from experiments.records.messages import NodeRegistration
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
 from experiments.records.receipts import Receipt
@@ -38,7 +39,6 @@ from workers.processes.trial_output import LogTail
 _log = logging.getLogger(__name__)
 
 _HALF_WRITTEN = "*.part"
-_Attempt = TypeVar("_Attempt", bound=Attempt)
 _RUNNING = "running.json"
 """In the work folder: the running attempt."""
 
@@ -133,10 +133,10 @@ class BundleFolder:
         shutil.rmtree(self.paths.root / attempt_id, ignore_errors=True)
 
     def seal(self) -> Manifest:
-        """Write the manifest of the present files, signed if this run can sign."""
+        """Write the manifest of the present files, signed if this run can sign and has described its machine."""
         contents = {path: data for path, data in read_bundle_files(self.root).items() if path != MANIFEST}
         manifest = make_manifest(self._plan_file, contents)
-        if self._signer is not None:
+        if self._signer is not None and self._signer.key in node_keys(contents):
             signature = self._signer.sign(manifest_statement(manifest.digest))
             manifest = manifest.model_copy(update={"signature": signature})
         self._write(MANIFEST, manifest)
@@ -191,11 +191,8 @@ class BundleFolder:
         if problem is not None:
             yield SpecProblem(pointer=MANIFEST, detail=f"its signature {problem}")
 
-    def _signed(self, attempt: _Attempt, receipts: Sequence[str] = ()) -> _Attempt:
-        if self._signer is None:
-            return attempt
-        signature = self._signer.sign(attempt_statement(self._plan_file, attempt, receipts))
-        return attempt.model_copy(update={"signature": signature})
+    def _signed(self, attempt: SomeAttempt, receipts: Sequence[str] = ()) -> SomeAttempt:
+        return signed_attempt(self._plan_file, attempt, receipts, self._signer)
 
     def _with_killed(self, bundle: Bundle) -> Bundle:
         """Record the attempt that was running when an earlier run was killed: it is evidence like any other."""

@@ -107,7 +107,6 @@ ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "peak reserved": lambda arm: wording.gib(arm.peak_reserved_bytes),
 }
 """Heading -> text of an arm's number."""
-LONGEST_BLOCK_LIST = 60
 
 
 def arms_table(view: AblationView) -> Table:
@@ -245,7 +244,7 @@ def unmeasured_table(view: AblationView) -> Table:
             key = trial.arm, str(trial.state), wording.NOTHING, trial.reason or wording.NOTHING
             groups.setdefault(key, []).append(trial.block_index)
     rows = tuple(
-        row(*key, f"{len(blocks):,}", wording.shorten(block_list(sorted(blocks)), LONGEST_BLOCK_LIST))
+        row(*key, f"{len(blocks):,}", wording.shorten(block_list(sorted(blocks)), wording.LONGEST_BLOCK_LIST))
         for key, blocks in groups.items()
     )
     columns = (*texts("arm", "outcome", "class", "message"), *numbers("trials"), *texts("in blocks"))
@@ -324,7 +323,7 @@ def provenance_table(view: AblationView) -> Table:
 def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
     """Yield which key signed which blocks."""
     for signer in view.verdict.circumstances.signers if view.verdict else ():
-        blocks = wording.shorten(block_list(sorted(signer.blocks)), LONGEST_BLOCK_LIST)
+        blocks = wording.shorten(block_list(sorted(signer.blocks)), wording.LONGEST_BLOCK_LIST)
         key = signer.key or "nobody: anyone with access to the files could have written them"
         yield f"blocks {blocks} of {signer.name}, signed by", str(key)
 

@@ -12,7 +12,7 @@ from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt
 from experiments.reporting import verdict_cells, wording
-from experiments.reporting.sentences import WITHOUT_STATISTICS, missing
+from experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
 from experiments.reporting.table import Cell
 from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
 from experiments.reporting.view import AblationView
@@ -171,6 +171,7 @@ def _changes(exact: ExactComparison) -> Iterator[str]:
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     circumstances = verdict.circumstances
     admission, attempts, family = circumstances.admission, circumstances.attempts, circumstances.family
+    yield from (f"{problem}." for problem in origin_problems(verdict))
     if nodes := wording.caveat(verdict):
         yield nodes
     if refused := words_capped(verdict):

@@ -95,6 +95,8 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
     measured = f"yes, {wording.counted(blocks, 'A/A block')}" if blocks else "yes"
     exact = "not needed, the metric is exact"
     yield Fact("Calibrated", exact if is_exact(verdict) else measured if verdict.calibrated else "no", CALIBRATIONS)
+    keys = {signer.key for signer in circumstances.signers}
+    yield Fact("Signed", "no" if None in keys or circumstances.unsigned else f"by {wording.counted(len(keys), 'key')}")
     if circumstances.attempts:
         yield Fact("Reruns", "which and why", ATTEMPTS)
     if circumstances.family.earlier:

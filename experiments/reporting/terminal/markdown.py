@@ -8,6 +8,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_list
 from experiments.outcomes import Decision
 from experiments.reporting import wording
+from experiments.reporting.sentences import origin_problems
 from experiments.reporting.table import Table
 from experiments.reporting.verdict_layout import VariantLayout, lay_out, words_capped
 
@@ -99,6 +100,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     for signer in circumstances.signers:
         who = "unsigned" if signer.key is None else f"signed by `{signer.key}`"
         yield f"- blocks {block_list(signer.blocks)} ran on `{signer.name}`; {who}"
+    for problem in origin_problems(verdict):
+        yield f"- {problem[0].lower()}{problem[1:]}"
     if reason := words_capped(verdict):
         yield f"- verdicts are capped: {reason}"
     if circumstances.family.earlier:

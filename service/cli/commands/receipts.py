@@ -26,6 +26,7 @@ from service.errors import ServiceError
 app = typer.Typer(name="receipts", help="Fetch receipts and verify them here.", no_args_is_help=True)
 
 _NOBODY = "nobody"
+_NOT_SIGNED = "is not signed"
 
 
 @app.command("verify")
@@ -44,16 +45,22 @@ def verify_(
         list[str] | None,
         typer.Option("--key", metavar="KEY", help="Accept signatures by this key only. Repeat it for more keys."),
     ] = None,
+    signed: Annotated[
+        bool, typer.Option("--signed", help="Also fail if a bundle or receipt is not signed as a whole.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute digests, signatures and statistics from raw samples, and show who signed. Exits with 6 on problems."""
-    results = [_check(subject, frozenset(key or ())) for subject in subjects]
-    checks = [check for subject_checks, _ in results for check in subject_checks]
+    results = [_check(subject, frozenset(key or ()), signed=signed) for subject in subjects]
+    checks = [check for result in results for check in result.checks]
     if as_json:
-        print_json({"receipts": [{"receipt": check.name, "problems": check.problems} for check in checks]})
+        rows = [{"receipt": check.name, "problems": check.problems} for check in checks]
+        print_json({"receipts": rows, "unsigned": [name for result in results for name in result.unsigned]})
     else:
+        for result in results:
+            _print_unsigned(result.unsigned)
         _print(checks)
-        for signer in (signer for _, signers in results for signer in signers):
+        for signer in (signer for result in results for signer in result.signers):
             err().print(escape(signer))
     if any(check.problems for check in checks):
         raise typer.Exit(ExitCode.UNMET)
@@ -66,6 +73,23 @@ class _Check(NamedTuple):
     problems: list[str]
     signer: str | None = None
     """Key and node of a receipt's own signature. None in a bundle, which has its own, and for a damaged receipt."""
+
+
+class _Result(NamedTuple):
+    """The checks of one argument of the command."""
+
+    checks: list[_Check]
+    signers: list[str]
+    """A line for each."""
+    unsigned: list[str]
+    """Names of receipts, or of files of a bundle, that could be signed and are not."""
+
+
+def _print_unsigned(names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        detail = "anybody who had these files could have written, changed or left out their contents"
+        out().print(f"[yellow]UNSIGNED[/]  {escape(names[0])}{more}: {detail}")
 
 
 def _print(checks: list[_Check]) -> None:
@@ -117,18 +141,20 @@ def _fetch(client: Client, name: str) -> SignedReceipt | dict[str, SignedReceipt
     }
 
 
-def _check(subject: str, keys: frozenset[str]) -> tuple[list[_Check], list[str]]:
-    """Check a file, a bundle, or the receipts of an ablation or trial; return the checks and a line for each signer.
+def _check(subject: str, keys: frozenset[str], *, signed: bool) -> _Result:
+    """Check a file, a bundle, or the receipts of an ablation or trial.
 
-    With `keys`, one of them must have signed every receipt. Raises ReceiptError, OSError.
+    With `keys`, one of them must have signed every receipt; with `signed`, anybody. Raises ReceiptError, OSError.
     """
     path = Path(subject)
     if is_bundle(path):
-        return _check_bundle(path, keys)
+        return _check_bundle(path, keys, signed=signed)
     receipts = _read(path) if path.exists() else _fetch_all(subject)
-    checks = [_check_receipt(name, receipt, keys) for name, receipt in receipts]
+    checks = [_check_receipt(name, receipt, keys, signed=signed) for name, receipt in receipts]
     signers = Counter(check.signer for check in checks if check.signer is not None)
-    return checks, [f"{wording.counted(count, 'receipt')}: signed by {signer}" for signer, count in signers.items()]
+    lines = [f"{wording.counted(count, 'receipt')}: signed by {signer}" for signer, count in signers.items()]
+    unsigned = [check.name for check in checks if check.signer is not None and check.signer.startswith(_NOBODY)]
+    return _Result(checks, lines, unsigned)
 
 
 def _fetch_all(name: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -156,7 +182,7 @@ def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     raise ReceiptError(f"{path} is neither a receipt nor a list of receipts")
 
 
-def _check_receipt(name: str, receipt: Mapping[str, Any], keys: frozenset[str]) -> _Check:
+def _check_receipt(name: str, receipt: Mapping[str, Any], keys: frozenset[str], *, signed: bool) -> _Check:
     problems, signature = verify_signed(receipt)
     if problems:
         return _Check(name, problems)
@@ -164,10 +190,11 @@ def _check_receipt(name: str, receipt: Mapping[str, Any], keys: frozenset[str]) 
     signer = _NOBODY if signature is None else f"{key} of {signature.node}"
     if receipt["schema_version"] == 1:
         signer += ", schema version 1: only digest and summary were checked"
-    return _Check(name, [] if not keys or key in keys else [_wrong_key(key or _NOBODY)], signer)
+    wrong = [_wrong_key(key or _NOBODY)] if keys and key not in keys else []
+    return _Check(name, wrong or ([_NOT_SIGNED] if signed and key is None else []), signer)
 
 
-def _check_bundle(path: Path, keys: frozenset[str]) -> tuple[list[_Check], list[str]]:
+def _check_bundle(path: Path, keys: frozenset[str], *, signed: bool) -> _Result:
     files = read_bundle_files(path)
     try:
         bundle = verify_bundle(files)
@@ -176,9 +203,10 @@ def _check_bundle(path: Path, keys: frozenset[str]) -> tuple[list[_Check], list[
         problems = {
             name: [p.detail for p in error.problems if p.pointer == name] for name in sorted({*files, *damaged})
         }
-        signers = []
+        signers, unsigned = [], []
     else:
-        problems = {name: [] for name in files} | {MANIFEST: list(_key_problems(bundle, keys))}
+        problems = {name: [] for name in files} | {MANIFEST: list(_key_problems(bundle, keys, signed=signed))}
+        unsigned = [f"{path}/{name}" for name in ((MANIFEST,) if bundle is None else bundle.unsigned)]
         if bundle is None:
             signers = ["a bundle of schema version 1, signed by nobody: its receipts leave slow steps out"]
         else:
@@ -190,17 +218,20 @@ def _check_bundle(path: Path, keys: frozenset[str]) -> tuple[list[_Check], list[
         for name, own_problems in problems.items()
         if own_problems or name.endswith(RECEIPT)
     ]
-    return checks, signers
+    return _Result(checks, signers, unsigned)
 
 
-def _key_problems(bundle: Bundle | None, keys: frozenset[str]) -> Iterator[str]:
-    """Yield how a valid bundle fails the requirement that `keys` signed it; None is a bundle without signatures."""
-    if not keys:
+def _key_problems(bundle: Bundle | None, keys: frozenset[str], *, signed: bool) -> Iterator[str]:
+    """Yield how a valid bundle fails the requirement that `keys`, or anybody, signed it as a whole.
+
+    None is a bundle without signatures.
+    """
+    if not keys and not signed:
         return
     if bundle is None:
-        yield _wrong_key(_NOBODY)
+        yield _wrong_key(_NOBODY) if keys else _NOT_SIGNED
         return
-    for key in sorted(bundle.keys - keys):
+    for key in sorted(bundle.keys - keys) if keys else ():
         yield _wrong_key(key)
     if bundle.unsigned:
         yield f"is not signed whole: {', '.join(bundle.unsigned)}"

@@ -58,10 +58,12 @@ def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
     """Return the inputs of a verdict that are neither in the spec nor in the receipts."""
+    unsigned = connection.scalar(select(ablations.c.unsigned).where(ablations.c.id == ablation_id))
     return Circumstances(
         attempts=broken_attempts(connection, ablation_id),
         family=family_of(connection, ablation_id),
         signers=keys.signers(connection, ablation_id),
+        unsigned=() if unsigned is None else tuple(json.loads(unsigned)),
         not_run=_not_run(connection, ablation_id),
     )
 

@@ -56,7 +56,8 @@ def store_import(connection: Connection, imported: Import) -> None:
     """
     bundle, ablation_id = imported.bundle, imported.submission.ablation_id
     file = bundle.plan_file
-    insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles)
+    unsigned = json.dumps(bundle.unsigned) if bundle.unsigned else None
+    insert_rows(connection, imported.submission, file.blocks, bundles=imported.bundles, unsigned=unsigned)
     transitions = Transitions(connection, ablation_id, actor=imported.submission.submitted_by)
     counted = f"{len(bundle.blocks)} of {len(file.plan.blocks)} blocks"
     reason = f"imported: {counted} from {', '.join(digest[:19] for digest in bundle.digests)}"

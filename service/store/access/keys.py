@@ -1,6 +1,5 @@
 """Keys of nodes: trusted and revoked ones, and the signers of an ablation's blocks."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
@@ -17,7 +16,7 @@ from service.store.tables import attempts, blocks, db_now, node_keys, nodes, rec
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:
     """Return the signature of the report that contained a trial's receipt; None if it is not signed."""
     query = (
-        select(attempts.c.id, attempts.c.signature, nodes.c.id.label("node_id"), nodes.c.name)
+        select(attempts.c.id, attempts.c.number, attempts.c.signature, nodes.c.id.label("node_id"), nodes.c.name)
         .join(receipts, receipts.c.attempt_id == attempts.c.id)
         .join(nodes, nodes.c.id == attempts.c.node_id)
     )
@@ -26,10 +25,12 @@ def block_signature(connection: Connection, trial_id: str) -> BlockSignature | N
         return None
     digests = select(receipts.c.digest).join(trials, trials.c.id == receipts.c.trial_id)
     own = digests.where(receipts.c.attempt_id == row.id).order_by(trials.c.position)
+    signature = Signature.model_validate_json(row.signature)
     return BlockSignature(
         node=row.name.removesuffix(imported_suffix(row.node_id)),
         receipts=tuple(connection.execute(own).scalars()),
-        by=Signature.model_validate_json(row.signature),
+        by=signature,
+        number=row.number if signature.numbered else None,
     )
 
 
@@ -78,16 +79,17 @@ def revoke(connection: Connection, key: str, *, reason: str) -> None:
         raise NotFound(f"no node is known by key {key}")
 
 
-def refusals(connection: Connection, keys: Iterable[str]) -> dict[str, str]:
-    """Return the reasons against the keys that are not trusted, by key."""
-    reasons = {}
-    for key in sorted(keys):
-        rows = list(connection.execute(select(node_keys).where(node_keys.c.key == key)))
-        if not rows:
-            reasons[key] = "is not known here"
-        elif all(row.revoked_at is not None for row in rows):
-            reasons[key] = f"was revoked: {rows[0].reason}"
-    return reasons
+def refusal(connection: Connection, node: str, key: str) -> str | None:
+    """Return why `key` is not trusted as that of the node of this name; None if it is."""
+    rows = list(connection.execute(select(node_keys).where(node_keys.c.key == key).order_by(node_keys.c.node)))
+    if not rows:
+        return "is not known here"
+    if any(row.node == node and row.revoked_at is None for row in rows):
+        return None
+    others = [f"'{row.node}'" for row in rows if row.revoked_at is None]
+    if others:
+        return f"is trusted for node {' and '.join(others)}, not for '{node}'"
+    return f"was revoked: {rows[0].reason}"
 
 
 def list_keys(connection: Connection) -> list[Row[Any]]:
@@ -95,11 +97,11 @@ def list_keys(connection: Connection) -> list[Row[Any]]:
     return list(connection.execute(select(node_keys).order_by(node_keys.c.node, node_keys.c.trusted_at)))
 
 
-def key_of_attempt(connection: Connection, attempt_id: str) -> str | None:
-    """Return the key that the node of an attempt registered with."""
-    query = select(nodes.c.registration).join(attempts, attempts.c.node_id == nodes.c.id)
+def key_of_attempt(connection: Connection, attempt_id: str) -> tuple[str, str | None]:
+    """Return the name of an attempt's node, and the key that it registered with."""
+    query = select(nodes.c.name, nodes.c.registration).join(attempts, attempts.c.node_id == nodes.c.id)
     row = connection.execute(query.where(attempts.c.id == attempt_id)).one()
-    return NodeRegistration.model_validate_json(row.registration).public_key
+    return row.name, NodeRegistration.model_validate_json(row.registration).public_key
 
 
 def store_signature(connection: Connection, attempt_id: str, signature: Signature) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass
+from experiments.records.bundle import Attempt, BrokenAttempt, attempt_statement, signed_attempt
 from experiments.records.bundle_files import BLOCK, MANIFEST, read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.signing import Signer
@@ -67,8 +68,54 @@ def test_manifest_that_somebody_else_wrote_is_named() -> None:
     values["signature"] = json.loads(files[MANIFEST])["signature"]
     found = problems({**fewer, MANIFEST: json.dumps(values).encode()})
     assert "does not fit key" in found[MANIFEST]
-    assert open_bundle(sealed(FILE, fewer, STRANGER)).keys == {MINE.key, STRANGER.key}
+    assert "which is the key of no node in this bundle" in problems(sealed(FILE, fewer, STRANGER))[MANIFEST]
     assert open_bundle(sealed(FILE, fewer)).unsigned == (MANIFEST,)
+
+
+def two_nodes() -> dict[str, bytes]:
+    """Return a bundle that the stranger's machine went on with: it signed the manifest last."""
+    files = make_bundle(FILE, [0, 1], broken=BROKEN, signer=MINE)
+    other = make_node(STRANGER)
+    return sealed(FILE, {**files, f"nodes/{other.node_id}.json": other.model_dump_json().encode()}, STRANGER)
+
+
+def test_another_node_of_the_bundle_cannot_change_the_attempts_of_a_node() -> None:
+    files = two_nodes()
+    assert open_bundle(files).keys == {MINE.key, STRANGER.key}
+    block, broken = f"blocks/0002/{BLOCK}", f"attempts/{BROKEN[0].attempt_id}.json"
+    without = {path: data for path, data in files.items() if path != broken}
+    renumbered = rewritten(without, block, STRANGER, attempt_no=1)
+    assert "does not fit key" in problems(renumbered)[block], "a broken attempt was left out, and the rest renumbered"
+    record = BrokenAttempt.model_validate_json(files[broken])
+    for changes in ({"failure_class": FailureClass.OOM}, {"message": "another story"}, {"arm": "chunk-32"}):
+        signed = signed_attempt(FILE, record.model_copy(update=changes), (), STRANGER)
+        found = problems(sealed(FILE, {**files, broken: signed.model_dump_json().encode()}, STRANGER))
+        assert f"is signed by {STRANGER.key}" in found[broken]
+
+
+def test_a_killed_attempt_may_be_recorded_by_another_node_of_the_bundle_only() -> None:
+    killed = [broken_attempt(1, 1, FailureClass.INFRA_NODE)]
+    files = make_bundle(FILE, [0], broken=killed, signer=MINE)
+    path = f"attempts/{killed[0].attempt_id}.json"
+    record = signed_attempt(FILE, BrokenAttempt.model_validate_json(files[path]), (), STRANGER)
+    by_another = {**files, path: record.model_dump_json().encode()}
+    assert f"is signed by {STRANGER.key}" in problems(sealed(FILE, by_another, MINE))[path]
+    other = make_node(STRANGER)
+    described = {**by_another, f"nodes/{other.node_id}.json": other.model_dump_json().encode()}
+    assert open_bundle(sealed(FILE, described, MINE)).keys == {MINE.key, STRANGER.key}
+
+
+def test_a_statement_of_an_earlier_program_lacks_the_number_and_still_fits() -> None:
+    files = make_bundle(FILE, [0], signer=MINE)
+    path = f"blocks/0001/{BLOCK}"
+    attempt = Attempt.model_validate_json(files[path])
+    receipts = [trial.receipt.digest for trial in open_bundle(files).blocks[0].trials]
+    statement = attempt_statement(FILE, attempt, receipts, numbered=False)
+    earlier = attempt.model_copy(update={"signature": MINE.sign(statement)})
+    assert open_bundle(sealed(FILE, {**files, path: earlier.model_dump_json().encode()}, MINE)).unsigned == ()
+    assert attempt.signature is not None
+    flipped = {**attempt.signature.model_dump(), "version": None}
+    assert "does not fit key" in problems(rewritten(files, path, signature=flipped))[path]
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import pytest
 from experiments.documents import seal as seal_document
 from experiments.errors import BundleError
 from experiments.outcomes import FailureClass, Outcome
-from experiments.records.bundle import Attempt, BrokenAttempt
+from experiments.records.bundle import Attempt, BrokenAttempt, signed_attempt
 from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import plan_file_text
 from experiments.records.receipts import Receipt, summarise
 from experiments.records.signing import Signer
 from model.measurements import Step
-from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed, signed
+from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed
 from tests.factories import make_receipt
 
 Files: TypeAlias = dict[str, bytes]
@@ -186,7 +186,10 @@ def other_rule() -> Files:
 def signed_by_a_stranger(path: str) -> Files:
     """Sign a block again, by another key."""
     attempt = Attempt.model_validate_json(ORIGINAL[path])
-    return {**ORIGINAL, path: signed(FILE, attempt, digests(ORIGINAL, path), STRANGER).model_dump_json().encode()}
+    return {
+        **ORIGINAL,
+        path: signed_attempt(FILE, attempt, digests(ORIGINAL, path), STRANGER).model_dump_json().encode(),
+    }
 
 
 def digests(files: Files, path: str) -> list[str]:
@@ -328,10 +331,10 @@ def resigned(files: Files, signer: Signer = NODE) -> Files:
     found[NODE_FILE] = json.dumps(node).encode()
     for path in [name for name in found if name.endswith(BLOCK)]:
         attempt = Attempt.model_validate_json(found[path])
-        found[path] = signed(FILE, attempt, digests(found, path), signer).model_dump_json().encode()
+        found[path] = signed_attempt(FILE, attempt, digests(found, path), signer).model_dump_json().encode()
     for path in [name for name in found if name.startswith("attempts/")]:
         broken = BrokenAttempt.model_validate_json(found[path])
-        found[path] = signed(FILE, broken, (), signer).model_dump_json().encode()
+        found[path] = signed_attempt(FILE, broken, (), signer).model_dump_json().encode()
     return sealed(FILE, found, signer)
 
 
