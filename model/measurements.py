@@ -34,9 +34,10 @@ class Metric:
     """Dotted path in the receipt, for `experiments.records.receipts.read_metric`; default: the annotated field."""
     _: KW_ONLY
     better: Literal["higher", "lower"] | None = "lower"
-    """Direction of improvement; None where neither is one (a lower loss after few steps is no benefit)."""
+    """Direction of improvement; None where neither is one."""
     kind: Literal["ratio", "absolute", "loss"] = "absolute"
-    """`ratio`: compared by ln(variant / baseline); `absolute`: by the difference; `loss`: by identity or envelope."""
+    """`ratio`: compared by ln(variant / baseline); `absolute`: by the difference; `loss`: by identity, or by the
+    difference over seeds."""
     per: float = 1.0
     """Divisor from the receipt's number to `unit`."""
     source: Literal["training", "compilation", "both", "step", "program"] = "training"
@@ -126,7 +127,7 @@ class _MeasurementsInParts(BaseModel):
     """Part of `foreign_load` that a hypervisor gave to other machines."""
     loss_val: Annotated[
         float | None,
-        Metric("loss_val", "validation loss", "nats", "summary.loss_val", better=None, kind="loss", alike="nothing"),
+        Metric("loss_val", "validation loss", "nats", "summary.loss_val", kind="loss", alike="nothing"),
     ] = None
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
 

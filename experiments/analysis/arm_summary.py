@@ -58,4 +58,9 @@ def _means(names: Iterable[str], measured: Sequence[Receipt]) -> dict[str, float
 
 def _mean(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
-    return math.fsum(present) / len(present) if present and len(present) == len(values) else None
+    if not present or len(present) < len(values):
+        return None
+    try:
+        return math.fsum(present) / len(present)
+    except OverflowError:  # a program may report any float as its loss
+        return math.fsum(value / len(present) for value in present)

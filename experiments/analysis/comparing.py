@@ -7,11 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.statistics import Fit, fit, holm, log_ratio, percent, sign_flip_p, widening
+from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
+from experiments.analysis.statistics import MOST_APART, RATIO, SHARE, Fit, Scale, fit, holm, sign_flip_p, widening
 from experiments.analysis.verdicts import Comparison
-from experiments.design.metrics import METRICS, WINDOW_METRICS
+from experiments.design.metrics import LOSS_METRICS, METRICS, WINDOW_METRICS
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
+from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_named
 
 
@@ -27,16 +28,24 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The block differences of one variant on one metric, in block order."""
+    """The differences of one variant on one metric, one per block or one per seed, in their order."""
 
     differences: tuple[float, ...]
-    """d = ln(variant / baseline)."""
+    """d = ln(variant / baseline), or with `baseline` (variant - baseline) / abs(baseline)."""
     places: tuple[int, ...]
     """Place of the variant in the block minus the place of the baseline."""
     sums: tuple[float, ...] | None = None
-    """ln(variant) + ln(baseline), needed to compare the arms' spreads; None if only d is available."""
+    """ln(variant) + ln(baseline), or the sum of the shares: needed to compare the arms' spreads. None if only d is
+    available."""
     window: Window | None = None
     """None if the metric is not one of the window."""
+    baseline: float | None = None
+    """Mean of the baseline in the metric's unit, for differences by subtraction."""
+
+    @property
+    def scale(self) -> Scale:
+        """How d and percent are converted."""
+        return RATIO if self.baseline is None else SHARE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +64,70 @@ class Levels:
 
 
 def sample_of(evidence: Evidence, metric: str) -> Sample | None:
-    """Return d of every block; None with too few blocks, or if one lacks a value: missing data fails."""
+    """Return d of every block, or of every seed of a loss; None with too few. Missing data fails: it gives None."""
+    return seed_sample(evidence, metric) if metric in LOSS_METRICS else _block_sample(evidence, metric)
+
+
+def seed_sample(evidence: Evidence, metric: str) -> Sample | None:
+    """Return the difference of every seed, the mean over its blocks, as a share of the baseline's mean.
+
+    Seeds are the sample: the blocks of one seed repeat one run. None with too few seeds, or if a value is absent.
+    """
+    by_seed: dict[int, list[tuple[float, float]]] = {}
+    for pair in evidence.pairs:
+        own, base = (_finite(metric, receipt) for receipt in (pair.variant, pair.baseline))
+        if own is None or base is None:
+            return None
+        by_seed.setdefault(pair.seed, []).append((own, base))
+    if len(by_seed) < FEWEST_BLOCKS:
+        return None
+    means = [(_mean([own for own, _ in values]), _mean([base for _, base in values])) for values in by_seed.values()]
+    return _by_subtraction(means, places=(0,) * len(means))
+
+
+def _by_subtraction(values: Sequence[tuple[float, float]], *, places: tuple[int, ...]) -> Sample | None:
+    """Return the sample of (variant, baseline); None if they are too far apart for statistics."""
+    baseline = _mean([base for _, base in values])
+    scale = abs(baseline) or 1.0
+    if any(abs(value) / scale > MOST_APART for pair in values for value in pair):
+        return None
+    differences = tuple((own - base) / scale for own, base in values)
+    sums = tuple((own + base) / scale for own, base in values)
+    return Sample(differences=differences, sums=sums, places=places, baseline=baseline)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean, whose sum may be no float."""
+    return math.fsum(value / len(values) for value in values)
+
+
+def _finite(metric: str, receipt: Receipt) -> float | None:
+    value = read_named(metric, receipt) if receipt.outcome is Outcome.MEASURED else None
+    return value if value is not None and math.isfinite(value) else None
+
+
+def baseline_mean(whole: WholeBlocks, metric: str) -> float:
+    """Return the size of the baseline's mean over seeds, for amounts as percent; 1 without one, or if it is zero."""
+    by_seed: dict[int, list[float]] = {}
+    for receipt in whole.of(whole.plan.baseline.name):
+        value = _finite(metric, receipt)
+        if value is not None:
+            by_seed.setdefault(receipt.seed, []).append(value)
+    means = [_mean(values) for values in by_seed.values()]
+    return abs(_mean(means)) or 1.0 if means else 1.0
+
+
+def paired_sample(evidence: Evidence, metric: str) -> Sample | None:
+    """Return the difference of every block as a share of the baseline's mean, for a bound in the metric's unit."""
+    values = [tuple(_finite(metric, receipt) for receipt in (pair.variant, pair.baseline)) for pair in evidence.pairs]
+    whole = [(own, base) for own, base in values if own is not None and base is not None]
+    if len(whole) < max(len(values), FEWEST_BLOCKS):
+        return None
+    places = tuple(pair.variant.ids.position - pair.baseline.ids.position for pair in evidence.pairs)
+    return _by_subtraction(whole, places=places)
+
+
+def _block_sample(evidence: Evidence, metric: str) -> Sample | None:
     every = [pair.log_ratio(metric) for pair in evidence.pairs]
     differences = tuple(d for d in every if d is not None)
     if len(differences) < max(len(every), FEWEST_BLOCKS):
@@ -101,9 +173,12 @@ def _outliers(receipt: Receipt) -> int:
 def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
     """Return the comparison of every variant; Holm's correction runs over all planned variants."""
     fits = {arm: _fit(sample, levels.dependence) for arm, sample in samples.items()}
-    low, high = log_ratio(-levels.margin_pct), log_ratio(levels.margin_pct)
+    margins = {
+        arm: tuple(sample.scale.natural(sign * levels.margin_pct) for sign in (-1, 1))
+        for arm, sample in samples.items()
+    }
     different = _corrected([one.p_different() for one in fits.values()], levels)
-    same = _corrected([one.p_same(low, high) for one in fits.values()], levels)
+    same = _corrected([one.p_same(*margins[arm]) for arm, one in fits.items()], levels)
     return {
         arm: _comparison(metric, samples[arm], one, levels.alphas[arm], _Tests(levels, p_different, p_same))
         for (arm, one), p_different, p_same in zip(fits.items(), different, same, strict=True)
@@ -111,7 +186,13 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
 
 
 def _fit(sample: Sample, dependence: float) -> Fit:
-    return fit(sample.differences, sample.places).widened(widening(dependence, len(sample.differences)))
+    fitted = fit(sample.differences, sample.places)
+    return fitted.widened(_widening(sample, dependence))
+
+
+def _widening(sample: Sample, dependence: float) -> float:
+    """Return the factor for dependent blocks; seeds are independent."""
+    return widening(dependence, len(sample.differences)) if sample.baseline is None else 1.0
 
 
 def _corrected(p_values: Sequence[object], levels: Levels) -> list[float]:
@@ -127,6 +208,7 @@ class _Tests:
 
 def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _Tests) -> Comparison:
     family, margin, window = tests.levels.family, tests.levels.margin_pct, sample.window
+    percent = sample.scale.percent
     low, high = (percent(float(end)) for end in fitted.interval(alpha / family))
     tost_low, tost_high = (percent(float(end)) for end in fitted.interval(2 * alpha / family))
     delta = percent(float(fitted.mean))
@@ -134,7 +216,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
     if tests.p_same <= alpha:
         tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
-    sd, widened = float(fitted.sd), widening(tests.levels.dependence, fitted.blocks)
+    sd, widened = float(fitted.sd), _widening(sample, tests.levels.dependence)
     return Comparison(
         metric=metric,
         blocks=fitted.blocks,
@@ -156,6 +238,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         mde_pct=percent(detectable_per_sd(fitted.blocks, level=alpha / family) * sd * widened),
         differences_pct=tuple(percent(difference) for difference in sample.differences),
         better=tests.levels.better,
+        baseline=sample.baseline,
     )
 
 

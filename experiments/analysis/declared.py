@@ -3,15 +3,15 @@
 from experiments.analysis.evidence import Evidence
 from experiments.analysis.statistics import MOST_APART, log_of_ratio
 from experiments.block_numbers import block_name
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import LOSS_METRICS, METRICS
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_named
 
 
 def no_ratio(evidence: Evidence, name: str) -> str | None:
-    """Name the first measured values of a declared metric that have no ratio; None without any."""
+    """Name the first measured values of a declared metric or a loss that have no ratio; None without any."""
     if name in METRICS:
-        return None
+        return _too_far(evidence, name) if name in LOSS_METRICS else None
     for pair in evidence.pairs:
         values = {one.arm: read_named(name, one) for one in (pair.variant, pair.baseline) if _measured(one)}
         present = {arm: value for arm, value in values.items() if value is not None}
@@ -25,6 +25,14 @@ def no_ratio(evidence: Evidence, name: str) -> str | None:
     return None
 
 
+def _too_far(evidence: Evidence, name: str) -> str | None:
+    for pair in evidence.pairs:
+        own, base = read_named(name, pair.variant), read_named(name, pair.baseline)
+        if own is not None and base is not None and max(abs(own), abs(base)) > MOST_APART:
+            return f"{block_name(pair.block_index)}: {name} is {own:g} and {base:g}, too large for statistics"
+    return None
+
+
 def _measured(receipt: Receipt) -> bool:
     return receipt.outcome is Outcome.MEASURED
 
@@ -32,9 +40,10 @@ def _measured(receipt: Receipt) -> bool:
 def one_value(evidence: Evidence, name: str) -> str | None:
     """Say which arm reports one number with every seed although the arms differ; None if no arm does.
 
+    For losses and declared metrics.
     Such an arm ignores its seed. Its blocks repeat one run, so they do not show what another run would give.
     """
-    if name in METRICS:
+    if name in METRICS and name not in LOSS_METRICS:
         return None
     values = [(read_named(name, pair.variant), read_named(name, pair.baseline)) for pair in evidence.pairs]
     if len({pair.seed for pair in evidence.pairs}) < 2 or all(own == base for own, base in values):

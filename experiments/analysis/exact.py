@@ -11,7 +11,7 @@ from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.verdicts import ExactComparison, ExactPair
 from experiments.block_numbers import block_list
 from experiments.design.metrics import METRICS
-from experiments.design.spec import Primary
+from experiments.design.verdict_rule import Primary
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.receipts import Receipt, read_metric
 
@@ -31,7 +31,7 @@ class ExactResult:
 def judge_exactly(evidence: Evidence, primary: Primary) -> ExactResult | None:
     """Return the verdict on the exact metric of `primary`; None if a trial lacks the value: missing data fails.
 
-    All seeds must agree. A metric without a direction (a loss) is `same` if it is bit-identical, and `worse` if not.
+    All seeds must agree. A loss is `same` if it is bit-identical, and `worse` if not.
     """
     exact = _compare(primary.metric, evidence)
     if exact is None:
@@ -71,13 +71,13 @@ def _verdict(exact: ExactComparison, primary: Primary) -> tuple[VerdictWord, str
         return VerdictWord.INCONCLUSIVE, not_exact(exact)
     if exact.unrepeated:
         return VerdictWord.INCONCLUSIVE, f"seed {exact.unrepeated[0]} was not repeated"
-    if METRICS[exact.metric].better is None:
+    if METRICS[exact.metric].kind == "loss":
         return _identity(exact)
-    words = {_word_of(gain, primary.margin) for gain in exact.gains_pct}
+    words = {_word_of(gain, primary.margin_pct) for gain in exact.gains_pct}
     if len(words) > 1:
         return VerdictWord.INCONCLUSIVE, f"{_describe(exact)}: the seeds do not agree"
     (word,) = words
-    return word, f"{_describe(exact)}{_WHY[word].format(margin=primary.margin)}"
+    return word, f"{_describe(exact)}{_WHY[word].format(margin=primary.margin_pct)}"
 
 
 def not_exact(exact: ExactComparison) -> str:

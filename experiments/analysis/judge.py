@@ -18,7 +18,7 @@ from experiments.analysis.answer import (
     word_of,
 )
 from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.comparing import Levels, compare, sample_of
+from experiments.analysis.comparing import Levels, baseline_mean, compare, sample_of
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
@@ -29,13 +29,14 @@ from experiments.analysis.sample_checks import spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.block_numbers import block_list, block_name
-from experiments.design.metrics import PAIRED_METRICS, WINDOW_METRICS, declared_in
+from experiments.design.metrics import EXACT_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS, declared_in
 from experiments.design.plan import Plan
 from experiments.design.power import MAX_BLOCKS, level_shares
 from experiments.design.program import DECLARED
 from experiments.design.rule import other_model, other_work, rule_digest, rule_of
-from experiments.design.spec import AblationSpec, Blocks
+from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
 from experiments.design.trainable import trainable
+from experiments.design.verdict_rule import Primary
 from experiments.documents import seal
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord, Circumstances
@@ -83,7 +84,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "ablation": plan.ablation,
         "spec_digest": plan.spec_digest,
         "rule_digest": plan.rule_digest,
-        "rule": rule_of(spec),
+        "rule": _with_percent(rule_of(spec), judge_one.primary),
         "circumstances": circumstances,
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
@@ -93,6 +94,12 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},
     }
     return seal(Verdict(**fields, digest=""))
+
+
+def _with_percent(rule: dict[str, Any], primary: Primary) -> dict[str, Any]:
+    """Return the rule with its amounts as percent of the baseline's mean too."""
+    percent = {"margin_pct": primary.margin_pct, "adopt_if_pct": primary.threshold_pct}
+    return {**rule, "primary": {**rule["primary"], **percent}}
 
 
 def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher", "lower"]]:
@@ -118,9 +125,9 @@ class _Judge:
     def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
         self._plan = plan
         self._spec = spec
-        self._primary = spec.verdict.primary
-        self._better = _declared_directions(plan, self._primary.metric)
-        ours = (name for name in PAIRED_METRICS if name == self._primary.metric or name in WINDOW_METRICS)
+        self.primary = spec.verdict.primary.in_percent(baseline_mean(whole, spec.verdict.primary.metric))
+        self._better = _declared_directions(plan, self.primary.metric)
+        ours = (name for name in METRICS if name == self.primary.metric or name in WINDOW_METRICS)
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
         self._block_minutes = _block_minutes(plan, whole)
@@ -132,7 +139,7 @@ class _Judge:
             levels = Levels(
                 family=len(self._plan.variants),
                 alphas={one.arm.name: self._alpha(one) for one in evidence},
-                margin_pct=self._primary.margin,
+                margin_pct=self.primary.margin_pct,
                 dependence=dependence_of(self._circumstances.admission.calibrations),
                 better=self._better.get(metric),
             )
@@ -147,10 +154,17 @@ class _Judge:
     def __call__(
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
-        name, rule = evidence.arm.name, self._primary
+        name, rule = evidence.arm.name, self.primary
         own = {metric: comparisons[name, metric] for metric in self._compared if (name, metric) in comparisons}
         primary = own.pop(rule.metric, None)
         exact = judge_exactly(evidence, rule) if rule.exact and exclusion is None else None
+        not_exact_notes: tuple[str, ...] = ()
+        noisy = exact is not None and exact.comparison.problems and rule.metric not in LOSS_METRICS
+        if exact is not None and noisy and primary is not None and primary.blocks >= MIN_BLOCKS:
+            not_exact_notes = (f"{not_exact(exact.comparison)}: judged by statistics over blocks",)
+            exact = None
+        if exact is not None:
+            primary = None
         requirements = () if exclusion else self._requirements(evidence)
         metric, base = self._spec.metric, self._plan.baseline
         other = other_work(metric, evidence.arm.config, base.config) or (
@@ -188,6 +202,7 @@ class _Judge:
             device_minutes_needed=None if needed is None else round(needed * self._block_minutes, 2),
             notes=(
                 *notes,
+                *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
                 *program_notes(evidence, rule.metric),
                 *([kernel_note(kernels)] if kernels else []),
@@ -199,7 +214,11 @@ class _Judge:
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
         level = self._alpha(evidence) / len(self._plan.variants)
-        return tuple(judge_requirement(entry, evidence, node_class, level) for entry in self._spec.verdict.require)
+        uncalibrated = self._circumstances.admission.refused_because
+        return tuple(
+            judge_requirement(entry, evidence, node_class, level, uncalibrated=uncalibrated)
+            for entry in self._spec.verdict.require
+        )
 
     def _answer(
         self,
@@ -211,38 +230,42 @@ class _Judge:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
         absent = _missing(self._spec, evidence.pairs, self._circumstances)
-        impossible = no_ratio(evidence, self._primary.metric)
+        impossible = no_ratio(evidence, self.primary.metric)
         if impossible and not absent:
             return undecided(Cause.NO_RATIO, impossible)
         if absent or primary is None:
             return undecided(Cause.MISSING, _reason_missing(absent, primary))
         if isinstance(primary, ExactResult):
             return capped(as_measured(primary.word, primary.reason), Cause.OTHER_WORK, other)
-        sample = sample_of(evidence, self._primary.metric)
+        sample = sample_of(evidence, self.primary.metric)
         if sample is None:
             raise AssertionError("a comparison without a sample")
-        stalls = stalls_differ(sample, self._primary.margin)
+        stalls = stalls_differ(sample, self.primary.margin_pct)
         if stalls is not None:
             return undecided(Cause.STALLS, stalls)
-        word = word_of(primary, self._primary)
-        answer = as_measured(word, sentence(word, primary, self._primary))
+        word = word_of(primary, self.primary)
+        answer = as_measured(word, sentence(word, primary, self.primary))
         answer = capped(answer, Cause.OTHER_WORK, other)
-        answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self._primary.metric))
-        answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=self._primary.metric in self._better))
+        answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
+        over_seeds = self.primary.over_seeds or self.primary.metric in self._better
+        answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=over_seeds))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
-        return capped(answer, Cause.UNCALIBRATED, self._circumstances.admission.refused_because)
+        refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
+        return capped(answer, Cause.UNCALIBRATED, None if self.primary.metric in EXACT_METRICS else refused)
 
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
         if answer.cause is not Cause.NOT_PROVED or primary is None:
             return {}
         level = self._spec.verdict.level_of(self._circumstances.family.number_of(arm) + 1) / len(self._plan.variants)
-        return chances_of(primary, level=level, margin_pct=self._primary.margin)
+        return chances_of(primary, level=level, margin_pct=self.primary.margin_pct)
 
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
-        threshold = self._primary.threshold_pct
+        threshold = self.primary.threshold_pct
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
-            yield f"better by {gain_pct(primary):.2f} %, below the {threshold:g} % from which the rule adopts"
+            yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
+        elif primary is not None and answer.measured is VerdictWord.BETTER and not beyond_margin(primary, self.primary):
+            yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
@@ -258,7 +281,7 @@ class _Judge:
         earlier = [one for one in self._circumstances.family.earlier if arm in one.asked]
         if number > 1:
             named = ", ".join(f"'{one.name}' ({one.state})" for one in earlier[-_NAMED_EARLIER:])
-            counted = session is None and not self._primary.exact
+            counted = session is None and not self.primary.exact
             level = f", tested at {100 * self._spec.verdict.level_of(number):.2g} %" if counted else ""
             yield f"asking {number} of this question{level}; before it: {named}"
 

@@ -70,7 +70,7 @@ def _level(plan: Plan, spec: AblationSpec, circumstances: Circumstances, variant
 def _undecided(variant: VariantVerdict, spec: AblationSpec) -> bool:
     """Return whether more blocks may bring an answer. For an exact metric and for other work they cannot."""
     results = zip(spec.verdict.require, variant.requirements, strict=False)  # an excluded variant has no results
-    margins = any(rule.margin is not None and result.undecided for rule, result in results)
+    margins = any(rule.not_worse_by is not None and result.undecided for rule, result in results)
     unanswered = variant.measured is VerdictWord.INCONCLUSIVE or variant.cause is Cause.SPREADS
     unanswered |= margins and variant.measured in _MAY_BE_ADOPTED
     fixed = variant.exact is not None or variant.other_work is not None
@@ -79,11 +79,12 @@ def _undecided(variant: VariantVerdict, spec: AblationSpec) -> bool:
 
 def _chance(variant: VariantVerdict, spec: AblationSpec, blocks: int, level: float) -> float:
     """Return the chance of an answer at the best of the later looks; 1 without an estimate."""
-    estimate = None if variant.primary is None else estimate_of(variant.primary)
-    if estimate is None:
+    compared = variant.primary
+    estimate = None if compared is None else estimate_of(compared)
+    if estimate is None or compared is None:
         return 1.0
     later = zip(spec.design.blocks.schedule, level_shares(spec.design.blocks.schedule), strict=True)
-    margin = spec.verdict.primary.margin
+    margin = spec.verdict.primary.in_percent(abs(compared.baseline or 1.0)).margin_pct
     return max(
         chance_with_more(estimate, Conditions(level=level * share, margin_pct=margin), more=size - blocks)
         for size, share in later

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from experiments.analysis.statistics import Array, log_ratio
+from experiments.analysis.statistics import RATIO, SHARE, Array, Scale
 from experiments.analysis.verdicts import Comparison
 
 SIZES = (6, 8, 10, 14, 20, 28, 40, 60, 80, 120, 200, 400, 800, 2000)
@@ -21,11 +21,12 @@ DRAWS = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Estimate of one variant's effect from the blocks so far, in natural log units."""
+    """Estimate of one variant's effect from the blocks or seeds so far, in the units of `scale`."""
 
     mean: float
     sd: float
     blocks: int
+    scale: Scale = RATIO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,9 @@ class Conditions:
 def estimate_of(comparison: Comparison) -> Estimate | None:
     """Return the estimate of a comparison; None without any spread."""
     sd = comparison.sd_pct * comparison.widened / 100
-    return Estimate(mean=log_ratio(comparison.delta_pct), sd=sd, blocks=comparison.blocks) if sd > 0 else None
+    scale = RATIO if comparison.baseline is None else SHARE
+    mean = scale.natural(comparison.delta_pct)
+    return Estimate(mean=mean, sd=sd, blocks=comparison.blocks, scale=scale) if sd > 0 else None
 
 
 def chances_of(comparison: Comparison, *, level: float, margin_pct: float) -> dict[int, float]:
@@ -53,7 +56,7 @@ def chances(estimate: Estimate, conditions: Conditions) -> dict[int, float]:
     by_size: dict[int, float] = {}
     mean, sd, rng = _uncertain(estimate)
     for size in SIZES:
-        by_size[size] = round(_answered(*_sampled(mean, sd, size, rng), size, conditions), 3)
+        by_size[size] = round(_answered(estimate.scale, *_sampled(mean, sd, size, rng), size, conditions), 3)
         if by_size[size] >= ENOUGH:
             break
     return by_size
@@ -67,7 +70,7 @@ def chance_with_more(estimate: Estimate, conditions: Conditions, more: int) -> f
     joined = (estimate.blocks * estimate.mean + more * fresh) / total
     between = estimate.blocks * more / total * (fresh - estimate.mean) ** 2
     squares = freedom * estimate.sd**2 + sd**2 * rng.chisquare(max(more - 1, 1), DRAWS) * (more > 1) + between
-    return _answered(joined, np.sqrt(squares / (total - 2)), total, conditions)
+    return _answered(estimate.scale, joined, np.sqrt(squares / (total - 2)), total, conditions)
 
 
 def _uncertain(estimate: Estimate) -> tuple[Array, Array, np.random.Generator]:
@@ -83,10 +86,10 @@ def _sampled(mean: Array, sd: Array, size: int, rng: np.random.Generator) -> tup
     return estimate, sd * np.sqrt(rng.chisquare(size - 2, DRAWS) / (size - 2))
 
 
-def _answered(mean: Array, sd: Array, size: int, conditions: Conditions) -> float:
+def _answered(scale: Scale, mean: Array, sd: Array, size: int, conditions: Conditions) -> float:
     """Return the share of the draws that give an answer."""
     se = sd / np.sqrt(size)
-    low, high = log_ratio(-conditions.margin_pct), log_ratio(conditions.margin_pct)
+    low, high = scale.natural(-conditions.margin_pct), scale.natural(conditions.margin_pct)
     beyond = (mean < low) | (mean > high)
     different = np.abs(mean) > scipy.special.stdtrit(size - 2, 1 - conditions.level / 2) * se
     same = np.minimum(mean - low, high - mean) > scipy.special.stdtrit(size - 2, 1 - conditions.level) * se

@@ -15,7 +15,8 @@ from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec
 from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer, shown
-from experiments.design.spec import AblationSpec, SessionLevel
+from experiments.design.spec import AblationSpec
+from experiments.design.verdict_rule import SessionLevel
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import BASELINE, Decision, ProposalOutcome
 

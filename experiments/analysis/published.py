@@ -13,15 +13,16 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
 from experiments.analysis.comparing import Levels, Sample, compare
-from experiments.analysis.requirements import envelopes, rule_text, within_bound
+from experiments.analysis.requirements import proved, rule_text, within_bound
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult
 from experiments.design.load import load_values
 from experiments.design.metrics import METRICS, PAIRED_METRICS
 from experiments.design.power import alpha_of
 from experiments.design.problems import from_validation, shown
-from experiments.design.spec import MIN_BLOCKS, Primary, Requirement
+from experiments.design.spec import MIN_BLOCKS, MIN_PROVING_SEEDS
 from experiments.design.spec_values import refuse
+from experiments.design.verdict_rule import EARLIER_RULES, Primary, Requirement
 from experiments.documents import Frozen, Whole
 from experiments.errors import SpecError
 from experiments.outcomes import Decision, VerdictWord
@@ -76,6 +77,8 @@ class PublishedTable(Frozen):
             raise ValueError(f"no values of '{missing[0]}', which the rule names")
         if self.primary.metric not in PAIRED_METRICS:
             raise ValueError(f"the primary metric must be one of {', '.join(PAIRED_METRICS)}")
+        if old := next((one.rule for one in self.require if one.rule in EARLIER_RULES), None):
+            raise ValueError(f"rule '{old}' passed without evidence; use not_worse_by: 0.05 or rule: identical")
         primary = self.values[self.primary.metric]
         if not all(float(number) > 0 for number in (*primary.baseline, *primary.variant)):
             raise ValueError(f"a value of '{self.primary.metric}' is 0; allowed: above 0, the verdict compares ratios")
@@ -144,7 +147,7 @@ def assess(table: PublishedTable) -> PublishedVerdict:
 def _compared(table: PublishedTable, differences: Sequence[float]) -> Comparison | None:
     if len(differences) < MIN_BLOCKS:
         return None
-    levels = Levels(family=1, alphas={table.variant: alpha_of(1)}, margin_pct=table.primary.margin)
+    levels = Levels(family=1, alphas={table.variant: alpha_of(1)}, margin_pct=table.primary.margin_pct)
     sample = Sample(differences=tuple(differences), places=(0,) * len(differences))
     return compare(table.primary.metric, {table.variant: sample}, levels)[table.variant]
 
@@ -160,8 +163,9 @@ def _too_few(table: PublishedTable, change: float) -> str:
 
 
 def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResult:
-    compare_losses = _envelope(requirement, values) if requirement.rule == "envelope" else _identical(values)
-    passed, detail = within_bound(requirement, [(own, base) for base, own in values.pairs]) or compare_losses
+    passed, detail = within_bound(requirement, [(own, base) for base, own in values.pairs]) or _compared_losses(
+        requirement, values
+    )
     return RequirementResult(
         metric=requirement.metric,
         rule=rule_text(requirement),
@@ -172,19 +176,23 @@ def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResu
     )
 
 
+def _compared_losses(requirement: Requirement, values: PublishedValues) -> tuple[bool | None, str]:
+    bound = requirement.not_worse_by
+    if bound is None:
+        return _identical(values)
+    gaps = [own - base for base, own in values.pairs]
+    if len(gaps) < MIN_PROVING_SEEDS:
+        runs = "one run" if len(gaps) == 1 else f"{len(gaps)} runs"
+        mean = sum(gaps) / len(gaps)
+        return None, f"{mean:+.4f} nats from {runs} of each arm: a test needs {MIN_PROVING_SEEDS} seeds"
+    baseline = sum(base for base, _ in values.pairs) / len(gaps)
+    sample = Sample(differences=tuple(gap / baseline for gap in gaps), places=(0,) * len(gaps), baseline=baseline)
+    return proved(sample, bound, "lower", alpha_of(1), unit=METRICS[requirement.metric].unit)
+
+
 def _identical(values: PublishedValues) -> tuple[bool, str]:
     other = [pair for pair in zip(values.baseline, values.variant, strict=True) if pair[0] != pair[1]]
     if other:
         return False, f"differs in {len(other)} of {len(values.baseline)} processes: {other[0][0]} and {other[0][1]}"
     digits = min(len(text.partition(".")[2]) for text in values.baseline)
     return True, f"identical in the {digits} printed decimals; the bits are unknown"
-
-
-def _envelope(requirement: Requirement, values: PublishedValues) -> tuple[bool | None, str]:
-    repeats = [base for base, _ in values.pairs]
-    gaps = [own - base for base, own in values.pairs]
-    if len(repeats) < 2:
-        return None, f"{gaps[0]:+.4f} nats, and no repeat of the baseline shows how much of it is noise"
-    middle, limit = sum(repeats) / len(repeats), max(envelopes({0: repeats})[0], requirement.tolerance)
-    gap = max(abs(own - middle) for _, own in values.pairs)
-    return gap <= limit, f"{gap:.3g} nats from the baseline; envelope {limit:.3g} nats"

@@ -10,6 +10,7 @@ from experiments.analysis.noise.calibrate import estimator_digest, shape_digest
 from experiments.analysis.statistics import dependence_of, log_ratio, percent, widening
 from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec
+from experiments.design.metrics import LOSS_METRICS
 from experiments.design.plan import Plan, make_plan, unsized
 from experiments.design.power import (
     FEWER_BLOCKS,
@@ -20,7 +21,7 @@ from experiments.design.power import (
     level_shares,
 )
 from experiments.design.problems import pointer
-from experiments.design.spec import COMPARED_WITH_REPEATS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
+from experiments.design.spec import MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
 from experiments.errors import SpecError, SpecProblem
 from experiments.records.calibration import Calibration, Sizing, workload_digest
 
@@ -46,13 +47,21 @@ def with_number(body: bytes, content_type: str, calibrations: Sequence[Calibrati
 
 def _planned(values: dict[str, Any]) -> AblationSpec:
     """Return the spec with a provisional number of blocks, enough to plan its arms; changes `values`."""
-    values["design"]["blocks"] = {"count": max(MIN_BLOCKS, 2 * len(values["design"].get("seeds", ())))}
+    seeds = values["design"].get("seeds", ())
+    number = seeds if isinstance(seeds, int) else len(seeds)
+    values["design"]["blocks"] = {"count": max(MIN_BLOCKS, 2 * number)}
     return parse_spec(yaml.safe_dump(values, allow_unicode=True).encode(), CONTENT_TYPE)
 
 
 def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[int, str]:
     if spec.purpose == "calibration":
         return ADMITTING_BLOCKS, "this number admits a device"
+    if spec.verdict.primary.over_seeds:
+        detail = (
+            f"blocks: auto knows the noise of speeds, not how '{spec.verdict.primary.metric}' differs between seeds"
+        )
+        hint = "give a number, such as {count: 12} with seeds: 12; the verdict says how many seeds would answer"
+        raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)])
     if spec.verdict.primary.exact:
         return max(MIN_EXACT_BLOCKS, 2 * len(spec.design.seeds)), "every seed runs twice, to prove the metric exact"
     sizing = size_of(spec, make_plan(spec), calibrations)
@@ -61,10 +70,10 @@ def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[in
     if sizing.blocks_needed is None:
         detail = f"no allowed number of blocks detects {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=FEWER_BLOCKS)])
-    needs_repeats = any(one.rule in COMPARED_WITH_REPEATS for one in spec.verdict.require)
-    repeats = 2 * len(spec.design.seeds) if needs_repeats else 0
+    of_losses = any(one.not_worse_by and one.metric in LOSS_METRICS for one in spec.verdict.require)
+    seeds = len(spec.design.seeds) if of_losses else 0
     noise = f"sd of d at most {sizing.sd_upper_pct:.2f} % ({sizing.calibration})"
-    return max(sizing.blocks_needed, repeats), f"{noise}, to detect {sizing.adopt_if_pct:g} %"
+    return max(sizing.blocks_needed, seeds), f"{noise}, to detect {sizing.adopt_if_pct:g} %"
 
 
 def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration]) -> Sizing | None:
@@ -73,7 +82,7 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration])
         return None
     own = workload_of(plan, spec)
     alike = [one for one in calibrations if one.key.workload == own and one.blocks >= ADMITTING_BLOCKS and one.sd_pct]
-    if not alike or spec.verdict.primary.exact or spec.purpose == "calibration":
+    if not alike or spec.verdict.primary.exact or spec.verdict.primary.over_seeds or spec.purpose == "calibration":
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
     dependence = dependence_of(alike)

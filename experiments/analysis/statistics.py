@@ -8,7 +8,7 @@ The additional sign-flip test assumes d that are independent and symmetric about
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -70,6 +70,16 @@ EXACT_UP_TO = 16
 """Largest number of blocks for which all sign flips are counted."""
 FLIPS = 9_999
 _ROWS_AT_ONCE = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How differences of a metric and percent are converted."""
+
+    percent: Callable[[float], float]
+    """Difference -> change in percent."""
+    natural: Callable[[float], float]
+    """Change in percent -> difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,3 +218,9 @@ def percent(log_ratio: float) -> float:
 def log_ratio(change_pct: float) -> float:
     """Return a percent change as log ratio; a rounded -100 % is the largest loss that a float can tell from it."""
     return math.log1p(max(change_pct / 100, -1 + 2**-53))
+
+
+RATIO = Scale(percent=percent, natural=log_ratio)
+"""Differences are ln(variant / baseline)."""
+SHARE = Scale(percent=lambda share: 100 * share, natural=lambda change_pct: change_pct / 100)
+"""Differences are shares of the baseline's mean."""

@@ -117,6 +117,9 @@ class Comparison(Frozen):
     """d of every block as percent, in block order."""
     better: OmitNone[Literal["higher", "lower"]] = None
     """Direction of improvement of a declared metric; None for our metrics, which `METRICS` describes."""
+    baseline: OmitNone[float] = None
+    """Mean of the baseline over the seeds, of a loss: `blocks` is then the number of seeds, d is (variant - baseline) /
+    abs(baseline), and no place is taken into account."""
 
 
 class RequirementResult(Frozen):

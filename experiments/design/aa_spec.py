@@ -64,7 +64,7 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     if sentinel:
         values["labels"] = {SENTINEL: sentinel}
         values["limits"]["priority"] = 0
-    if like.verdict.primary.exact:
+    if like.verdict.primary.exact or like.verdict.primary.over_seeds:
         values["verdict"]["primary"] = _THROUGHPUT
     patterns = values["workload"].pop("require_kernels", {})
     if patterns:  # the profiled step is a part of the process's time

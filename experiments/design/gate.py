@@ -23,7 +23,7 @@ class Claim(StrEnum):
     SCHEDULE_ONLY = "schedule-only"
     """Step-1 loss is bit-identical."""
     RE_ASSOCIATES = "re-associates"
-    """Sums are grouped differently: equal within an envelope."""
+    """Sums are grouped differently: equal but for rounding."""
     CHANGES_MODEL = "changes-model"
     """Another numerical model: losses are not expected to agree."""
 

@@ -7,7 +7,7 @@ from model.measurements import GIB, Metric, TrialMeasurements, metrics_of
 
 
 def _loss(name: str, label: str) -> Metric:
-    return Metric(name, label, "nats", f"summary.{name}", better=None, kind="loss", alike="nothing", source="step")
+    return Metric(name, label, "nats", f"summary.{name}", kind="loss", alike="nothing", source="step")
 
 
 _SUMMARY = (
@@ -89,11 +89,17 @@ METRIC_LABELS: dict[str, str] = {name: metric.label for name, metric in METRICS.
 PRIMARY_METRICS: tuple[str, ...] = PAIRED_METRICS + EXACT_METRICS
 """Metrics that can decide."""
 
-REQUIRED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind != "ratio")
-"""Metrics that a requirement can bound."""
-
 LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
-"""Metrics that a requirement can compare with the baseline's."""
+"""Metrics that decide by identity without a margin, and by statistics over seeds with one."""
+
+BUDGETED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind != "ratio")
+"""Metrics that a requirement can bound in every block."""
+
+PROVED_METRICS: tuple[str, ...] = WINDOW_METRICS + LOSS_METRICS
+"""Metrics of ours that a requirement can prove to be no worse than the baseline's."""
+
+REQUIRED_METRICS: tuple[str, ...] = tuple(n for n in METRICS if n in BUDGETED_METRICS or n in PROVED_METRICS)
+"""Metrics that a requirement can name."""
 
 DECLARED_UNIT = "as reported"
 """Unit of a declared metric."""

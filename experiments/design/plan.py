@@ -15,13 +15,14 @@ from pydantic import Field
 
 from experiments.design.arms import Arm, resolve
 from experiments.design.config_fields import read_config
-from experiments.design.metrics import METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
+from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
 from experiments.design.power import detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.recipes import RECIPES
 from experiments.design.rule import rule_digest
-from experiments.design.spec import COMPARED_WITH_REPEATS, MAX_SEEDS, MIN_BLOCKS, AblationSpec
+from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
 from experiments.design.trainable import trainable
+from experiments.design.verdict_rule import EARLIER_RULES
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
@@ -301,7 +302,13 @@ def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     A repeated seed repeats the luck of its run, so two such blocks are no independent samples. A/A blocks may repeat
     seeds: they show the noise of the machine.
     """
-    declared = [spec.verdict.primary.metric, *(one.metric for one in spec.verdict.require)]
+    primary, used = spec.verdict.primary, _seeds_used(spec)
+    if primary.over_seeds and used < MIN_SEEDS and spec.purpose == "answer":
+        detail = f"'{primary.metric}' is judged over seeds, at least {MIN_SEEDS}; given: {used}"
+        yield SpecProblem(
+            pointer=pointer("design", "seeds"), detail=detail, hint=f"use seeds: {MIN_SEEDS}, and as many blocks"
+        )
+    declared = [primary.metric, *(one.metric for one in spec.verdict.require)]
     named = next((name for name in declared if name not in METRICS), None)
     blocks, seeds = spec.design.blocks.number, len(spec.design.seeds)
     if named is None or seeds >= blocks or spec.purpose == "calibration":
@@ -313,18 +320,26 @@ def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     yield SpecProblem(pointer=pointer("design", "seeds"), detail=f"{detail}blocks", hint=hint)
 
 
+def _seeds_used(spec: AblationSpec) -> int:
+    """Return the number of seeds in the blocks of the first look."""
+    return min(spec.design.blocks.schedule[0], len(spec.design.seeds))
+
+
 def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find requirements that this design cannot meet, because missing data fails."""
-    blocks, seeds = spec.design.blocks.schedule[0], len(spec.design.seeds)
     for index, requirement in enumerate(spec.verdict.require):
         where = pointer("verdict", "require", index)
         if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:
             hint = "set workload.steps.val_rows"
             yield SpecProblem(pointer=where, detail="loss_val is required, but steps.val_rows is 0", hint=hint)
-        if requirement.rule in COMPARED_WITH_REPEATS and blocks < 2 * seeds:
-            detail = f"rule '{requirement.rule}' compares with baseline repeats: every seed needs two blocks; given: "
-            detail += f"{blocks} blocks over {seeds} seeds"
-            hint = f"use at least {2 * seeds} blocks, or at most {blocks // 2} seeds"
+        if requirement.rule in EARLIER_RULES:
+            detail = f"rule '{requirement.rule}' passed without evidence, so no rule may have it any more"
+            hint = "a test over seeds: not_worse_by: 0.05; a bound in every block: max_delta: 0.02; or rule: identical"
+            yield SpecProblem(pointer=pointer("verdict", "require", index, "rule"), detail=detail, hint=hint)
+        seeds = _seeds_used(spec)
+        if requirement.not_worse_by is not None and requirement.metric in LOSS_METRICS and seeds < MIN_PROVING_SEEDS:
+            detail = f"a loss is tested over seeds, at least {MIN_PROVING_SEEDS}; given: {seeds}"
+            hint = f"use seeds: {MIN_SEEDS}, and as many blocks"
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
 

@@ -11,8 +11,9 @@ from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
-from experiments.design.spec import AblationSpec, Requirement
+from experiments.design.spec import AblationSpec
 from experiments.design.trainable import Trainable, trainable
+from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from model.measurements import Metric
 
@@ -65,7 +66,6 @@ COMPARISON: dict[str, Any] = {
     "from there) and the estimate lies within 6 standard deviations of that arm",
     "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
     "exact_requirement": "a failed one rejects whatever the speed does",
-    "envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks",
     "missing": "fails",
 }
 """How trials become a verdict word."""
@@ -77,7 +77,7 @@ EXACT_COMPARISON: dict[str, Any] = {
     "better_or_worse": "the change lies beyond the margin, the same way for every seed",
     "same": "the change lies within the margin for every seed",
     "without_direction": "same: bit-identical; worse: not",
-    **{part: COMPARISON[part] for part in ("exact_requirement", "envelope", "missing")},
+    **{part: COMPARISON[part] for part in ("exact_requirement", "missing")},
 }
 """How trials become a verdict word where an exact metric decides."""
 
@@ -105,15 +105,27 @@ def reported_estimator(metric: str) -> dict[str, Any]:
 
 
 NOT_INFERIOR: dict[str, Any] = {
-    "not_inferior": "a margin under require: one-sided t test at the level of this asking and look, over the number of "
-    "variants (Bonferroni), that the variant is worse by less; without proof the decision is inconclusive",
+    "not_inferior": "not_worse_by under require: one-sided t test at the level of this asking and look, over the "
+    "number of variants (Bonferroni), that the variant is worse by less; without proof the decision is inconclusive",
+    "of_losses": "one difference per seed, the mean over its blocks",
+    "of_speeds": "proved on a device with A/A blocks only",
 }
-"""Addition to the comparison where a requirement has a margin."""
+"""Addition to the comparison where a requirement bounds a metric by a test."""
 SEEDS: dict[str, Any] = {
     "seeds": "every block has a seed of its own; no word where one arm reports the same number with every seed",
     "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of d",
 }
 """Addition to the comparison where a declared metric decides."""
+OVER_SEEDS: dict[str, Any] = {
+    "unit": "one difference per seed, variant minus baseline, the mean over its blocks; in percent of the mean of the "
+    "baseline over the seeds",
+    "covariate": "none",
+    "dependence": "none: seeds are independent",
+    "calibration": "none: the seeds show the noise",
+    "seeds": "no word where one arm has the same number with every seed",
+    "spreads_over_seeds": "they matter where the estimate lies within 6 standard deviations of the differences",
+}
+"""Changes of the comparison where a loss decides by statistics."""
 
 
 SESSION: dict[str, Any] = {
@@ -143,8 +155,7 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
     return {
         "primary": {
             "metric": primary.metric,
-            "margin_pct": primary.margin,
-            "adopt_if_pct": primary.threshold_pct,
+            **amounts_of(primary),
             **({} if primary.metric in METRICS else {"better": spec.metric.better}),
         },
         "require": [_required(spec, requirement) for requirement in spec.verdict.require],
@@ -157,9 +168,18 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
     }
 
 
+def amounts_of(primary: Primary) -> dict[str, Any]:
+    """Return margin and threshold of the rule as plain JSON: percent, or amounts with their unit."""
+    if primary.margin.relative:
+        return {"margin_pct": primary.margin_pct, "adopt_if_pct": primary.threshold_pct}
+    return {"margin": str(primary.margin), "adopt_if": str(primary.threshold)}
+
+
 def _required(spec: AblationSpec, requirement: Requirement) -> dict[str, Any]:
     values = requirement.model_dump(mode="json", exclude_none=True)
-    return values if requirement.margin is None else {**values, "better": spec.metric_named(requirement.metric).better}
+    if requirement.not_worse_by is None:
+        return values
+    return {**values, "better": spec.metric_named(requirement.metric).better}
 
 
 def _additions(spec: AblationSpec) -> dict[str, Any]:
@@ -173,9 +193,10 @@ def _of_session(spec: AblationSpec) -> dict[str, Any]:
 
 
 def _of_declared(spec: AblationSpec) -> dict[str, Any]:
-    margins = any(requirement.margin is not None for requirement in spec.verdict.require)
-    decides = spec.verdict.primary.metric not in METRICS
-    return (SEEDS if decides else {}) | (NOT_INFERIOR if margins else {})
+    tested = any(requirement.not_worse_by is not None for requirement in spec.verdict.require)
+    primary = spec.verdict.primary
+    over_seeds = OVER_SEEDS if primary.over_seeds else {}
+    return (SEEDS if primary.metric not in METRICS else over_seeds) | (NOT_INFERIOR if tested else {})
 
 
 def _other_model(spec: AblationSpec) -> dict[str, Any]:

@@ -4,7 +4,6 @@ It checks single values. The plan checks values together: a gate that a node cla
 baseline. A change of a Field's description also changes the published JSON Schema.
 """
 
-from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -13,24 +12,18 @@ from pydantic_core import PydanticCustomError
 
 from experiments.design.metrics import (
     EXACT_METRICS,
-    LOSS_METRICS,
-    METRIC_LABELS,
     METRICS,
-    PAIRED_METRICS,
     PRIMARY_METRICS,
     REQUIRED_METRICS,
     declared_metric,
 )
 from experiments.design.packages import installed
-from experiments.design.power import MAX_BLOCKS, SESSION_ALPHA, alpha_of
+from experiments.design.power import MAX_BLOCKS
 from experiments.design.problems import listed, shown
 from experiments.design.spec_values import (
     NAME_PATTERN,
-    NO_MARGIN,
-    PERCENT_PATTERN,
     TEXT_PATTERN,
     Labels,
-    Margin,
     Name,
     Percent,
     Problems,
@@ -40,15 +33,13 @@ from experiments.design.spec_values import (
     one_of,
     raise_all,
     refuse,
-    show_percent,
 )
+from experiments.design.verdict_rule import VerdictRule, primary_name, required_name
 from experiments.design.workload import (
-    NOT_OURS,
     ArmSpec,
     SpecPart,
     VariantSpec,
     Workload,
-    is_declarable,
     without_null,
 )
 from experiments.digest import digest
@@ -63,51 +54,12 @@ AUTO = "auto"
 MAX_LOOKS = 16
 MIN_EXACT_BLOCKS = 2
 """Fewest blocks where an exact metric decides: one repeat shows that it is exact."""
-COMPARED_WITH_REPEATS = frozenset({"envelope", "as_claimed"})
-"""Rules of a requirement that compare a loss with baseline repeats of the same seed."""
+MIN_SEEDS = 6
+"""Fewest seeds where a loss decides, as `MIN_BLOCKS`."""
+MIN_PROVING_SEEDS = 4
+"""Fewest seeds that can prove that a loss is no worse."""
 MAX_VARIANTS = 64
 MAX_SEEDS = 64
-MAX_REQUIREMENTS = 32
-MAX_KEPT = 1000
-"""Most proposals of one session that can be kept."""
-
-
-def _primary_schema(schema: dict[str, Any]) -> None:
-    """Publish the margins that each metric allows."""
-    paired = {
-        "properties": {"metric": {"enum": [*PAIRED_METRICS]}, "margin": {"type": "string", "pattern": PERCENT_PATTERN}}
-    }
-    directed = [name for name in EXACT_METRICS if METRICS[name].better]
-    exact = {"required": ["metric"], "properties": {"metric": {"enum": directed}}}
-    loss = {
-        "required": ["metric"],
-        "properties": {
-            "metric": {"enum": [*LOSS_METRICS]},
-            "margin": {"const": NO_MARGIN},
-            "adopt_if": {"type": "null"},
-        },
-    }
-    declared = {
-        "required": ["metric"],
-        "properties": {"metric": NOT_OURS, "margin": {"type": "string", "pattern": PERCENT_PATTERN}},
-    }
-    schema["oneOf"] = [paired, exact, loss, declared]
-
-
-def _requirement_schema(schema: dict[str, Any]) -> None:
-    """Publish that a requirement has exactly one bound, and the metrics that take a rule."""
-    without_null(schema, "max_delta", "max_value", "rule", "margin")
-    ours, loss = ({"properties": {"metric": {"enum": [*names]}}} for names in (REQUIRED_METRICS, LOSS_METRICS))
-    schema["oneOf"] = [
-        {"required": ["max_delta"], **ours},
-        {"required": ["max_value"], **ours},
-        {"required": ["rule"], **loss},
-        {"required": ["margin"], "properties": {"metric": NOT_OURS}},
-    ]
-
-
-def _ours_or_declared(names: Sequence[str]) -> dict[str, Any]:
-    return {"anyOf": [{"enum": [*names]}, NOT_OURS]}
 
 
 def _nested(schema: dict[str, Any], *path: str) -> dict[str, Any]:
@@ -125,6 +77,11 @@ def _blocks_schema(schema: dict[str, Any]) -> None:
 
 def _or_auto(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"const": AUTO}, {"$ref": schema.pop("$ref")}]
+
+
+def _or_a_number(schema: dict[str, Any]) -> None:
+    several = {name: schema.pop(name) for name in ("type", "items", "minItems", "maxItems")}
+    schema["anyOf"] = [several | {"uniqueItems": True}, {"type": "integer", "minimum": 1, "maximum": MAX_SEEDS}]
 
 
 def _whole_schema(schema: dict[str, Any]) -> None:
@@ -201,8 +158,12 @@ class Design(SpecPart):
 
     seeds: Annotated[
         tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...],
-        Field(strict=False, min_length=1, max_length=MAX_SEEDS, json_schema_extra={"uniqueItems": True}),
-    ] = Field(default=(1,), description="Training seeds; blocks cycle through them.")
+        Field(strict=False, min_length=1, max_length=MAX_SEEDS),
+    ] = Field(
+        default=(1,),
+        description="Training seeds, or their number N for the seeds 1 to N; blocks cycle through them.",
+        json_schema_extra=_or_a_number,
+    )
     blocks: Blocks = Field(
         description="Number of blocks; each holds every arm once. auto: as many as the measured noise requires.",
         json_schema_extra=_or_auto,
@@ -213,6 +174,16 @@ class Design(SpecPart):
         exclude_if=lambda value: not value,
         description="Run although the measured noise hides the effect at which a variant is adopted.",
     )
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _numbered(cls, value: object) -> object:
+        """Return the seeds 1 to `value` for a number."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value
+        if not 1 <= value <= MAX_SEEDS:
+            raise refuse(f"{value} seeds; allowed: 1 to {MAX_SEEDS}, or a list of seeds")
+        return tuple(range(1, value + 1))
 
     @field_validator("seeds")
     @classmethod
@@ -302,162 +273,6 @@ class Limits(SpecPart):
         return number_in("minutes", value)
 
 
-def _primary_name(name: str, declared: Iterable[str]) -> str:
-    """Return the name of a metric that can decide; reject any other."""
-    allowed = (*PRIMARY_METRICS, *declared)
-    return one_of(name, allowed, f"metric {shown(name)} cannot be primary; allowed", METRIC_LABELS)
-
-
-def _required_name(name: str, declared: Iterable[str]) -> str:
-    """Return the name of a metric that can be bounded; reject any other."""
-    allowed = (*REQUIRED_METRICS, *declared)
-    return one_of(name, allowed, f"metric {shown(name)} cannot be required; allowed", METRIC_LABELS)
-
-
-class Primary(SpecPart):
-    """The deciding metric with its practical margin."""
-
-    model_config = ConfigDict(json_schema_extra=_primary_schema)
-
-    metric: Annotated[
-        str,
-        Field(
-            description="The number that decides: one of ours, or one that workload.metrics declares.",
-            json_schema_extra=_ours_or_declared(PRIMARY_METRICS),
-        ),
-    ] = "tokens_per_s"
-    margin: Margin = Field(
-        description="Differences within this margin count as the same. Metrics without noise may have 0%, where any "
-        "change counts. Losses must have 0%, because they are compared bit for bit."
-    )
-    adopt_if: Percent | None = Field(
-        default=None, description="Improvement at which a variant is adopted; losses have none."
-    )
-
-    @field_validator("metric")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return value if is_declarable(value) else _primary_name(value, ())
-
-    @field_validator("margin")
-    @classmethod
-    def _fits_the_metric(cls, value: float, info: Any) -> float:
-        metric = info.data.get("metric")
-        if metric and metric not in EXACT_METRICS and value == 0:
-            raise refuse(f"the margin of '{metric}' must be above 0%: no test proves a difference of exactly zero")
-        if metric in LOSS_METRICS and value != 0:
-            raise refuse(f"'{metric}' is compared bit for bit; its margin is {NO_MARGIN}", f"use margin: {NO_MARGIN}")
-        return value
-
-    @field_validator("adopt_if")
-    @classmethod
-    def _beyond_margin(cls, value: float | None, info: Any) -> float | None:
-        margin, metric = info.data.get("margin"), info.data.get("metric")
-        if value is not None and metric in LOSS_METRICS:
-            raise refuse(f"'{metric}' has no direction of improvement", "leave adopt_if out")
-        if value is not None and margin is not None and value < margin:
-            detail = f"adopt_if {show_percent(value)} is below the margin {show_percent(margin)}"
-            raise refuse(detail, "adopt_if must be at least the margin")
-        return value
-
-    @property
-    def exact(self) -> bool:
-        """Whether the metric decides by its value, without statistics."""
-        return self.metric in EXACT_METRICS
-
-    @property
-    def threshold_pct(self) -> float:
-        """Improvement in percent at which a variant may be adopted."""
-        return self.margin if self.adopt_if is None else self.adopt_if
-
-
-class Requirement(SpecPart):
-    """A condition on a variant besides the primary metric: exactly one of max_delta, max_value, rule and margin."""
-
-    model_config = ConfigDict(json_schema_extra=_requirement_schema)
-
-    metric: Annotated[
-        str,
-        Field(
-            description="The number that is bounded: one of ours, or one that workload.metrics declares.",
-            json_schema_extra=_ours_or_declared(REQUIRED_METRICS),
-        ),
-    ]
-    max_delta: float | None = Field(
-        default=None, ge=0, le=1e9, description="Allowed rise over the baseline, in its unit."
-    )
-    max_value: float | None = Field(default=None, gt=0, le=1e9, description="Absolute budget, in the metric's unit.")
-    rule: Literal["identical", "envelope", "as_claimed"] | None = Field(
-        default=None,
-        description="For losses: bit-identical, within the spread of baseline repeats, or as the gates claim.",
-    )
-    tolerance: float = Field(default=1e-3, ge=0, le=100, description="Smallest envelope, in nats.")
-    margin: Percent | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="For declared metrics: the variant must be proved to be no worse than the baseline by more.",
-    )
-
-    @field_validator("metric")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        return value if is_declarable(value) else _required_name(value, ())
-
-    @field_validator("max_delta", "max_value", mode="before")
-    @classmethod
-    def _in_its_unit(cls, value: object, info: ValidationInfo) -> object:
-        metric = METRICS.get(info.data.get("metric", ""))
-        return value if metric is None or value is None else number_in(metric.unit, value)
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> "Requirement":
-        bounds = [key for key in ("max_delta", "max_value", "rule", "margin") if getattr(self, key) is not None]
-        if len(bounds) != 1:
-            raise refuse(f"give exactly one of max_delta, max_value, rule and margin; given: {listed(bounds)}")
-        if self.margin is not None and not is_declarable(self.metric):
-            raise refuse(f"a margin is for metrics of workload.metrics; '{self.metric}' takes max_delta or max_value")
-        if self.rule and self.metric not in LOSS_METRICS and not is_declarable(self.metric):
-            raise refuse(f"rule '{self.rule}' is for losses; '{self.metric}' takes max_delta or max_value")
-        return self
-
-
-class SessionLevel(SpecPart):
-    """A proposal of a session, and the level that the session's budget gives it (`experiments.design.proposals`)."""
-
-    name: Name = Field(description="Name of the session.")
-    proposal: int = Field(ge=1, le=2**53 - 1, description="Number of the proposal, from 1.")
-    kept: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=2**53 - 1)], ...],
-        Field(strict=False, max_length=MAX_KEPT, description="Kept proposals before it, from which the level follows."),
-    ] = ()
-    level: float = Field(gt=0, le=2 * SESSION_ALPHA, description="Two-sided level of the proposal's tests.")
-
-
-def _rule_schema(schema: dict[str, Any]) -> None:
-    without_null(schema, "session")
-
-
-class VerdictRule(SpecPart):
-    """The verdict rule, hashed before the first sample."""
-
-    model_config = ConfigDict(json_schema_extra=_rule_schema)
-
-    primary: Primary
-    require: Annotated[
-        tuple[Requirement, ...],
-        Field(strict=False, max_length=MAX_REQUIREMENTS, description="Further conditions for adopting a variant."),
-    ] = ()
-    session: SessionLevel | None = Field(
-        default=None,
-        exclude_if=lambda value: value is None,
-        description="Set by the service for a proposal of a session (`ablate try`); a submitted spec must not have it.",
-    )
-
-    def level_of(self, asking: int) -> float:
-        """Return the two-sided level of the `asking`-th asking of a question; in a session that of the proposal."""
-        return alpha_of(asking) if self.session is None else self.session.level
-
-
 class AblationSpec(SpecPart):
     """A complete ablation: workload, baseline, variants, design, placement, limits and the verdict rule."""
 
@@ -503,18 +318,18 @@ class AblationSpec(SpecPart):
             return value
         errors: Problems = []
         try:
-            _primary_name(value.primary.metric, workload.metrics)
+            primary_name(value.primary.metric, workload.metrics)
         except PydanticCustomError as error:
             errors.append((("primary", "metric"), error, value.primary.metric))
         for index, one in enumerate(value.require):
             try:
-                _required_name(one.metric, workload.metrics)
+                required_name(one.metric, workload.metrics)
             except PydanticCustomError as error:
                 errors.append((("require", index, "metric"), error, one.metric))
             else:
-                if one.metric in workload.metrics and one.margin is None:
-                    detail = f"'{one.metric}' is a declared metric, which differs from run to run; it takes a margin"
-                    errors.append((("require", index), refuse(detail, "use margin: 0.5%"), one.metric))
+                if one.metric in workload.metrics and one.not_worse_by is None:
+                    detail = f"'{one.metric}' is a declared metric, which differs from run to run; a test decides"
+                    errors.append((("require", index), refuse(detail, "use not_worse_by: 0.5%"), one.metric))
         raise_all(errors)
         return value
 

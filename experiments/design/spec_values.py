@@ -6,6 +6,7 @@ Each type validates itself, reports all problems, and carries its published JSON
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
@@ -29,6 +30,10 @@ LABEL_PATTERN = "^[a-z0-9][a-z0-9_.-]{0,62}$"
 NO_MARGIN = "0%"
 """Margin of metrics without noise, where every change counts."""
 PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$"
+PERCENT = "%"
+AMOUNT_PATTERN = "^([0-9]{1,9}(?:\\.[0-9]{1,9})?) ([A-Za-z][A-Za-z/]{0,15})$"
+"""A number with a unit."""
+MOST_DIFFERENCE = 1e9
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
 MOST_LETTERS = 40
@@ -39,6 +44,7 @@ _CONTROL = re.compile(f"[{_UNPRINTABLE}\\ud800-\\udfff]")
 _NAME = re.compile(NAME_PATTERN)
 _LABEL = re.compile(LABEL_PATTERN)
 _PERCENT = re.compile(PERCENT_PATTERN)
+_AMOUNT = re.compile(AMOUNT_PATTERN)
 _DURATION = re.compile(DURATION_PATTERN)
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -89,7 +95,7 @@ def _printable(value: str) -> str:
     return value
 
 
-def _percent(value: object, least: str = "above 0%") -> object:
+def _percent(value: object, least: str = "above 0%") -> float:
     if isinstance(value, str) and _full(_PERCENT, value):
         return float(value[:-1])
     detail = f"{shown(value)} is not a percentage; allowed: text such as '0.5%', {least} and below 100%"
@@ -109,8 +115,56 @@ def _as_share(number: str) -> str | None:
         return None
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A difference from the baseline: in percent of its value, or in the metric's unit."""
+
+    value: float
+    unit: str
+    """PERCENT, a unit as written, or "" for the metric's unit."""
+
+    def __str__(self) -> str:
+        """Write the difference as in a spec."""
+        if self.unit == PERCENT:
+            return show_percent(self.value)
+        return f"{self.value:g}" + (f" {self.unit}" if self.unit else "")
+
+    @property
+    def relative(self) -> bool:
+        """Whether it is a share of the baseline's value."""
+        return self.unit == PERCENT
+
+
+def _gain(value: object, least: str = "above 0%") -> object:
+    """Read "0.5%" or "0.005 nats"."""
+    if isinstance(value, Difference):
+        return value
+    written = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    if written is None:
+        return Difference(_percent(value, least), PERCENT)
+    return _checked(float(written[1]), written[2], value)
+
+
+def _bound(value: object) -> object:
+    """Read "0.5%", "0.005 nats" or a number in the metric's unit."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _gain(value)
+    return _checked(float(value), "", value)
+
+
+def _checked(number: float, unit: str, written: object) -> Difference:
+    if not 0 < number <= MOST_DIFFERENCE:
+        raise refuse(f"{shown(written)} is not above 0 and at most {MOST_DIFFERENCE:g}")
+    return Difference(number, unit)
+
+
 def _margin(value: object) -> object:
-    return 0.0 if value == NO_MARGIN else _percent(value, f"from {NO_MARGIN}")
+    return Difference(0.0, PERCENT) if value == NO_MARGIN else _gain(value, f"from {NO_MARGIN}")
+
+
+def _written(value: Difference) -> str | float:
+    """Return a difference as it stands in a document."""
+    return value.value if not value.unit else str(value)
 
 
 def _duration(value: object) -> object:
@@ -146,12 +200,36 @@ Percent: TypeAlias = Annotated[
 ]
 """Percent as a number; written with a percent sign, "0.5%"."""
 Margin: TypeAlias = Annotated[
-    float,
+    Difference,
     BeforeValidator(_margin),
-    PlainSerializer(show_percent),
-    WithJsonSchema({"type": "string", "pattern": f"{PERCENT_PATTERN}|^{NO_MARGIN}$", "examples": ["0.5%"]}),
+    PlainSerializer(_written),
+    WithJsonSchema(
+        {"type": "string", "pattern": f"{PERCENT_PATTERN}|^{NO_MARGIN}$|{AMOUNT_PATTERN}", "examples": ["0.5%"]}
+    ),
 ]
-"""A percent that may be zero."""
+"""A percent that may be zero, or an amount with its unit: "0.5%", "0.005 nats"."""
+Gain: TypeAlias = Annotated[
+    Difference,
+    BeforeValidator(_gain),
+    PlainSerializer(_written),
+    WithJsonSchema({"type": "string", "pattern": f"{PERCENT_PATTERN}|{AMOUNT_PATTERN}", "examples": ["0.5%"]}),
+]
+"""An improvement: a percent, or an amount with its unit."""
+Bound: TypeAlias = Annotated[
+    Difference,
+    BeforeValidator(_bound),
+    PlainSerializer(_written),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"{PERCENT_PATTERN}|{AMOUNT_PATTERN}"},
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_DIFFERENCE},
+            ],
+            "examples": [0.05, "0.5%"],
+        }
+    ),
+]
+"""A percent, an amount with its unit, or a number in the metric's unit."""
 Seconds: TypeAlias = Annotated[
     int,
     BeforeValidator(_duration),

@@ -221,7 +221,7 @@ def _exact(exact: ExactComparison, word: VerdictWord, margin: str) -> str:
     values = [wording.quantities(exact.metric, (pair.variant, pair.baseline)) for pair in exact.seeds]
     pairs = dict.fromkeys(f"{own} instead of {base}" for own, base in values)
     first = exact.seeds[0].change_pct
-    if METRICS[exact.metric].better is None:
+    if METRICS[exact.metric].kind == "loss":
         change, side = f"{name} is not bit-identical", ""
     else:
         change = _is(name, first) if len(pairs) == 1 and first is not None else f"{name} changes"
@@ -265,7 +265,7 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         yield "Not one byte changed: its gates do not affect memory at the peak. If the peak moves, this may change."
     model = None if variant.verdict in WITHOUT_STATISTICS else confound(variant)
     if model is not None and variant.cause is not Cause.OTHER_WORK:
-        bound = "" if _losses_compared(variant) else " To let a loss decide too, set a max_delta for it under require."
+        bound = "" if _losses_compared(variant) else " To let a loss decide too, require it: not_worse_by."
         yield f"{wording.capitalised(model)}.{bound}"
     command = verdict.circumstances.admission.mended_by
     refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
@@ -286,7 +286,7 @@ def _next(variant: VariantVerdict) -> str:
     if variant.primary is None:
         return answer
     noise = wording.size_percent(variant.primary.sd_pct)
-    if variant.primary.better is not None:
+    if variant.primary.better is not None or variant.primary.baseline is not None:
         return f"{answer} The standard deviation between seeds is {noise}; each block needs a seed of its own."
     fewer = "a quieter machine or a longer window (workload.steps.timed) needs fewer blocks"
     return f"{answer} The standard deviation between blocks is {noise}; {fewer}."

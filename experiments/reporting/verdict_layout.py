@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.analysis.answer import gain_pct
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.metrics import EXACT_METRICS, METRICS, WINDOW_METRICS
+from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.kernel_tables import kernels_table
 from experiments.reporting.table import Cell, Table, numbers, row, texts
@@ -141,7 +141,7 @@ def improvement_pct(variant: VariantVerdict) -> float:
 
 def is_exact(verdict: Verdict) -> bool:
     """Return whether values decide instead of statistics; calibration and askings then do not matter."""
-    return verdict.rule["primary"]["metric"] in EXACT_METRICS
+    return "exact" in verdict.rule["comparison"]
 
 
 def speed_unjudged(verdict: Verdict) -> bool:
@@ -153,7 +153,8 @@ def speed_unjudged(verdict: Verdict) -> bool:
 def words_capped(verdict: Verdict) -> str | None:
     """Return why only `inconclusive` may be published; None without that limit, or if no arm has statistics."""
     no_numbers = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
-    return None if no_numbers or is_exact(verdict) else verdict.circumstances.admission.refused_because
+    free = no_numbers or is_exact(verdict) or "calibration" in verdict.rule["comparison"]
+    return None if free else verdict.circumstances.admission.refused_because
 
 
 def _caveats(verdict: Verdict) -> Iterator[str]:

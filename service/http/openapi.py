@@ -38,7 +38,7 @@ JSON_EXAMPLE: dict[str, Any] = {
     "limits": {"trial": "20m", "device_minutes": 180, "priority": 50},
     "verdict": {
         "primary": {"metric": "tokens_per_s", "margin": "2%", "adopt_if": "5%"},
-        "require": [{"metric": "loss_step1", "rule": "as_claimed"}],
+        "require": [{"metric": "loss_step1", "max_delta": 0.001}],
     },
     "labels": {"team": "kernels"},
 }

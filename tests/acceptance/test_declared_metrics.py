@@ -64,7 +64,7 @@ def spec_for(code: Path, **changes: Any) -> dict[str, Any]:
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
         "verdict": {
             "primary": {"metric": "val_bpb", "margin": "1%", "adopt_if": "2%"},
-            "require": [{"metric": "score", "margin": "1%"}],
+            "require": [{"metric": "score", "not_worse_by": "1%"}],
         },
         **changes,
     }

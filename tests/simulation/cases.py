@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.analysis.requirements import envelopes
+from experiments.analysis.comparing import Sample
+from experiments.analysis.requirements import proved
 from experiments.analysis.statistics import Array, log_ratio
 from experiments.design.power import alpha_of, level_shares
+from experiments.design.spec_values import Difference
 from tests.simulation import draws, noise
 from tests.simulation.noise import Draw
 from tests.simulation.rates import Rate, rate
@@ -187,19 +189,41 @@ def _looked(windows: Windows, effects: Array, margin_pct: float) -> tuple[Array,
     return changed, better, blocks
 
 
-def losses_refused(*, blocks: int, seeds: int, repetitions: int, heavy: bool = False) -> tuple[Rate, Rate]:
-    """Return how often the envelope refuses a null variant, and how often the largest gap of repeats would.
+LOSS_NOISES: dict[str, Callable[[np.random.Generator, tuple[int, ...]], Array]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "Student's t, 3 degrees": lambda rng, shape: rng.standard_t(3, shape) / np.sqrt(3),
+    "skewed up": lambda rng, shape: (rng.lognormal(size=shape) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e),
+    "skewed down": lambda rng, shape: (np.exp(0.5) - rng.lognormal(size=shape)) / np.sqrt((np.e - 1) * np.e),
+}
+"""Differences of seeds with mean 0 and standard deviation 1; the last two are lognormal."""
+_LOSS = 3.0
 
-    The losses of a seed are its own value plus noise: normal, or Student's t with 3 degrees of freedom if `heavy`.
+
+def losses_passed(noise: str, *, seeds: int, bound: float, change: float, repetitions: int) -> Rate:
+    """Return how often `not_worse_by: bound` passes a variant whose mean loss is truly higher by `change`.
+
+    Both are in standard deviations of the differences between seeds.
     """
-    rng = np.random.default_rng([blocks, seeds])
-    by_interval, by_gap = [], []
-    for _ in range(repetitions):
-        noise = rng.standard_t(3, (2, blocks)) if heavy else rng.normal(0, 1, (2, blocks))
-        losses = noise + 10 * rng.normal(size=seeds)[np.arange(blocks) % seeds]
-        repeats = {seed: losses[0, seed::seeds].tolist() for seed in range(seeds)}
-        own = {seed: losses[1, seed::seeds] for seed in range(seeds)}
-        limits = envelopes(repeats)
-        by_interval.append(any(np.abs(own[s] - np.mean(repeats[s])).max() > limits[s] for s in own))
-        by_gap.append(any(np.abs(own[s] - repeats[s]).max() > np.ptp(repeats[s]) for s in own))
-    return rate(by_interval), rate(by_gap)
+    rng = np.random.default_rng([seeds, round(100 * bound), round(100 * change)])
+    rows = LOSS_NOISES[noise](rng, (repetitions, seeds)) + change
+    return rate([_passes(row / _LOSS, Difference(bound, "")) for row in rows])
+
+
+def _passes(shares: Array, bound: Difference) -> bool:
+    sample = Sample(differences=tuple(shares.tolist()), places=(0,) * len(shares), baseline=_LOSS)
+    return proved(sample, bound, "lower", alpha_of(1), unit="nats")[0] is True
+
+
+def adoptions(*, blocks: int, effect_pct: float, adopt_if_pct: float, repetitions: int) -> tuple[Rate, Rate]:
+    """Return how often a variant with this true effect is adopted.
+
+    First by the rule: an estimate from the threshold on, and the interval beyond the margin of `MARGIN_PCT`. Then by
+    the estimate alone, which was enough before.
+    """
+    by_rule, by_estimate = [], []
+    for windows in windows_in_parts(noisy("normal"), blocks, 1, repetitions, 0):
+        words = words_of(windows, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=np.array([log_ratio(effect_pct)]))
+        enough = words.better & (words.estimate >= log_ratio(adopt_if_pct))
+        by_estimate.append(enough)
+        by_rule.append(enough & (words.low > log_ratio(MARGIN_PCT)))
+    return rate(np.concatenate(by_rule)), rate(np.concatenate(by_estimate))

@@ -11,13 +11,16 @@ from tests.simulation.cases import (
     ASKINGS,
     BLOCKS,
     LOOKS,
+    LOSS_NOISES,
+    MARGIN_PCT,
     NOISES,
     PLANTED_PCT,
     VARIANTS,
     Crashes,
     Stalls,
+    adoptions,
     asked_again,
-    losses_refused,
+    losses_passed,
     noisy,
     outcomes,
     verdict_rates,
@@ -41,6 +44,7 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _traps_table(repetitions)
     yield _bootstrap_table(repetitions)
     yield _losses_table(repetitions)
+    yield _adoption_table(repetitions)
     yield _dependence_table(repetitions)
     yield from session_tables(repetitions // 4)
 
@@ -145,12 +149,28 @@ def _bootstrap_table(repetitions: int) -> str:
 
 def _losses_table(repetitions: int) -> str:
     rows = []
-    for noise in ("normal", "heavy"):
-        for blocks, seeds in ((6, 1), (6, 3), (10, 2), (20, 4)):
-            ours, gap = losses_refused(blocks=blocks, seeds=seeds, repetitions=repetitions, heavy=noise == "heavy")
-            rows.append((noise, blocks, seeds, gap, ours))
-    heads = ("noise", "blocks", "seeds", "largest gap of repeats", "ours")
-    return _table("Losses of a null variant outside the envelope", heads, rows)
+    for noise in LOSS_NOISES:
+        for seeds in (4, 6, 12, 20):
+            rates = (
+                losses_passed(noise, seeds=seeds, bound=bound, change=change, repetitions=repetitions)
+                for bound, change in ((1, 1), (1, 0), (2, 0))
+            )
+            rows.append((noise, seeds, *rates))
+    heads = ("differences of seeds", "seeds", "passes, truly worse by the bound", "passes without a change, bound 1 sd",
+             "the same, bound 2 sd")  # fmt: skip
+    return _table("Losses that must be no worse", heads, rows)
+
+
+def _adoption_table(repetitions: int) -> str:
+    rows = []
+    for blocks in BLOCKS:
+        for effect in (MARGIN_PCT, 1.0, 1.5, 2.0):
+            rates = adoptions(blocks=blocks, effect_pct=effect, adopt_if_pct=1.0, repetitions=repetitions)
+            none = adoptions(blocks=blocks, effect_pct=effect, adopt_if_pct=MARGIN_PCT, repetitions=repetitions)
+            rows.append((blocks, f"{effect:g} %", *rates, *none))
+    heads = ("blocks", "true effect", "adopted from 1 %", "by the estimate alone", "adopted from 0.5 %, the margin",
+             "by the estimate alone")  # fmt: skip
+    return _table("Adoption, with a margin of 0.5 %", heads, rows)
 
 
 def _dependence_table(repetitions: int) -> str:

@@ -12,7 +12,8 @@ from experiments.analysis.guards import median_clock_mhz
 from experiments.analysis.noise.calibrate import CONFIDENCE, METRIC, key_of, seconds
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import ALPHA, alpha_of
-from experiments.design.spec import MIN_BLOCKS, AblationSpec, Primary
+from experiments.design.spec import MIN_BLOCKS, AblationSpec
+from experiments.design.verdict_rule import Primary
 from experiments.outcomes import BASELINE, Outcome, VerdictWord
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger
 from experiments.records.circumstances import Admission
@@ -49,7 +50,7 @@ def judge_blocks(blocks: tuple[AABlock, ...]) -> tuple[VerdictWord, bool]:
     """Return the verdict on an ablation with these blocks, and whether it differs from zero."""
     primary = Primary(metric=METRIC, margin=f"{blocks[0].margin_pct:g}%")  # type: ignore[arg-type]  # a spec's text
     sample = Sample(differences=tuple(b.difference for b in blocks), places=tuple(b.place for b in blocks))
-    levels = Levels(family=1, alphas={_REPEAT: alpha_of(1)}, margin_pct=primary.margin)
+    levels = Levels(family=1, alphas={_REPEAT: alpha_of(1)}, margin_pct=primary.margin_pct)
     comparison = compare(METRIC, {_REPEAT: sample}, levels)[_REPEAT]
     return word_of(comparison, primary), comparison.p_holm <= comparison.alpha
 

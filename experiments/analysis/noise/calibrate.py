@@ -143,7 +143,7 @@ def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Sourc
         place=repeat.ids.position - baseline.ids.position,
         log_rate=(math.log(own) + math.log(other)) / 2,
         clock_mhz=median_clock_mhz((baseline, repeat)),
-        margin_pct=spec.verdict.primary.margin,
+        margin_pct=spec.verdict.primary.margin_pct,
         receipts=(baseline.digest, repeat.digest),
     )
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.block_numbers import block_number
-from experiments.design.metrics import EXACT_METRICS
 from experiments.outcomes import VerdictWord
 from experiments.records.calibration import Calibration
 from experiments.records.circumstances import Circumstances
@@ -18,7 +17,7 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     blocks = wording.counted(rule["blocks"], "block")
     return " ".join(
         (
-            _decides(primary, wording.metric(primary["metric"]), primary["metric"] in EXACT_METRICS, blocks),
+            _decides(rule, wording.metric(primary["metric"]), blocks),
             *_other_work(rule["comparison"]),
             *_slices(rule["estimator"].get("slice", 0)),
             *_requirements(rule["require"]),
@@ -26,14 +25,25 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     )
 
 
-def _decides(primary: Mapping[str, Any], label: str, exact: bool, blocks: str) -> str:
-    margin, adopt = (wording.plain_percent(primary[name]) for name in ("margin_pct", "adopt_if_pct"))
-    how = "by its values, which every repeat must reproduce" if exact else "by t tests on the block differences"
+def _decides(rule: Mapping[str, Any], label: str, blocks: str) -> str:
+    primary = rule["primary"]
+    margin, adopt = (_amount(primary, name) for name in ("margin", "adopt_if"))
+    exact, over_seeds = "exact" in rule["comparison"], "calibration" in rule["comparison"]
+    how = "by t tests on the differences of the seeds" if over_seeds else "by t tests on the block differences"
+    if exact:
+        how = "by its values, which every repeat must reproduce"
     within = f"A change within {margin} counts as the same." if primary["margin_pct"] else "Any change counts."
+    proved = "" if exact else f", is proved to be beyond {margin}"
     return (
         f"{wording.capitalised(label)} decides over {blocks}, {how}. {within} The rule adopts a variant that improves "
-        f"by {adopt} or more and meets every requirement."
+        f"by {adopt} or more{proved} and meets every requirement."
     )
+
+
+def _amount(primary: Mapping[str, Any], name: str) -> str:
+    """Return an amount of the rule as in its spec, with its percent of the baseline's mean."""
+    percent = wording.plain_percent(primary[f"{name}_pct"])
+    return f"{primary[name]} ({percent})" if name in primary else percent
 
 
 def _other_work(comparison: Mapping[str, Any]) -> list[str]:
@@ -55,8 +65,10 @@ def _requirements(required: list[Mapping[str, Any]]) -> list[str]:
 
 def _bound(one: Mapping[str, Any]) -> str:
     unit = wording.unit(one["metric"])
-    if "margin" in one:
-        return f"proved to be worse than the baseline's by less than {one['margin']}"
+    if "not_worse_by" in one:
+        amount = one["not_worse_by"]
+        bound = amount if isinstance(amount, str) else f"{wording.number(amount)} {unit}".rstrip()
+        return f"proved to be worse than the baseline's by less than {bound}"
     if "max_value" in one:
         return f"at most {wording.number(one['max_value'])} {unit}"
     if "max_delta" in one:

@@ -153,7 +153,7 @@ def _of_values(variant: VariantVerdict, exact: ExactComparison) -> str:
     if not any(pair.change for pair in exact.seeds):
         return f"{metric.label} is the same, bit for bit"
     changes = {pair.change_pct for pair in exact.seeds}
-    if metric.better is None or len(changes) > 1 or None in changes:
+    if metric.kind == "loss" or len(changes) > 1 or None in changes:
         return f"{metric.label} differs: {', '.join(_changes(exact))}"
     (change,) = (pct for pct in changes if pct is not None)
     within = ", within the margin" if variant.measured is VerdictWord.SAME else ""

@@ -62,11 +62,15 @@ def test_exact_metrics_and_calibrations_need_no_noise() -> None:
     assert numbered(purpose="calibration", variants=repeat).design.blocks.number == 20
 
 
-def test_repeats_that_a_requirement_compares_with_are_there() -> None:
-    envelope = [{"metric": "loss_final", "rule": "envelope"}]
-    seeds = list(range(1, 8))
-    assert numbered(calibration(0.002), design__seeds=seeds, verdict__require=envelope).design.blocks.number == 14
-    assert numbered(calibration(0.002), design__seeds=seeds).design.blocks.number < 14
+def test_every_seed_of_a_tested_loss_gets_a_block() -> None:
+    tested = [{"metric": "loss_final", "not_worse_by": 0.05}]
+    assert numbered(calibration(0.002), design__seeds=14, verdict__require=tested).design.blocks.number == 14
+    assert numbered(calibration(0.002), design__seeds=14).design.blocks.number < 14
+
+
+def test_auto_does_not_size_a_loss_over_seeds() -> None:
+    with pytest.raises(SpecError, match="how 'loss_val' differs between seeds"):
+        numbered(calibration(0.002), verdict__primary={"metric": "loss_val", "margin": "0.01 nats"}, design__seeds=12)
 
 
 @pytest.mark.parametrize(

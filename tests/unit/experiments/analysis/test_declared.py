@@ -74,7 +74,7 @@ def test_a_declared_metric_is_judged_like_the_oracle(seed: int, better: str) -> 
         design__seeds=[*range(blocks)],
         design__blocks={"count": blocks},
         verdict__primary={"metric": "val_bpb", "margin": f"{margin}%", "adopt_if": f"{2 * margin}%"},
-        verdict__require=[{"metric": "val_bpb", "margin": f"{margin}%"}],
+        verdict__require=[{"metric": "val_bpb", "not_worse_by": f"{margin}%"}],
     )
     effect, sd = float(rng.normal(0, 2 * margin / 100)), float(10 ** rng.uniform(-5, -1))
     values = drawn(plan, rng, effect=effect, sd=sd, size=float(10 ** rng.uniform(-9, 9)))
@@ -100,7 +100,11 @@ def test_a_declared_metric_is_judged_like_the_oracle(seed: int, better: str) -> 
     if required.undecided:
         assert variant.decision is not Decision.ADOPT
     if variant.verdict is VerdictWord.BETTER and required.passed:
-        assert variant.decision is (Decision.ADOPT if gain >= 2 * margin else Decision.REJECT)
+        reach = stats.t.ppf(1 - LEVEL / 2, freedom) * se
+        nearest = min((100 * math.expm1(end) for end in (mean - reach, mean + reach)), key=abs)
+        beyond = nearest * gain > 0 and abs(nearest) > margin if better == "higher" else nearest < -margin
+        adopted = Decision.ADOPT if beyond else Decision.INCONCLUSIVE
+        assert variant.decision is (adopted if gain >= 2 * margin else Decision.REJECT)
     if variant.verdict is VerdictWord.WORSE:
         assert variant.decision is Decision.REJECT
 
@@ -113,7 +117,7 @@ def test_a_declared_metric_is_judged_like_the_oracle(seed: int, better: str) -> 
 def test_values_without_a_ratio_get_a_named_cause(own: float, base: float, required: bool) -> None:
     primary = {"metric": "process_s" if required else "val_bpb", "margin": "0.5%"}
     spec, plan = plan_of(
-        verdict__primary=primary, verdict__require=[{"metric": "val_bpb", "margin": "1%"}] if required else []
+        verdict__primary=primary, verdict__require=[{"metric": "val_bpb", "not_worse_by": "1%"}] if required else []
     )
     values = drawn(plan, np.random.default_rng(0), effect=0, sd=0.01)
     values[3, "fused"], values[3, "baseline"] = {"val_bpb": own}, {"val_bpb": base}
@@ -138,7 +142,7 @@ HOSTILE = [0.0, -0.0, 5e-324, 1e-308, 1e-99, 1e-30, 0.5, 1.0, 1e30, 1e99, 1.7e30
 @pytest.mark.parametrize("seed", range(60))
 def test_no_reported_number_stops_judge_pages_calibration_or_history(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    spec, plan = plan_of(verdict__require=[{"metric": "val_bpb", "margin": "1%"}])
+    spec, plan = plan_of(verdict__require=[{"metric": "val_bpb", "not_worse_by": "1%"}])
     pool = rng.choice(HOSTILE, 3) if seed % 2 else [1e-3, 1.0, 1e2]
     values = {(b.index, arm): {"val_bpb": float(rng.choice(pool))} for b in plan.blocks for arm in b.order}
     verdict = judged(spec, plan, values)
@@ -221,7 +225,7 @@ def test_a_requirement_without_proof_keeps_an_ablation_running_until_its_last_lo
         "design__seeds": [*range(20)],
         "design__blocks": {"looks": [6, 12, 20]},
         "verdict__primary": {"metric": "step_s", "margin": "1%"},
-        "verdict__require": [{"metric": "val_bpb", "margin": "0.5%"}],
+        "verdict__require": [{"metric": "val_bpb", "not_worse_by": "0.5%"}],
     }
     spec, plan = plan_of(**changes)
     rng = np.random.default_rng(5)

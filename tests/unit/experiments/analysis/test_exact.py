@@ -195,7 +195,7 @@ def _expected(own: int) -> VerdictWord:
 
 @pytest.mark.parametrize("metric", [name for name in EXACT_METRICS if METRICS[name].source == "training"])
 def test_every_exact_metric_is_planned_from_two_blocks_on(metric: str) -> None:
-    directed = METRICS[metric].better is not None
+    directed = METRICS[metric].kind != "loss"
     design = {"design__blocks": {"count": 2}, "design__seeds": [1]}
     spec = exact_spec(metric, "1%" if directed else "0%", None, placement={"node_class": "h200"}, **design)
     plan = make_plan(spec)

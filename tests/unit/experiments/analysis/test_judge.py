@@ -1,11 +1,9 @@
-import math
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from experiments.analysis.judge import _gates_live, judge
-from experiments.analysis.verdicts import Cause, RequirementResult, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.design.gates import GATES
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest
@@ -273,11 +271,8 @@ def test_judge_lets_another_order_of_sums_differ_in_loss() -> None:
         ({"metric": "loss_val", "max_delta": 0.1}, {"loss_val": 7.55}, True),
         ({"metric": "loss_val", "max_delta": 0.1}, {"loss_val": 7.65}, False),
         ({"metric": "loss_val", "max_delta": 0.1}, {"loss_val": None}, False),
-        ({"metric": "loss_val", "rule": "envelope"}, {"loss_val": 7.5005}, True),
-        ({"metric": "loss_val", "rule": "envelope"}, {"loss_val": 7.49}, False),
-        ({"metric": "loss_val", "rule": "envelope", "tolerance": 0.02}, {"loss_val": 7.49}, True),
         ({"metric": "loss_val", "rule": "identical"}, {"loss_val": 7.5000001}, False),
-        ({"metric": "loss_step1", "rule": "as_claimed"}, {}, True),
+        ({"metric": "loss_step1", "rule": "identical"}, {}, True),
     ],
 )
 def test_judge_adopts_only_when_the_requirement_holds(
@@ -291,45 +286,6 @@ def test_judge_adopts_only_when_the_requirement_holds(
     reject = Decision.INCONCLUSIVE if without_data else Decision.REJECT
     assert found.decision is (Decision.ADOPT if passed else reject)
     assert bool(found.notes) is not passed
-
-
-def test_judge_envelope_is_the_spread_of_baseline_repeats_of_the_same_seed() -> None:
-    spec = requiring(metric="loss_val", rule="envelope")
-    plan = make_plan(spec)
-    repeats = {0: 7.50, 2: 7.52, 4: 7.51, 1: 8.00, 3: 8.02, 5: 8.01}
-    own = {0: 7.50, 2: 7.52, 4: 7.51, 1: 8.00, 3: 8.02, 5: 8.25}
-
-    def losses(variant: dict[int, float]) -> RequirementResult:
-        receipts = [
-            make_receipt(plan, block, arm, loss_val=(repeats if arm == "baseline" else variant)[block.index])
-            for block in plan.blocks
-            for arm in block.order
-        ]
-        return judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0]
-
-    reach = stats.t.ppf(1 - 0.05 / 12, 4) * 0.01 * math.sqrt(4 / 3)
-    assert losses(repeats).passed
-    result = losses(own)
-    assert not result.passed
-    assert result.detail == f"0.24 nats from the baseline in block 6, seed 2; envelope {reach:.3g} nats"
-    assert not result.exact
-
-
-@pytest.mark.parametrize(
-    ("gates", "gap", "passed"),
-    [({"loss": "chunked"}, 5e-4, True), ({"loss": "chunked"}, 5e-3, False), ({"dtype": "bfloat16"}, 0.2, True)],
-)
-def test_judge_holds_a_loss_to_what_the_gates_claim(gates: dict[str, Any], gap: float, passed: bool) -> None:
-    spec = make_spec(
-        variants={"v": {"gates": gates}}, verdict__require=[{"metric": "loss_step1", "rule": "as_claimed"}]
-    )
-    plan = make_plan(spec)
-    receipts = [
-        make_receipt(plan, block, arm, loss_step1=8.0 + gap * (arm == "v"))
-        for block in plan.blocks
-        for arm in block.order
-    ]
-    assert judge(plan, spec, receipts, CALIBRATED).variants[0].requirements[0].passed is passed
 
 
 def test_a_verdict_is_sealed_and_survives_json() -> None:

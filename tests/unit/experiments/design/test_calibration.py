@@ -62,7 +62,10 @@ def test_equal_arms_are_an_error_of_an_answer_and_unequal_ones_of_a_calibration(
     assert "must repeat the baseline" in problem.detail
 
 
-def test_an_exact_metric_is_replaced_by_one_that_has_noise():
-    like = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})
+@pytest.mark.parametrize(
+    "primary", [{"metric": "peak_allocated_gib", "margin": "0%"}, {"metric": "loss_val", "margin": "0.01 nats"}]
+)
+def test_a_metric_without_noise_of_the_machine_is_replaced_by_one_that_has_it(primary):
+    like = make_spec(verdict__primary=primary)
     spec = parse_spec(calibration_spec(like, node_class="cpu", blocks=20, order_seed=7), CONTENT_TYPE)
-    assert (spec.verdict.primary.metric, spec.verdict.primary.margin) == ("tokens_per_s", 0.5)
+    assert (spec.verdict.primary.metric, spec.verdict.primary.margin_pct) == ("tokens_per_s", 0.5)

@@ -214,7 +214,7 @@ def declared(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
-    made = declared(verdict__require=[{"metric": "accuracy", "margin": "1%"}])
+    made = declared(verdict__require=[{"metric": "accuracy", "not_worse_by": "1%"}])
     spec = parse(made)
     plan = make_plan(spec)
     SCHEMA.validate(made)
@@ -222,7 +222,7 @@ def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
     assert plan.baseline.config["needs"] == "process"
     rule = rule_of(spec)
     assert rule["primary"] == {"metric": "val_bpb", "margin_pct": 0.5, "adopt_if_pct": 0.5, "better": "lower"}
-    assert rule["require"] == [{"metric": "accuracy", "tolerance": 0.001, "margin": "1%", "better": "higher"}]
+    assert rule["require"] == [{"metric": "accuracy", "tolerance": 0.001, "not_worse_by": "1%", "better": "higher"}]
     assert {"seeds", "not_inferior"} <= rule["comparison"].keys()
     again = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), "application/yaml")
     assert again.verdict.primary.metric == "val_bpb"
@@ -239,16 +239,16 @@ def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
         ({"verdict__primary__metric": "No such"}, "#/verdict/primary/metric", "cannot be primary"),
         ({"verdict__primary__margin": "0%"}, "#/verdict/primary/margin", "above 0%"),
         ({"workload__metrics": {"loss_val": {"better": "lower"}}}, "#/workload/metrics/loss_val", "metric of Ablate"),
-        ({"verdict__require": [{"metric": "nothing", "margin": "1%"}]}, "#/verdict/require/0/metric", "cannot be requ"),
-        ({"verdict__require": [{"metric": "val_bpb", "max_delta": 1}]}, "#/verdict/require/0", "takes a margin"),
-        ({"verdict__require": [{"metric": "val_bpb", "rule": "identical"}]}, "#/verdict/require/0", "takes a margin"),
-        ({"verdict__require": [{"metric": "loss_final", "margin": "1%"}]}, "#/verdict/require/0", "a margin is for"),
+        ({"verdict__require": [{"metric": "nothing", "not_worse_by": "1%"}]}, "#/verdict/require/0/metric", "cannot"),
+        ({"verdict__require": [{"metric": "val_bpb", "max_delta": 1}]}, "#/verdict/require/0", "a test decides"),
+        ({"verdict__require": [{"metric": "val_bpb", "rule": "identical"}]}, "#/verdict/require/0", "a test decides"),
+        ({"verdict__require": [{"metric": "compile_s", "not_worse_by": "1%"}]}, "#/verdict/require/0", "is for losses"),
         ({"verdict__require": [{"metric": "val_bpb"}]}, "#/verdict/require/0", "exactly one of"),
         ({"design__seeds": [1, 2]}, "#/design/seeds", "2 seeds for 6 blocks"),
         ({"design__blocks": {"looks": [6, 8]}}, "#/design/seeds", "6 seeds for 8 blocks"),
         (
             {"design__seeds": [1], "verdict__primary__metric": "step_s", "verdict__require": [
-                {"metric": "val_bpb", "margin": "1%"}]},
+                {"metric": "val_bpb", "not_worse_by": "1%"}]},
             "#/design/seeds",
             "1 seeds for 6 blocks",
         ),

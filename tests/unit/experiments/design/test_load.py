@@ -71,7 +71,7 @@ def test_parse_spec_reads_back_what_a_spec_dumps() -> None:
     spec = make_spec(limits={"trial": "90s", "device_minutes": 3, "priority": 1})
     again = parse_spec(spec.model_dump_json(exclude_none=True).encode(), JSON)
     assert again.digest == spec.digest
-    assert (again.limits.trial, again.verdict.primary.margin) == (90, 0.5)
+    assert (again.limits.trial, again.verdict.primary.margin_pct) == (90, 0.5)
 
 
 def test_parse_spec_equal_durations_have_equal_digests() -> None:
@@ -110,7 +110,7 @@ def test_submit_reports_every_illegal_override_at_once() -> None:
         ({METRIC: "throughput"}, "did you mean 'tokens_per_s'?"),
         ({METRIC: "peak_memory"}, "did you mean 'peak_reserved_gib' or 'peak_allocated_gib'?"),
         ({REQUIRE: [{"metric": "loss_fnal", "rule": "identical"}]}, "did you mean 'loss_final'?"),
-        ({REQUIRE: [{"metric": "loss_final", "rule": "as-claimed"}]}, "did you mean 'as_claimed'?"),
+        ({REQUIRE: [{"metric": "loss_final", "rule": "identicl"}]}, "did you mean 'identical'?"),
         ({"limits__trial": 120}, "write the unit: 120s"),
         ({"limits__trial": "90"}, "write the unit: 90s"),
         ({MARGIN: 1}, "write the unit: 1%"),

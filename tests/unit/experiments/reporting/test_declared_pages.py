@@ -22,7 +22,7 @@ def view_of(better: str, *, effect: float = -0.05, zero: bool = False) -> Ablati
     """Return a completed ablation whose variant has exp(effect) times the baseline's number."""
     spec, plan = plan_of(
         workload__metrics={"val_bpb": {"better": better}},
-        verdict__require=[{"metric": "val_bpb", "margin": "1%"}],
+        verdict__require=[{"metric": "val_bpb", "not_worse_by": "1%"}],
     )
     rng = np.random.default_rng(1)
     values: dict[Any, Any] = {

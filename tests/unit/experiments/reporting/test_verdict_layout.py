@@ -268,15 +268,6 @@ def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() 
     assert {str(variant.loss) for variant in lay_out(free).variants} == {"not asked"}
 
 
-def test_losses_of_another_numerical_model_are_not_called_ok() -> None:
-    require = [{"metric": "loss_step1", "rule": "as_claimed"}, {"metric": "peak_allocated_gib", "max_delta": 6}]
-    variants = {"two-rows": {"gates": {"micro_batch": 1}}, "psiv-on": {"gates": {"psiv_cache": True}}}
-    spec = make_spec(variants=variants, verdict__require=require)
-    plan = make_plan(spec)
-    found = lay_out(judge(plan, spec, make_receipts(plan), CALIBRATED)).variants
-    assert {one.arm: str(one.loss) for one in found} == {"two-rows": "not compared", "psiv-on": "ok"}
-
-
 def test_a_failed_requirement_is_said_in_the_table_and_in_the_explanation() -> None:
     spec = make_spec(verdict__require=[{"metric": "loss_val", "max_delta": 0.1}])
     plan = make_plan(spec)
