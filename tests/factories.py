@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.catalog.files import read_catalog_file
 from experiments.design.arms import Arm
 from experiments.design.config_fields import read_config
 from experiments.design.gate_readings import read_gates
@@ -16,7 +17,6 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
 from experiments.design.spec import AblationSpec
-from experiments.design.spec_files import read_catalog_file
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport, HbmPlan, Overflow
 from experiments.records.receipts import Digests, Environment, Ids, Memory, Receipt, seal, summarise

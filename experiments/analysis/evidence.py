@@ -17,6 +17,7 @@ from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gate import Claim
 from experiments.design.plan import BlockPlan, Plan
+from experiments.design.recipes import changed_values
 from experiments.design.trainable import trainable
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
@@ -182,6 +183,8 @@ def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], 
 
 def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
     """Return the weakest claim among the settings in which `arm` differs from `baseline`."""
+    if changed_values(arm.config, baseline.config):
+        return Claim.CHANGES_MODEL
     return trainable(baseline.config).claim(arm.gates, baseline.gates)
 
 

@@ -189,7 +189,7 @@ class _Judge:
             reason=answer.reason,
             missing=answer.missing,
             other_work=other,
-            other_model=other_model(evidence.arm.gates, base.gates, trainable(base.config)),
+            other_model=other_model(evidence.arm, base),
             no_baseline=evidence.no_baseline,
             decision=Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements),
             primary=primary,

@@ -11,8 +11,9 @@ from experiments.design.package_arms import package_arms, package_problems, unkn
 from experiments.design.packages import installed
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.program import program_arms, program_problems, recipe_problems
-from experiments.design.recipes import OVERRIDES, RECIPES, Recipe
+from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec
+from experiments.design.workload import VariantSpec
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecProblem
@@ -95,11 +96,17 @@ def resolve(spec: AblationSpec) -> Resolution:
         return Resolution(arms=(), problems=tuple(problems))
     base, override_problems = _workload(spec, recipe)
     problems += override_problems
+    bases: dict[str, TrainConfig | None] = {}
+    for name, own in spec.variants.items():
+        bases[name], own_problems = (base, list(_shared(name, own))) if base is None else _of_variant(spec, name, base)
+        problems += own_problems
     if problems or base is None:
         return Resolution(arms=(), problems=tuple(problems))
     inherited = spec.baseline.gates
     arms = [_arm(base, BASELINE, inherited, {}, node_class)]
-    arms += [_arm(base, name, own.gates or {}, inherited, node_class) for name, own in spec.variants.items()]
+    arms += [
+        _arm(bases[name] or base, name, own.gates or {}, inherited, node_class) for name, own in spec.variants.items()
+    ]
     resolved = tuple(arm for part in arms for arm in part.arms)
     problems = without_repeats([*(part.problems for part in arms), _equality_problems(spec, resolved)])
     return Resolution(arms=() if problems else resolved, problems=tuple(problems))
@@ -164,6 +171,34 @@ def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, l
             del left[guilty]
         else:
             return (None if problems else config), problems
+
+
+def _shared(name: str, own: VariantSpec) -> Iterator[SpecProblem]:
+    """Find values of a variant that all arms share, because they train on the same rows with the same threads."""
+    for key in own.overrides:
+        if key not in OF_AN_ARM:
+            detail = (
+                f"'{key}' is one value for all arms, whose rows and threads are the same; allowed: {listed(OF_AN_ARM)}"
+            )
+            hint = "set it as a gate" if key in GATES else "set it under workload.overrides"
+            yield SpecProblem(pointer=pointer("variants", name, "overrides", key), detail=detail, hint=hint)
+
+
+def _of_variant(spec: AblationSpec, name: str, base: TrainConfig) -> tuple[TrainConfig | None, list[SpecProblem]]:
+    """Apply a variant's values to the configuration of the workload."""
+    own = spec.variants[name]
+    problems = list(_shared(name, own))
+    if problems or not own.overrides:
+        return base, problems
+    try:
+        return replace_fields(base, {OVERRIDES[key].path: value for key, value in own.overrides.items()}), []
+    except ConfigError as error:
+        guilty = next((key for key in own.overrides if OVERRIDES[key].path == error.field), None)
+        named = guilty or next(
+            (key for key, override in OVERRIDES.items() if override.path == error.field), error.field
+        )
+        where = pointer("variants", name, "overrides", *([guilty] if guilty else []))
+        return None, [SpecProblem(pointer=where, detail=f"override '{named}' {error.message}")]
 
 
 def _override_problem(key: str | None, error: ConfigError) -> SpecProblem:

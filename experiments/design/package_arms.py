@@ -40,6 +40,9 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
     yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")
     for name, own in spec.variants.items():
         yield from _gate_problems(own.gates or {}, recipe, "variants", name, "gates")
+        if own.overrides:
+            where, detail = pointer("variants", name, "overrides"), "arms of a package's recipe differ by gates only"
+            yield SpecProblem(pointer=where, detail=detail, hint="declare the value as a gate")
 
 
 def _names(names: Mapping[str, Any]) -> str:

@@ -238,6 +238,9 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             detail = "gates belong to recipes; this workload is a command"
             where = pointer("variants", name, "gates")
             yield SpecProblem(pointer=where, detail=detail, hint="use args, env or code")
+        if own.overrides:
+            where, detail = pointer("variants", name, "overrides"), "overrides belong to recipes; this is a command"
+            yield SpecProblem(pointer=where, detail=detail, hint="use args or env")
         if isinstance(own.code, Commit) and not isinstance(spec.workload.code, RepositoryCommit):
             detail = "a commit alone needs workload.code with a repository"
             where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
@@ -276,6 +279,6 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             detail = f"'{key}' belongs to a command; this workload is recipe '{spec.workload.recipe}'"
             yield SpecProblem(pointer=pointer("baseline", key), detail=detail, hint=hint)
     for name, own in spec.variants.items():
-        if own.gates is None:
+        if own.gates is None and not own.overrides:
             detail = f"the variant changes a command; this workload is recipe '{spec.workload.recipe}'"
             yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)

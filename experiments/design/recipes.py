@@ -1,6 +1,8 @@
 """Named, versioned configurations of model, data and optimiser, and the keys that a spec may override."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kernels.backends import Lane
 from kernels.scan_switches import ScanSwitches
@@ -149,3 +151,24 @@ OVERRIDES: dict[str, Override] = {
     ),
 }
 """Values that a spec may change in a recipe. All others are gates or need another recipe."""
+SHARED = ("seq_len", "micro_batch", "vocab_size", "max_corpus_mib", "corpus", "threads", "loss_chunk_tokens")
+"""Values that all arms share: rows, data and threads. `micro_batch` is a gate too, which an arm may set."""
+OF_AN_ARM = tuple(name for name in OVERRIDES if name not in SHARED)
+"""Values of the model and the optimiser in which a variant may differ."""
+
+
+def changed_values(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return by name the values of `OF_AN_ARM` that differ between two configurations: (own, base).
+
+    Configurations are plain JSON. A missing field is no difference: those of programs have none of them, and one of
+    earlier code may lack some.
+    """
+    pairs = {name: (_value(own, OVERRIDES[name].path), _value(base, OVERRIDES[name].path)) for name in OF_AN_ARM}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and None not in pair}
+
+
+def _value(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

@@ -7,12 +7,14 @@ that does half the work of a step needs less memory and less time for it, which 
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.design.arms import Arm
 from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
+from experiments.design.recipes import changed_values
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import Trainable, trainable
+from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from model.measurements import Metric
@@ -203,6 +205,8 @@ def _other_model(spec: AblationSpec) -> dict[str, Any]:
     if not spec.workload.built_in:
         return OTHER_PROGRAM
     gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())
+    if any(arm.overrides for arm in spec.variants.values()):
+        return OTHER_MODEL
     return OTHER_MODEL if any(GATES[gate].claim is Claim.CHANGES_MODEL for gate in gates) else {}
 
 
@@ -240,11 +244,19 @@ def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) 
     return None
 
 
-def other_model(own: Mapping[str, Any], base: Mapping[str, Any], workload: Trainable) -> str | None:
-    """List the differing gates that change the numerical model; None without one, and for commands, which have none."""
-    changed = [
-        f"{name} {show(value)} instead of {show(base[name])}"
-        for name, value in own.items()
-        if value != base[name] and workload.attested and workload.claim_of(name) is Claim.CHANGES_MODEL
-    ]
-    return ", ".join(changed) or None
+def other_model(own: Arm, base: Arm) -> str | None:
+    """List the differing gates and values that change the numerical model.
+
+    None without one, and for commands, which have none.
+    """
+    workload = trainable(base.config)
+    pairs = {name: (value, base.gates[name]) for name, value in own.gates.items() if value != base.gates[name]}
+    changed = {
+        name: pair
+        for name, pair in pairs.items()
+        if workload.attested and workload.claim_of(name) is Claim.CHANGES_MODEL
+    }
+    values = {**changed, **changed_values(own.config, base.config)}
+    return (
+        ", ".join(f"{name} {show(value)} instead of {show(other)}" for name, (value, other) in values.items()) or None
+    )

@@ -369,19 +369,28 @@ class ArmSpec(SpecPart):
 
 
 def _variant_schema(schema: dict[str, Any]) -> None:
-    """Publish that a variant differs by gates, or by arguments, variables or code."""
+    """Publish that a variant differs by gates or values, or by arguments, variables or code."""
     without_null(schema, "gates", "args", "env", "code")
     changes = [{"required": [name]} for name in ("args", "env", "code")]
-    schema["oneOf"] = [{"required": ["gates"], "not": {"anyOf": changes}}, {"anyOf": changes}]
+    of_a_recipe = [
+        {"required": ["gates"]},
+        {"required": ["overrides"], "properties": {"overrides": {"minProperties": 1}}},
+    ]
+    schema["oneOf"] = [{"anyOf": of_a_recipe, "not": {"anyOf": changes}}, {"anyOf": changes}]
 
 
 class VariantSpec(SpecPart):
-    """One variant: the gates in which it differs from the baseline, or its arguments, variables or code."""
+    """One variant: gates and values in which it differs from the baseline, or its arguments, variables or code."""
 
     model_config = ConfigDict(json_schema_extra=_variant_schema)
 
     gates: VariantGates | None = Field(
         default=None, exclude_if=_is_none, description="Gates by name; others keep the baseline's value."
+    )
+    overrides: Overrides = Field(
+        default_factory=dict,
+        exclude_if=_is_empty,
+        description="Values of the model or the optimiser that differ from the workload's: another numerical model.",
     )
     args: Arguments | None = Field(
         default=None,
@@ -398,8 +407,10 @@ class VariantSpec(SpecPart):
     @model_validator(mode="after")
     def _one_kind(self) -> "VariantSpec":
         own = [name for name in ("args", "env", "code") if getattr(self, name) is not None]
-        if self.gates is None and not own:
-            raise refuse("a variant changes 'gates' of a recipe, or 'args', 'env' or 'code' of a command; it has none")
-        if self.gates is not None and own:
-            raise refuse(f"'gates' belong to recipes and '{own[0]}' to commands; give one of them")
+        ours = [name for name in ("gates", "overrides") if getattr(self, name)]
+        if not ours and not own:
+            detail = "a variant changes 'gates' or 'overrides' of a recipe, or 'args', 'env' or 'code' of a command"
+            raise refuse(f"{detail}; it has none")
+        if ours and own:
+            raise refuse(f"'{ours[0]}' belong to recipes and '{own[0]}' to commands; give one of them")
         return self

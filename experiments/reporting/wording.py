@@ -81,9 +81,12 @@ def false_verdicts(ledger: "Ledger") -> str:
 
 
 def changed_gates(arm: "Arm", baseline: "Arm") -> str:
-    """Return the gates of `arm` that differ, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
-    changed = sorted(name for name, value in arm.gates.items() if value != baseline.gates[name])
-    return ", ".join(f"{name}={show(arm.gates[name])}" for name in changed)
+    """Return what differs in `arm`, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
+    from experiments.design.recipes import changed_values  # imports the model, which few commands need
+
+    changed = {name: value for name, value in arm.gates.items() if value != baseline.gates[name]}
+    changed |= {name: own for name, (own, _base) in changed_values(arm.config, baseline.config).items()}
+    return ", ".join(f"{name}={show(changed[name])}" for name in sorted(changed))
 
 
 def gate_values(name: str, arms: tuple["Arm", ...], longest: int) -> str:

@@ -15,8 +15,8 @@ import typer
 from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list, block_name
+from experiments.catalog.files import catalog_names, read_catalog_file
 from experiments.design.problems import nearest
-from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError, SpecProblem
 from experiments.ids import CALLED_PATTERN
 from experiments.outcomes import BlockState, TrialState

@@ -22,7 +22,7 @@ _NEWEST = 50
 
 def catalog(incomplete: str) -> list[str]:
     """Offer the catalog's specs. If none matches, the shell offers files."""
-    from experiments.design.spec_files import catalog_names
+    from experiments.catalog.files import catalog_names
 
     return _matches(catalog_names(), incomplete)
 

@@ -56,7 +56,7 @@ class SpecBody:
             return spec
         if isinstance(spec, Mapping):
             return cls.packed(json.dumps(spec).encode(), "application/json")
-        from experiments.design.spec_files import content_type_of
+        from experiments.catalog.files import content_type_of
 
         path = Path(spec)
         return cls.packed(path.read_bytes(), content_type_of(path), folder=path.parent)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from experiments.catalog.files import catalog_names
 from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE, bare_spec, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.problems import nearest
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
-from experiments.design.spec_files import catalog_names
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion
 from service.cli.arguments import ablation_id, is_spec, may_name_an_ablation, no_such_spec, read_spec

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from experiments.catalog.files import read_catalog_file
 from experiments.design.load import parse_spec
 from experiments.design.spec import ablation_json_schema
-from experiments.design.spec_files import read_catalog_file
 from experiments.documents import write_whole
 from experiments.errors import SpecError, SpecProblem
 from service.cli import completion

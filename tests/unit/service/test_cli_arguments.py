@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.catalog.files import CONTENT_TYPE_OF_SUFFIX
 from experiments.design.load import parse_spec
-from experiments.design.spec_files import CONTENT_TYPE_OF_SUFFIX
 from experiments.errors import SpecError
 from service.cli.arguments import read_spec
 from service.cli.service_commands import app

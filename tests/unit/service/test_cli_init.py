@@ -10,10 +10,10 @@ import pytest
 from rich.text import Text
 from typer.testing import CliRunner
 
+from experiments.catalog.files import catalog_names, read_catalog_file
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import ablation_json_schema
-from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
 from service.cli.output import problem_lines
 from service.cli.service_commands import app

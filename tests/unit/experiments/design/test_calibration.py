@@ -2,12 +2,12 @@
 
 import pytest
 
+from experiments.catalog.files import catalog_names
 from experiments.design.aa_spec import CONTENT_TYPE, REPEAT, bare_spec, calibration_spec
 from experiments.design.arms import resolve
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.recipes import RECIPES
-from experiments.design.spec_files import catalog_names
 from experiments.errors import SpecError
 from tests.factories import catalog_spec, make_spec
 

@@ -10,7 +10,6 @@ from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
 from experiments.design.recipes import HYBRID_TINY
 from experiments.design.rule import other_model, other_work
-from experiments.design.trainable import trainable
 from model.config import TrainConfig
 from model.errors import ConfigError
 from tests.factories import make_spec
@@ -72,8 +71,5 @@ def test_a_gate_that_changes_work_says_that_it_changes_the_model() -> None:
 def test_another_model_is_named_gate_by_gate() -> None:
     spec = make_spec(variants={"both": {"gates": {"micro_batch": 4, "dtype": "bfloat16", "chunk_size": 32}}})
     base, both = resolve(spec).arms
-    workload = trainable(base.config)
-    assert (
-        other_model(both.gates, base.gates, workload) == "micro_batch 4 instead of 2, dtype bfloat16 instead of float32"
-    )
-    assert other_model(base.gates, base.gates, workload) is None
+    assert other_model(both, base) == "micro_batch 4 instead of 2, dtype bfloat16 instead of float32"
+    assert other_model(base, base) is None

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from experiments.catalog.files import catalog_names, read_catalog_file
 from experiments.design.arms import resolve
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, orders
 from experiments.design.rule import rule_digest
-from experiments.design.spec_files import catalog_names, read_catalog_file
 from experiments.errors import SpecError
 from model.config import TrainConfig
 from tests.factories import catalog_spec, make_spec

@@ -1,0 +1,90 @@
+"""Variants that differ in values of the model or the optimiser, not in gates."""
+
+from typing import Any
+
+import pytest
+
+from experiments.analysis.evidence import weakest_claim
+from experiments.design.arms import resolve
+from experiments.design.config_fields import read_config, read_field
+from experiments.design.gate import Claim
+from experiments.design.plan import make_plan, questions
+from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
+from experiments.design.rule import other_model
+from experiments.reporting.wording import changed_gates
+from tests.factories import make_spec
+
+OTHER: dict[str, Any] = {
+    "pattern": "MMFF",
+    "d_model": 256,
+    "expand": 1,
+    "headdim": 64,
+    "d_state": 16,
+    "ngroups": 2,
+    "mimo_rank": 2,
+    "rope_fraction": 1.0,
+    "num_heads": 2,
+    "softcap": 10.0,
+    "mlp_ratio": 4.0,
+    "learning_rate": 1e-4,
+    "weight_decay": 0.5,
+    "grad_clip": 0.1,
+}
+"""A value of each that `hybrid-tiny` does not have."""
+
+
+def with_values(**values: Any) -> Any:
+    return make_spec(variants={"other": {"overrides": values}})
+
+
+def test_every_value_is_an_arms_own_or_shared() -> None:
+    assert {*OF_AN_ARM, *SHARED} == OVERRIDES.keys()
+    assert OTHER.keys() == {*OF_AN_ARM}
+
+
+@pytest.mark.parametrize("name", OF_AN_ARM)
+def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> None:
+    spec = with_values(**{name: OTHER[name]})
+    base, other = resolve(spec).arms
+    configs = [read_config({**arm.config, "seed": 0}) for arm in (base, other)]
+    path = OVERRIDES[name].path
+    recipe = RECIPES[spec.workload.recipe or ""].config
+    assert [read_field(config, path) for config in configs] == [read_field(recipe, path), OTHER[name]]
+    assert other.gates == base.gates
+    assert other.digest != base.digest
+    assert weakest_claim(other, base) is Claim.CHANGES_MODEL
+    said = other_model(other, base)
+    assert said is not None
+    assert said.startswith(f"{name} ")
+    assert said.count("instead of") == 1
+    assert changed_gates(other, base).startswith(f"{name}=")
+
+
+def test_values_and_gates_go_together_and_make_another_question() -> None:
+    both = make_spec(variants={"other": {"overrides": {"learning_rate": 1e-4}, "gates": {"loss": "chunked"}}})
+    gate = make_spec(variants={"other": {"gates": {"loss": "chunked"}}})
+    slower = make_spec(variants={"other": {"overrides": {"learning_rate": 1e-5}, "gates": {"loss": "chunked"}}})
+    asked = [questions(spec, make_plan(spec))["other"] for spec in (both, gate, slower)]
+    assert len(set(asked)) == 3
+    again = make_spec(variants={"other": {"overrides": {"learning_rate": 1e-5}, "gates": {"loss": "chunked"}}})
+    assert questions(again, make_plan(again))["other"] == asked[2]
+
+
+def test_equal_values_are_no_variant() -> None:
+    rate = RECIPES["hybrid-tiny"].config.optim.learning_rate
+    (problem,) = resolve(with_values(learning_rate=rate)).problems
+    assert "the same configuration as the baseline" in problem.detail
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_rows_data_and_threads_are_the_same_for_all_arms(name: str) -> None:
+    value = "/data/corpus" if name == "corpus" else 512
+    (problem,) = resolve(with_values(**{name: value})).problems
+    assert problem.pointer == f"#/variants/other/overrides/{name}"
+    assert problem.hint == ("set it as a gate" if name == "micro_batch" else "set it under workload.overrides")
+
+
+def test_values_that_do_not_fit_the_model_are_refused_where_they_stand() -> None:
+    (problem,) = resolve(with_values(d_model=100)).problems
+    assert problem.pointer.startswith("#/variants/other/overrides")
+    assert "headdim" in problem.detail
