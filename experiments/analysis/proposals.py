@@ -13,9 +13,11 @@ import yaml
 from experiments.analysis.verdicts import Verdict
 from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec
+from experiments.design.metrics import LOSS_METRICS
 from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer, shown
 from experiments.design.spec import AblationSpec
+from experiments.design.spec_values import NO_MARGIN
 from experiments.design.verdict_rule import SessionLevel
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import BASELINE, Decision, ProposalOutcome
@@ -48,9 +50,11 @@ def opening_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     if spec.purpose == "calibration":
         detail = "a session compares proposals with an incumbent; a calibration compares the baseline with itself"
         yield SpecProblem(pointer=pointer("purpose"), detail=detail, hint="leave purpose out")
-    if not spec.metric.better:
-        detail = f"'{spec.verdict.primary.metric}' has no direction of improvement, so no proposal can be kept"
-        yield SpecProblem(pointer=pointer("verdict", "primary", "metric"), detail=detail)
+    primary = spec.verdict.primary
+    if primary.exact and primary.metric in LOSS_METRICS:
+        detail = f"'{primary.metric}' with margin {NO_MARGIN} is the same or not, so no proposal can be kept"
+        where, hint = pointer("verdict", "primary", "margin"), "give a margin, such as 0.01 nats"
+        yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
 
 def proposal_problems(spec: AblationSpec, incumbent: AblationSpec, session: str) -> Iterator[SpecProblem]:
@@ -127,6 +131,8 @@ def with_kept(body: bytes, content_type: str) -> bytes:
     baseline, workload = values.get("baseline") or {}, values["workload"]
     if own.get("gates") is not None:
         baseline["gates"] = {**(baseline.get("gates") or {}), **own["gates"]}
+    if own.get("overrides"):
+        workload["overrides"] = {**(workload.get("overrides") or {}), **own["overrides"]}
     baseline |= {name: own[name] for name in ("args", "env") if own.get(name) is not None}
     if own.get("code") is not None:
         repository = workload["code"] if isinstance(own["code"], Mapping) and set(own["code"]) == {"commit"} else {}

@@ -169,7 +169,7 @@ def test_a_proposal_changes_its_variant_and_nothing_that_must_stay(changes: dict
     ("changes", "where"),
     [
         ({}, []),
-        ({"verdict__primary": LOSS}, ["#/verdict/primary/metric"]),
+        ({"verdict__primary": LOSS}, ["#/verdict/primary/margin"]),
         ({"purpose": "calibration"}, ["#/purpose"]),
     ],
 )
@@ -181,7 +181,9 @@ def random_recipe(rng: random.Random) -> dict[str, Any]:
     gates = {"psiv_cache": [True, False], "chunk_size": [16, 32], "dtype": ["float32", "bfloat16"]}
     draw = {name: rng.choice(allowed) for name, allowed in gates.items()}
     base = {name: rng.choice(gates[name]) for name in gates if rng.random() < 0.5}
-    return spec_values(baseline=rng.choice([{}, {"gates": base}]), variants={"new": {"gates": draw}})
+    values = {"learning_rate": rng.choice([1e-3, 1e-4]), "rope_fraction": rng.choice([0.5, 1.0])}
+    own = {"gates": draw, "overrides": values} if rng.random() < 0.5 else {"gates": draw}
+    return spec_values(baseline=rng.choice([{}, {"gates": base}]), variants={"new": own})
 
 
 def random_command(rng: random.Random) -> dict[str, Any]:
