@@ -1,7 +1,7 @@
 """Documents: frozen models that reject unknown fields, the digest that seals one, and files that appear whole.
 
 Every spec, plan, receipt, bundle, message and verdict is a `Frozen` model. The field `digest` of a sealed document is
-the digest of all its other fields, except a `signature` over that digest.
+the digest of all its other fields, except a `signature` over that digest, or a service's countersignature.
 """
 
 import os
@@ -38,8 +38,11 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 def content_digest(document: BaseModel) -> str:
-    """Return the digest of `document` without digest and signature. Raises ValueError unless all numbers are finite."""
-    return digest(document.model_dump(mode="json", exclude={"digest", "signature"}))
+    """Return the digest of `document` without digest and signatures.
+
+    Raises ValueError unless all numbers are finite.
+    """
+    return digest(document.model_dump(mode="json", exclude={"digest", "signature", "countersigned"}))
 
 
 def seal(unsealed: Document) -> Document:

@@ -22,8 +22,9 @@ from experiments.records.bundle import (
     trial_folder,
 )
 from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from experiments.records.circumstances import Family
 from experiments.records.messages import DeviceInfo, NodeRegistration
-from experiments.records.plan_file import PlanFile, make_plan_file, plan_file_text
+from experiments.records.plan_file import PlanFile, countersign, make_plan_file, plan_file_text
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer, manifest_statement
 from tests.factories import make_plan, make_receipt, make_spec, spec_values
@@ -35,6 +36,12 @@ def make_file(**changes: Any) -> PlanFile:
     """Return a plan file of the factories' spec; `changes` as in spec_values."""
     text = json.dumps(spec_values(**changes))
     return make_plan_file(make_plan(make_spec(**changes)), spec_text=text, content_type="application/json")
+
+
+def registered(file: PlanFile, signer: Signer, registered_at: str = "2026-11-20T11:00:00.000Z") -> PlanFile:
+    """Return the plan file as a service with this key registered it."""
+    own = countersign(file, signer, registered_at=registered_at, family=Family())
+    return file.model_copy(update={"countersigned": own})
 
 
 def resealed(file: PlanFile, **changes: Any) -> PlanFile:

@@ -4,12 +4,14 @@ They are attempts that did not count, earlier ablations of the same question, an
 verdict words. The service and the reader of a bundle collect them; the verdict repeats them.
 """
 
+from typing import Final, Literal
+
 from pydantic import Field
 
 from experiments.documents import Frozen
 from experiments.outcomes import AblationState, FailureClass
 from experiments.records.calibration import Calibration, Ledger
-from experiments.records.signing import PublicKey
+from experiments.records.signing import PublicKey, Signature
 from model.measurements import OmitNone
 
 
@@ -29,12 +31,19 @@ class AttemptRecord(Frozen):
     """Whether the worker vanished with the attempt; without a named arm, any arm may be the cause."""
 
 
+REGISTERED: Final = "registered"
+"""State of a plan that a service registered, and whose results nobody has imported."""
+
+
+NOT_REGISTERED = "no service registered this plan before it ran, so nobody knows how often it was tried"
+
+
 class EarlierAblation(Frozen):
     """An earlier ablation with a question of this one."""
 
     ablation: str
     name: str
-    state: AblationState
+    state: AblationState | Literal["registered"]
     created_at: str
     """RFC 3339 UTC."""
     asked: tuple[str, ...] = ()
@@ -86,6 +95,26 @@ class BlockSigner(Frozen):
     """Indices in the plan, from 0."""
 
 
+class Countersignature(Frozen):
+    """A service's proof that it counted the questions of a plan before the plan was carried away."""
+
+    registered_at: str
+    """RFC 3339 UTC."""
+    family: Family
+    """Earlier askings of these questions."""
+    signature: Signature
+    """Of the service, over `experiments.records.plan_file.countersigned_statement`."""
+
+
+class CarriedPlan(Frozen):
+    """Whether a service counted the questions of a plan that ran without one, before it ran."""
+
+    registered_by: PublicKey | None
+    """Key of the service; None: nobody registered the plan, so nobody knows how often it was asked."""
+    registered_at: str | None
+    """RFC 3339 UTC."""
+
+
 class Circumstances(Frozen):
     """Inputs of a verdict besides plan, spec and receipts."""
 
@@ -96,6 +125,8 @@ class Circumstances(Frozen):
     """Of all finished blocks."""
     unsigned: tuple[str, ...] = Field(default=(), exclude_if=lambda files: not files)
     """Files of imported bundles without the signature that they could have."""
+    carried: OmitNone[CarriedPlan] = None
+    """Of a plan with a question that ran without a service."""
     not_run: OmitNone[str] = None
     """Why planned blocks did not run, for example a used-up budget of device minutes."""
 

@@ -15,16 +15,18 @@ from pydantic import Field, ValidationError
 from experiments.block_numbers import block_name
 from experiments.design.arms import arm_digest, resolve
 from experiments.design.load import parse_spec
-from experiments.design.plan import Plan, plan_blocks
+from experiments.design.plan import Plan, plan_blocks, questions
 from experiments.design.problems import listed
 from experiments.design.spec import AblationSpec
 from experiments.design.trainable import trainable
-from experiments.digest import code_digest
+from experiments.digest import canonical_json, code_digest
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
 from experiments.ids import id_pattern, new_id
+from experiments.records.circumstances import CarriedPlan, Countersignature, Family
 from experiments.records.identity import AttemptLease, BlockIds, PlannedWork, claimed_block, new_block_ids
 from experiments.records.messages import ClaimedBlock
+from experiments.records.signing import Signer, signature_problem
 from experiments.retries import Break
 from model.measurements import OmitNone
 
@@ -52,6 +54,8 @@ class PlanFile(Frozen):
     """Digest of the tree in each archive that arms name, by the archive's; None where no arm names one."""
     digest: str
     """Of everything above."""
+    countersigned: OmitNone[Countersignature] = None
+    """None if no service registered the plan."""
 
     @cached_property
     def spec(self) -> AblationSpec:
@@ -85,6 +89,37 @@ def make_plan_file(plan: Plan, *, spec_text: str, content_type: str, code: Mappi
         digest="",
     )
     return seal(unsealed)
+
+
+def countersigned_statement(file: PlanFile, registered_at: str, family: Family) -> bytes:
+    """Return the statement that a service signs about a plan that it registered."""
+    stated = {"registered_at": registered_at, "family": family.model_dump(mode="json")}
+    return canonical_json({"kind": KIND, "ablation": file.ablation_id, "digest": file.digest, **stated}).encode()
+
+
+def countersign(file: PlanFile, signer: Signer, *, registered_at: str, family: Family) -> Countersignature:
+    """Return the countersignature of a service that registered the plan."""
+    signature = signer.sign(countersigned_statement(file, registered_at, family))
+    return Countersignature(registered_at=registered_at, family=family, signature=signature)
+
+
+def countersignature_problem(file: PlanFile) -> str | None:
+    """Return why the plan's countersignature does not fit; None if it does, or if there is none."""
+    own = file.countersigned
+    if own is None:
+        return None
+    problem = signature_problem(own.signature, countersigned_statement(file, own.registered_at, own.family))
+    return None if problem is None else f"its countersignature {problem}"
+
+
+def carried_plan(file: PlanFile) -> CarriedPlan | None:
+    """Return who registered the plan; None for a plan without a question, such as A/A blocks."""
+    own = file.countersigned
+    if not questions(file.spec, file.plan):
+        return None
+    if own is None:
+        return CarriedPlan(registered_by=None, registered_at=None)
+    return CarriedPlan(registered_by=own.signature.key, registered_at=own.registered_at)
 
 
 def plan_file_text(file: PlanFile) -> str:

@@ -6,7 +6,7 @@ from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, Va
 from experiments.block_numbers import block_list
 from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
-from experiments.records.circumstances import AttemptRecord
+from experiments.records.circumstances import NOT_REGISTERED, AttemptRecord
 from experiments.reporting import wording
 
 WITHOUT_STATISTICS: dict[VerdictWord, str] = {
@@ -84,9 +84,19 @@ def signers(verdict: Verdict) -> Iterator[str]:
         yield f"blocks {blocks} of {signer.name}: signed by {signer.key or 'nobody'}"
 
 
+def registration(verdict: Verdict) -> str | None:
+    """Return which service registered a carried plan and when; None without one."""
+    carried = verdict.circumstances.carried
+    if carried is None or carried.registered_by is None or carried.registered_at is None:
+        return None
+    return f"plan registered {wording.moment(carried.registered_at)} by service {carried.registered_by}"
+
+
 def origin_problems(verdict: Verdict) -> Iterator[str]:
-    """Yield what makes the origin of the numbers unproved."""
-    files = verdict.circumstances.unsigned
+    """Yield what makes the origin of the numbers, or the number of tries, unproved."""
+    files, carried = verdict.circumstances.unsigned, verdict.circumstances.carried
+    if carried is not None and carried.registered_by is None:
+        yield wording.capitalised(NOT_REGISTERED)
     if files:
         more = f" and {wording.counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
         yield f"Not signed: {files[0]}{more}; anybody who had these files could have written or left out their contents"

@@ -16,7 +16,8 @@ from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.bundle import Bundle, attempt_records
 from experiments.records.calibration import Calibration
-from experiments.records.circumstances import Circumstances
+from experiments.records.circumstances import Circumstances, Family
+from experiments.records.plan_file import carried_plan
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import VerdictLayout, lay_out
@@ -124,6 +125,8 @@ def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Ve
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
     circumstances = Circumstances(
+        family=Family() if file.countersigned is None else file.countersigned.family,
+        carried=carried_plan(file),
         attempts=attempt_records(bundle),
         admission=admission,
         signers=bundle.signers,

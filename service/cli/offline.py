@@ -21,10 +21,13 @@ from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.calibration import Calibration
+from experiments.records.circumstances import NOT_REGISTERED
 from experiments.records.plan_archive import SUFFIX, write_plan_archive
-from experiments.records.plan_file import make_plan_file, plan_file_text
+from experiments.records.plan_file import PlanFile, carried_plan, make_plan_file, plan_file_text
 from experiments.reporting.view import bundle_view, judge_bundle
 from service.cli.output import out, print_json
+from service.client.api import Client
+from service.client.connection import Unreachable, names_service
 from service.schemas.submissions import SpecBody
 
 
@@ -41,10 +44,13 @@ def read_bundle(path: Path) -> tuple[dict[str, bytes], Bundle]:
         raise BundleError(problems) from error
 
 
-def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), as_json: bool) -> None:
+def write_plan(
+    body: SpecBody, path: Path, *, calibrations: Sequence[Calibration] = (), unregistered: bool = False, as_json: bool
+) -> None:
     """Write the plan file of a spec, in a tar file with its code if it has any, and print how to run it.
 
-    A spec with `blocks: auto` gets its number of blocks from `calibrations`.
+    A spec with `blocks: auto` gets its number of blocks from `calibrations`. If the settings name a service, it
+    registers a plan that has a question, unless it shall stay `unregistered`. Raises ClientError.
     """
     content, content_type = with_number(body.content, body.content_type, calibrations)
     spec = parse_spec(content, content_type)
@@ -53,19 +59,37 @@ def write_plan(body: SpecBody, path: Path, *, calibrations: Sequence[Calibration
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)
     file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)
+    if not unregistered and carried_plan(file) is not None and names_service():
+        file = _registered(file)
     if path.suffix == SUFFIX:
         write_plan_archive(path, file, body.archives)
     else:
         write_whole(path, plan_file_text(file))
     if as_json:
-        print_json({"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest})
+        made = {"plan_file": str(path), "ablation": file.ablation_id, "digest": file.digest}
+        print_json({**made, "registered_by": file.countersigned and file.countersigned.signature.key})
         return
     console = out()
     arms = ", ".join(arm.name for arm in plan.arms)
     console.print(f"{escape(str(path))}: {len(plan.blocks)} blocks of {escape(arms)} for node class {plan.node_class}")
     console.print(f"  plan     {file.digest}")
+    carried = carried_plan(file)
+    if carried is not None and carried.registered_by is None:
+        console.print(f"  [yellow]counted  by nobody[/]: {NOT_REGISTERED}, and every page will say so")
+    elif file.countersigned is not None:
+        number = file.countersigned.family.number
+        console.print(f"  counted  as asking {number} of its question, by service {file.countersigned.signature.key}")
     console.print(f"  run      ablate exec {escape(path.name)} --out bundle/    (on the node, in this version)")
     console.print("  or       python -m workers.offline ...    (in a checkout, without installing)")
+
+
+def _registered(file: PlanFile) -> PlanFile:
+    with Client() as client:
+        try:
+            return client.ablations.register_plan(file)
+        except Unreachable as error:
+            detail = f"{error.problem.detail}; or write a plan that nobody counts: --unregistered"
+            raise Unreachable(error.problem.model_copy(update={"detail": detail})) from error
 
 
 def _check_code(spec: AblationSpec, trees: Collection[str], path: Path) -> None:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 
 from experiments.analysis.verdicts import Verdict
-from experiments.reporting.sentences import broken_attempts, origin_problems, signers
+from experiments.reporting.sentences import broken_attempts, origin_problems, registration, signers
 from experiments.reporting.table import Cell, Tone
 from experiments.reporting.table import Table as LaidOutTable
 from experiments.reporting.terminal.terminal_table import Kind, TerminalColumn, TerminalTable, names, texts
@@ -34,7 +34,8 @@ def verdict(verdict: Verdict) -> RenderableType:
     layout = lay_out(verdict)
     table = _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
     problems = (f"[yellow]{escape(problem)}[/]" for problem in origin_problems(verdict))
-    return Group(table, *(f"[dim]{escape(line)}[/]" for line in signers(verdict)), *problems)
+    lines = filter(None, [*signers(verdict), registration(verdict)])
+    return Group(table, *(f"[dim]{escape(line)}[/]" for line in lines), *problems)
 
 
 def kernels(verdict: Verdict) -> list[RenderableType]:

@@ -22,6 +22,7 @@ from service.schemas.problems import Problem
 if TYPE_CHECKING:
     from experiments.analysis.verdicts import Verdict
     from experiments.records.code_archive import PackedCode
+    from experiments.records.plan_file import PlanFile
     from experiments.records.receipt_check import SignedReceipt
     from service.schemas.submissions import AblationAccepted, ImportPublic, PlanPublic, SpecBody
 
@@ -103,6 +104,15 @@ class Ablations:
             params={"trust": list(trust), "unsigned": unsigned},
         )
         return parsed(ImportPublic, answer)
+
+    def register_plan(self, file: "PlanFile") -> "PlanFile":
+        """Count a plan's questions as asked from now on; return the plan with the service's countersignature."""
+        from experiments.records.plan_file import plan_file_text
+        from service.schemas.submissions import PlanRegistered
+
+        content, headers = plan_file_text(file), {"Content-Type": "application/json"}
+        answer = self._connection.call("POST", "/v1/plans:register", content=content, headers=headers)
+        return file.model_copy(update={"countersigned": parsed(PlanRegistered, answer).countersigned})
 
     def find(self, name: str) -> AblationPublic:
         """Return the ablation of a name, an id or an unambiguous prefix, or the newest for `latest`."""

@@ -151,6 +151,12 @@ def connection_to(url: str | None, token: str | None, stack: HomeStack | None = 
     return Connection(address, secret, stack)
 
 
+def names_service() -> bool:
+    """Return whether the settings name a service, or a stack was started here. Raises BadSetting."""
+    settings = get_client_settings()
+    return bool(settings.url) or home_stack(settings.home) is not None
+
+
 def _address(url: str) -> str:
     try:
         return http_address(url)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from experiments.analysis.proposals import refuse_session_key
@@ -17,7 +18,7 @@ from experiments.outcomes import AblationState
 from experiments.records.bundle import Bundle, join_bundles
 from experiments.records.bundle_files import MANIFEST, PLAN, read_tar_stream
 from experiments.records.bundle_reader import open_bundle
-from experiments.records.plan_file import differences
+from experiments.records.plan_file import PlanFile, differences
 from experiments.records.signing import PublicKey
 from service.errors import ImportedOtherwise, Invalid
 from service.http.block_wire import verified
@@ -25,6 +26,7 @@ from service.http.deps import LongRoute, Operator, Services, ServicesDep, body_o
 from service.http.responses import secured
 from service.http.serializers import links_of
 from service.schemas.submissions import ImportPublic
+from service.store.ablations import plans
 from service.store.ablations.ablations import get_ablation
 from service.store.ablations.imports import Import, known_bundles, store_import
 from service.store.ablations.submissions import Submission
@@ -178,6 +180,7 @@ def _store(services: Services, imported: Import) -> bool:
     """Store the import once; return whether this call stored it. Raises ImportedOtherwise."""
     try:
         with services.store.write() as connection:
+            _check_registration(connection, imported.bundle.plan_file)
             if _is_stored(known_bundles(connection, imported.submission.ablation_id), imported):
                 return False
             store_import(connection, imported)
@@ -200,6 +203,15 @@ def _is_stored(row: tuple[bool, str | None], imported: Import) -> bool:
             "To judge several bundles of one plan together, import them together"
         )
     return is_here
+
+
+def _check_registration(connection: Connection, file: PlanFile) -> None:
+    """Raise ImportedOtherwise if another plan was registered under the id of this one."""
+    registered = plans.find(connection, file.ablation_id)
+    if registered is not None and registered.digest != file.digest:
+        raise ImportedOtherwise(
+            f"ablation {file.ablation_id} was registered with plan {registered.digest}; the bundles have {file.digest}"
+        )
 
 
 def _remarks(bundle: Bundle) -> Iterator[str]:

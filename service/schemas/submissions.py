@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.outcomes import AblationState
 from experiments.records.calibration import Sizing
+from experiments.records.circumstances import Countersignature
 from service.schemas.ablations import Links
 from service.schemas.public import INDEX, Public
 
@@ -33,6 +34,13 @@ class ImportPublic(Public):
     remarks: list[str]
     """Warnings; none of them stops the import."""
     links: Links
+
+
+class PlanRegistered(Public):
+    """The answer to the registration of a plan."""
+
+    countersigned: Countersignature
+    """For the field `countersigned` of the plan file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,6 +227,32 @@ questions = Table(
     PrimaryKeyConstraint("ablation_id", "arm"),
 )
 
+registered_plans = Table(
+    "registered_plans",
+    metadata,
+    Column("ablation_id", String(30), primary_key=True),
+    Column("name", String(120), nullable=False),
+    Column("digest", String(71), nullable=False),
+    Column("registered_at", Double, nullable=False),
+    Column("registered_by", String(64), nullable=False),
+    Column("countersignature", Text),
+)
+
+registered_questions = Table(
+    "registered_questions",
+    metadata,
+    Column("ablation_id", String(30), ForeignKey("registered_plans.ablation_id"), nullable=False),
+    Column("arm", String(120), nullable=False),
+    Column("digest", String(71), nullable=False, index=True),
+    PrimaryKeyConstraint("ablation_id", "arm"),
+)
+
+service_keys = Table(
+    "service_keys",
+    metadata,
+    Column("seed", String(64), primary_key=True),  # of the private key that countersigns plans, hexadecimal
+)
+
 blocks = Table(
     "blocks",
     metadata,

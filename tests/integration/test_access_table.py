@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.api_stack import ADMIN, SIGNER, Api, bearer, running_api, signed
+from tests.bundles import make_file
 from tests.factories import spec_values
 
 NO_TOKEN = {"nobody", "stranger", "revoked", "replaced"}
@@ -197,6 +198,7 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "getLog": (READ, 200, lambda world: Ask("GET", f"/v1/trials/{world.trial()}/log")),
     "planAblation": (READ, 200, lambda _world: Ask("POST", "/v1/ablations:plan", spec_values())),
     "submitAblation": (SUBMIT, 202, _submit),
+    "registerPlan": (SUBMIT, 200, lambda _w: Ask("POST", "/v1/plans:register", make_file().model_dump(mode="json"))),
     "listSessions": (READ, 200, _plain("/v1/sessions")),
     "getSession": (READ, 200, lambda world: Ask("GET", f"/v1/sessions/{_session(world)}")),
     "openSession": (SUBMIT, 201, lambda w: Ask("POST", f"/v1/sessions/{w.fresh('new')}:open", _proposal())),

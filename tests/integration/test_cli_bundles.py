@@ -88,6 +88,17 @@ def test_a_stripped_signature_is_the_first_line_and_fails_where_signatures_are_r
     assert (code, json.loads(out)["unsigned"]) == (0, [f"{unsigned}/{MANIFEST}", f"{unsigned}/blocks/0001/block.json"])
 
 
+def test_a_plan_is_counted_by_the_service_before_it_is_carried_away(tmp_path: Path, api: Api) -> None:
+    path = tmp_path / "plan.json"
+    for number in (1, 2):
+        code, out, err = ablate("plan", "demo", "--out", path)
+        assert (code, f"counted  as asking {number} of its question, by service ed25519:" in out) == (0, True), err
+    assert read_plan_file(path.read_bytes()).countersigned is not None
+    code, out, _err = ablate("plan", "demo", "--out", path, "--unregistered")
+    assert (code, "counted  by nobody: no service registered this plan" in " ".join(out.split(" "))) == (0, True)
+    assert read_plan_file(path.read_bytes()).countersigned is None
+
+
 def test_import_trusts_the_key_that_it_is_told(tmp_path: Path, api: Api) -> None:
     own = Signer(b"o" * 32)
     folder = write_folder(make_bundle(FILE, [0], signer=own), tmp_path / "bundle")

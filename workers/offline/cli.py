@@ -26,8 +26,9 @@ from experiments.ids import node_name_problem, own_node_name
 from experiments.outcomes import ExitCode
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import read_bundle_files, write_tar
+from experiments.records.circumstances import NOT_REGISTERED
 from experiments.records.plan_archive import PlanWithCode
-from experiments.records.plan_file import PlanFile, differences
+from experiments.records.plan_file import PlanFile, carried_plan, differences
 from experiments.records.signing import Signer
 from model.errors import ConfigError
 from workers.blocks.block_runner import BlockRunner, NodeContext
@@ -268,6 +269,9 @@ def remarks(plan_file: PlanFile, node: Node) -> Iterator[str]:
             f"the plan was made with other source files of kernels, model or workers ({plan_file.code_digest[:19]}; "
             f"here: {own_digest[:19]}); arms and order are the same, and the receipts name the code of this node"
         )
+    carried = carried_plan(plan_file)
+    if carried is not None and carried.registered_by is None:
+        yield f"{NOT_REGISTERED}; to change that: ablate plan SPEC --out PLAN, with a service"
     yield from node.lacks
 
 

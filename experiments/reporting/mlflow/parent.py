@@ -93,8 +93,15 @@ def _circumstances(verdict: Verdict) -> dict[str, str]:
         "ablation.admission": circumstances.admission.refused_because or "admitted",
         "ablation.broken_attempts": str(len(circumstances.attempts)),
         "ablation.asking": str(circumstances.family.number),
+        **_registered(circumstances),
         "ablation.calibrations": ", ".join(one.digest for one in circumstances.admission.calibrations),
     }
+
+
+def _registered(circumstances: Circumstances) -> dict[str, str]:
+    """Return which service registered a plan that ran without one."""
+    carried = circumstances.carried
+    return {} if carried is None else {"ablation.plan_registered": carried.registered_by or "by nobody"}
 
 
 def _params(view: AblationView) -> dict[str, str]:

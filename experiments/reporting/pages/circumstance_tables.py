@@ -141,7 +141,7 @@ def family_table(circumstances: Circumstances) -> Table:
             row(
                 one.ablation,
                 one.name,
-                one.state.value,
+                str(one.state),
                 wording.moment(one.created_at),
                 ", ".join(one.asked),
                 ", ".join(f"{arm}: {VerdictWord(word).value}" for arm, word in one.words.items()) or wording.NOTHING,

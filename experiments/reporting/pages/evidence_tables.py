@@ -321,11 +321,14 @@ def provenance_table(view: AblationView) -> Table:
 
 
 def _signers(view: AblationView) -> Iterator[tuple[str, str]]:
-    """Yield which key signed which blocks."""
+    """Yield which key signed which blocks, and which one the plan."""
     for signer in view.verdict.circumstances.signers if view.verdict else ():
         blocks = wording.shorten(block_list(sorted(signer.blocks)), wording.LONGEST_BLOCK_LIST)
         key = signer.key or "nobody: anyone with access to the files could have written them"
         yield f"blocks {blocks} of {signer.name}, signed by", str(key)
+    carried = view.verdict.circumstances.carried if view.verdict else None
+    if carried is not None:
+        yield "plan, registered by service", carried.registered_by or "nobody"
 
 
 def _serials(receipt: Receipt) -> str | None:

@@ -31,9 +31,14 @@ def plan(
     out_file: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Write a plan for `ablate exec` and stop: JSON, or with code a .tar file. Needs no service."
+            "--out",
+            help="Write a plan for `ablate exec` and stop: JSON, or with code a .tar file. A service, if there is one, "
+            "counts its questions and countersigns it.",
         ),
     ] = None,
+    unregistered: Annotated[
+        bool, typer.Option("--unregistered", help="With --out: ask no service. Every page of the result says so.")
+    ] = False,
     calibration: NoiseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +48,8 @@ def plan(
         from service.cli.calibrations import read_calibrations
 
         calibrations = read_calibrations(calibration)
-        offline.write_plan(read_spec(spec), out_file, calibrations=calibrations, as_json=as_json)
+        body = read_spec(spec)
+        offline.write_plan(body, out_file, calibrations=calibrations, unregistered=unregistered, as_json=as_json)
         return
     reject_calibrations(calibration)
     with Client() as client:

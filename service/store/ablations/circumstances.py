@@ -1,47 +1,89 @@
 """Inputs of a verdict beside plan, spec and receipts: broken attempts, earlier ablations, signers, cancelled blocks."""
 
 import json
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, or_, select
+from sqlalchemy import Connection, Row, Select, exists, func, literal, null, or_, select
 
 from experiments.design.plan import question_digest
 from experiments.outcomes import AblationState, BlockState
-from experiments.records.circumstances import Circumstances, EarlierAblation, Family
+from experiments.records.circumstances import (
+    REGISTERED,
+    CarriedPlan,
+    Circumstances,
+    Countersignature,
+    EarlierAblation,
+    Family,
+)
 from service.lifecycle import OVER
 from service.store.access import keys
 from service.store.blocks.attempts import broken_attempts
-from service.store.tables import ablations, blocks, questions, rfc3339
+from service.store.tables import ablations, blocks, questions, registered_plans, registered_questions, rfc3339
 
-_SHOWN = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.created_at, ablations.c.verdict)
+_MOMENT = func.coalesce(registered_plans.c.registered_at, ablations.c.created_at).label("moment")
+"""When a question was asked: a plan that ran elsewhere counts since its registration."""
 
 
 def family_of(connection: Connection, ablation_id: str) -> Family:
-    """Return the earlier ablations that asked a question of this one, oldest first.
+    """Return the earlier ablations and registered plans that asked a question of this one, oldest first.
 
     Leaves out ablations that ended before any block was claimed, because nobody saw a result of theirs.
     """
-    own = connection.execute(select(questions.c.digest, questions.c.arm).where(questions.c.ablation_id == ablation_id))
     arms: dict[str, list[str]] = {}
-    for digest, arm in own:
+    for digest, arm in _asked_by(connection, ablation_id):
         arms.setdefault(digest, []).append(arm)
+    before = (_asked_at(connection, ablation_id), ablation_id)
     rows: dict[str, Row[Any]] = {}
     shared: dict[str, list[str]] = {}
-    for row in connection.execute(_earlier(ablation_id, list(arms))):
-        rows[row.id] = row
-        shared.setdefault(row.id, []).extend(arms[row.digest])
+    found = [row for query in (_ablations(arms), _only_registered(arms)) for row in connection.execute(query)]
+    for row in sorted(found, key=lambda row: (row.moment, row.id)):
+        if (row.moment, row.id) < before:
+            rows[row.id] = row
+            shared.setdefault(row.id, []).extend(arms[row.digest])
     return Family(
         question_digest=question_digest(arms),
         earlier=tuple(_public(row, shared[ablation]) for ablation, row in rows.items()),
     )
 
 
-def _earlier(ablation_id: str, digests: list[str]) -> Select[Any]:
-    mine = select(ablations.c.created_at).where(ablations.c.id == ablation_id).scalar_subquery()
-    before = or_(ablations.c.created_at < mine, and_(ablations.c.created_at == mine, ablations.c.id < ablation_id))
+def _asked_by(connection: Connection, ablation_id: str) -> Iterator[tuple[str, str]]:
+    """Yield digest and arm of each question of an ablation, or of a registered plan."""
+    for table in (questions, registered_questions):
+        rows = connection.execute(select(table.c.digest, table.c.arm).where(table.c.ablation_id == ablation_id)).all()
+        if rows:
+            yield from ((row.digest, row.arm) for row in rows)
+            return
+
+
+def _asked_at(connection: Connection, ablation_id: str) -> float:
+    plan = select(registered_plans.c.registered_at).where(registered_plans.c.ablation_id == ablation_id)
+    submitted = select(ablations.c.created_at).where(ablations.c.id == ablation_id)
+    return float(connection.scalar(plan) or connection.execute(submitted).scalar_one())
+
+
+def _ablations(digests: Collection[str]) -> Select[Any]:
+    columns = (ablations.c.id, ablations.c.name, ablations.c.state, ablations.c.verdict, _MOMENT, questions.c.digest)
     ran = or_(ablations.c.started_at.is_not(None), ablations.c.state.not_in(OVER))
-    query: Select[Any] = select(*_SHOWN, questions.c.digest).join(questions, questions.c.ablation_id == ablations.c.id)
-    return query.where(questions.c.digest.in_(digests), before, ran).order_by(ablations.c.created_at, ablations.c.id)
+    query: Select[Any] = select(*columns).join(questions, questions.c.ablation_id == ablations.c.id)
+    query = query.outerjoin(registered_plans, registered_plans.c.ablation_id == ablations.c.id)
+    return query.where(questions.c.digest.in_(digests), ran)
+
+
+def _only_registered(digests: Collection[str]) -> Select[Any]:
+    """Select the registered plans of which nothing was imported."""
+    plan, asked = registered_plans.c, registered_questions.c
+    query: Select[Any] = select(
+        plan.ablation_id.label("id"),
+        plan.name,
+        literal(REGISTERED).label("state"),
+        null().label("verdict"),
+        plan.registered_at.label("moment"),
+        asked.digest,
+    )
+    query = query.join(registered_questions, asked.ablation_id == plan.ablation_id)
+    imported = exists().where(ablations.c.id == plan.ablation_id)
+    return query.where(asked.digest.in_(digests), ~imported)
 
 
 def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
@@ -49,11 +91,24 @@ def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
     return EarlierAblation(
         ablation=row.id,
         name=row.name,
-        state=AblationState(row.state),
-        created_at=rfc3339(row.created_at),
+        state=REGISTERED if row.state == REGISTERED else AblationState(row.state),
+        created_at=rfc3339(row.moment),
         asked=tuple(sorted(set(shared))),
         words={variant["arm"]: variant["verdict"] for variant in verdict["variants"]},
     )
+
+
+def _carried(connection: Connection, ablation_id: str) -> CarriedPlan | None:
+    """Return whether this service registered the plan of an import with a question; None for any other ablation."""
+    imported = connection.scalar(select(ablations.c.bundles).where(ablations.c.id == ablation_id))
+    if imported is None or not list(_asked_by(connection, ablation_id)):
+        return None
+    plan = select(registered_plans.c.countersignature).where(registered_plans.c.ablation_id == ablation_id)
+    text = connection.scalar(plan)
+    if text is None:
+        return CarriedPlan(registered_by=None, registered_at=None)
+    own = Countersignature.model_validate_json(text)
+    return CarriedPlan(registered_by=own.signature.key, registered_at=own.registered_at)
 
 
 def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
@@ -63,6 +118,7 @@ def circumstances_of(connection: Connection, ablation_id: str) -> Circumstances:
         attempts=broken_attempts(connection, ablation_id),
         family=family_of(connection, ablation_id),
         signers=keys.signers(connection, ablation_id),
+        carried=_carried(connection, ablation_id),
         unsigned=() if unsigned is None else tuple(json.loads(unsigned)),
         not_run=_not_run(connection, ablation_id),
     )

@@ -8,9 +8,9 @@ from experiments.outcomes import BlockState
 from experiments.records.circumstances import BlockSigner
 from experiments.records.messages import NodeRegistration
 from experiments.records.receipt_check import BlockSignature
-from experiments.records.signing import Signature
+from experiments.records.signing import Signature, Signer
 from service.errors import KeyRefused, NotFound
-from service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, trials
+from service.store.tables import attempts, blocks, db_now, node_keys, nodes, receipts, service_keys, trials
 
 
 def block_signature(connection: Connection, trial_id: str) -> BlockSignature | None:
@@ -32,6 +32,11 @@ def block_signature(connection: Connection, trial_id: str) -> BlockSignature | N
         by=signature,
         number=row.number if signature.numbered else None,
     )
+
+
+def service_signer(connection: Connection) -> Signer:
+    """Return the service's own key, with which it countersigns plans. Raises SigningUnavailable."""
+    return Signer(bytes.fromhex(connection.execute(select(service_keys.c.seed)).scalar_one()))
 
 
 BY_REGISTRATION = "first registration"

@@ -2,11 +2,15 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.records.circumstances import NOT_REGISTERED
+from experiments.records.signing import Signer
 from kernels.backends import NODE_CLASSES
-from tests.bundles import make_file
+from tests.bundles import make_file, registered
 from workers.errors import ExecRefused
 from workers.identity.node import Node, find_node
 from workers.offline.cli import parse_numbers, refusals, remarks
+
+SERVICE = Signer(b"s" * 32)
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +21,9 @@ def node() -> Node:
 def test_refusals_node_that_fits_has_none(node: Node) -> None:
     file = make_file()
     assert list(refusals(file, node)) == []
-    assert list(remarks(file, node)) == []
+    assert list(remarks(registered(file, SERVICE), node)) == []
+    (remark,) = remarks(file, node)
+    assert remark.startswith(NOT_REGISTERED)
 
 
 def test_refusals_other_node_class_and_too_few_devices(node: Node) -> None:
@@ -60,7 +66,7 @@ def test_refusals_plan_of_other_code(node: Node) -> None:
 
 
 def test_remarks_say_that_the_plan_was_made_by_other_source_files(node: Node) -> None:
-    file = make_file().model_copy(update={"code_digest": "sha256:0123456789ab"})
+    file = registered(make_file().model_copy(update={"code_digest": "sha256:0123456789ab"}), SERVICE)
     (remark,) = remarks(file, node)
     assert "made with other source files" in remark
 

@@ -1,0 +1,65 @@
+"""The route that registers a plan before it is carried to a node without a service."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from experiments.analysis.proposals import refuse_session_key
+from experiments.design.rule import rule_digest
+from experiments.errors import PlanFileError, SpecError, SpecProblem
+from experiments.records.plan_file import PlanFile, differences, read_plan_file
+from service.errors import Invalid
+from service.http.deps import LongRoute, ServicesDep, Submitter, body_of_type
+from service.http.responses import secured
+from service.schemas.submissions import PlanRegistered
+from service.store.ablations import plans
+
+router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A plan file, as `ablate plan SPEC --out` makes it.",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
+
+
+async def _plan_body(request: Request) -> bytes:
+    return await body_of_type(request, "application/json")
+
+
+@router.post(
+    "/plans:register",
+    operation_id="registerPlan",
+    summary="Register a plan that runs without a service",
+    responses=secured(409, 413, 415, 422),
+    openapi_extra=_BODY,
+)
+def register_plan(
+    body: Annotated[bytes, Depends(_plan_body)], services: ServicesDep, principal: Submitter
+) -> PlanRegistered:
+    """Count the questions of a plan as asked from now on, and countersign the plan. Repeating it changes nothing."""
+    file = _checked(body)
+    return PlanRegistered(countersigned=plans.register(services.store, file, by=principal.name))
+
+
+def _checked(body: bytes) -> PlanFile:
+    """Return a plan that this service would make from its spec. Raises Invalid, SpecError."""
+    try:
+        file = read_plan_file(body)
+    except PlanFileError as error:
+        raise Invalid(problems=[SpecProblem(pointer="#", detail=str(error))]) from error
+    try:
+        spec = file.spec
+    except SpecError as error:
+        problems = [SpecProblem(pointer="#/spec_text", detail=str(error))]
+        raise Invalid("the plan's spec is not valid; nothing was registered", problems=problems) from error
+    refuse_session_key(spec)
+    changes = differences(file)
+    if rule_digest(spec) != file.plan.rule_digest:
+        changes.append(f"the rule is {rule_digest(spec)} here, {file.plan.rule_digest} in the plan")
+    if changes:
+        detail = f"this service would plan the spec differently: {'; '.join(changes)}; make the plan with its version"
+        raise Invalid(problems=[SpecProblem(pointer="#/plan", detail=detail)])
+    return file
