@@ -12,11 +12,14 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.store.tables import ablations
 from tests.api_stack import Api, receipts_of
+from tests.factories import spec_values
 
 STEPS = 40
 BLOCK_S = 95.0
 LOG = "".join(f"step {step}: loss {8 - 0.1 * step:.3f}\n" for step in range(200)) + "CUDA error: device lost\n"
 
+SESSION = "night"
+"""A session without a proposal."""
 
 JUDGED: dict[str, Any] = {"ablation": "psiv-cache"}
 FAILING: dict[str, Any] = {"ablation": "chunk-sizes", "question": "Which chunk size trains fastest?"}
@@ -48,6 +51,8 @@ def fill(api: Api) -> WebWorld:
         api.register(name)
     act(api, "gpu-7", "drain")
     act(api, "gpu-8", "quarantine", reason="its worker says: device 0 still holds 1.2 GiB after its trainer ended")
+    opened = api.client.post(f"/v1/sessions/{SESSION}:open", headers=api.admin, json=spec_values(**JUDGED))
+    assert opened.status_code == 201, opened.text
     judged = api.submit(**JUDGED)["id"]
     while block := api.claim(node):
         report(api, block, node, changed=speeds(block["block_index"]), **JUDGED)

@@ -68,7 +68,7 @@ def all_sessions(connection: Connection) -> list[SessionPublic]:
     return [_public(row, by_session[row.name]) for row in sessions.list_sessions(connection)]
 
 
-@router.get("/sessions/{name}", operation_id="getSession", summary="Show a session", responses=secured(404, 422))
+@router.get("/sessions/{name:word}", operation_id="getSession", summary="Show a session", responses=secured(404, 422))
 def get_session(name: SessionName, services: ServicesDep, principal: Reader) -> SessionPath:
     """Return a session, all its proposals, and a spec to begin the next one with."""
     with services.store.read() as connection:

@@ -12,11 +12,12 @@ from schemathesis.checks import CHECKS
 from schemathesis.core.parameters import ParameterLocation
 
 from tests.api_stack import SIGNER, Api, api_fixture, served_api
+from tests.factories import spec_values
 
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 schemathesis.serializer.alias("application/gzip", "application/octet-stream")
 SPARE = "spare"
-"""A node with a key, and a token, that are changed and revoked like everything else."""
+"""A node with a key, a session, and a token, that are changed and revoked like everything else."""
 CASES = {"sqlite": 15, "postgresql": 6}
 """Of each operation and generation mode: the surface is the same on both, the answers come from the database."""
 EVERY_CHECK = (
@@ -33,6 +34,10 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/ablations:plan",
         "POST /v1/ablations:import",
         "POST /v1/code:upload",
+        "POST /v1/sessions/{name}:open",
+        "POST /v1/sessions/{name}:try",
+        "POST /v1/sessions/{name}:close",
+        "GET /v1/sessions/{name}",
         "POST /v1/attempts/{attempt_id}:heartbeat",
         "POST /v1/attempts/{attempt_id}:report",
         "POST /v1/nodes",
@@ -50,6 +55,7 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
     """Ids of an ablation that is over, one that waits, their trials and an attempt: unknown ids alone test little."""
     node = api.register()
     api.client.post("/v1/tokens", headers=api.admin, json={"name": SPARE, "scope": "read"})
+    assert api.client.post(f"/v1/sessions/{SPARE}:open", headers=api.admin, json=spec_values()).status_code == 201
     over, waiting = api.submit(ablation="over"), api.submit(ablation="waiting")
     block = api.claim(node)
     assert block is not None

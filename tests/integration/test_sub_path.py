@@ -64,6 +64,7 @@ def test_every_link_of_every_page_leads_below_the_path(api: Api, world: WebWorld
         browser.post(f"{proxy.url}/sign-out", data={"form_token": _form_token(browser, proxy)})
         assert COOKIE not in browser.cookies
     assert {f"{PREFIX}/a/{world.running}/cancel", f"{PREFIX}/history/hybrid-tiny/psiv_cache"} <= seen
+    assert f"{PREFIX}/sessions/night" in seen
     assert proxy.outside == []
 
 

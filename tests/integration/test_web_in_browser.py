@@ -96,6 +96,8 @@ def pages_of(world: WebWorld) -> dict[str, str]:
         "failing": f"/a/{world.failing}",
         "judged": f"/a/{world.judged}",
         "history": "/history/hybrid-tiny/psiv_cache",
+        "sessions": "/sessions",
+        "session": f"/sessions/{web_world.SESSION}",
         "priority?": f"/a/{world.running}/priority",
         "cancel?": f"/a/{world.running}/cancel",
         "drain?": "/nodes/two-core/drain",

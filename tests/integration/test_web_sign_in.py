@@ -226,7 +226,8 @@ def test_every_answer_forbids_what_is_foreign(api: Api) -> None:
     person = Person.signed_in(api, operate=True)
     made = api.submit()["id"]
     told = {}
-    for path in ("/", f"/a/{made}", "/history/hybrid-tiny/psiv_cache", "/docs", f"/a/{made}/cancel", "/a/nothing"):
+    history = "/history/hybrid-tiny/psiv_cache"
+    for path in ("/", f"/a/{made}", history, "/sessions", "/docs", f"/a/{made}/cancel", "/a/nothing"):
         answer = person.get(path)
         policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
         told[path] = policy["script-src"], policy["default-src"], policy["frame-ancestors"], policy["base-uri"]

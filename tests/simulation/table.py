@@ -17,6 +17,7 @@ from tests.simulation.cases import (
     PLANTED_PCT,
     VARIANTS,
     Crashes,
+    Drawing,
     Stalls,
     adoptions,
     asked_again,
@@ -33,6 +34,8 @@ from tests.simulation.sessions import PROPOSALS, levels_without_keep, mixed, nul
 
 _HIDDEN = 0.2
 """Mean number of stalled steps per window; so few that a few blocks may have none."""
+_HIDDEN_NAME = "1 step in 5 windows stalls, the others are faster to balance it"
+_SKEWED = "heavy skew in the variants only"
 
 
 def tables(repetitions: int) -> Iterator[str]:
@@ -88,12 +91,15 @@ def _looks_table(repetitions: int) -> str:
     return _table(f"Looks at {', '.join(map(str, LOOKS))} blocks", heads, rows)
 
 
+def _hidden_stalls() -> Stalls:
+    return Stalls(stalls=_HIDDEN, faster=-draws.true_effect_of_stalls(stalls=_HIDDEN, faster=0))
+
+
 def _words_table(repetitions: int) -> str:
-    hidden = Stalls(stalls=_HIDDEN, faster=-draws.true_effect_of_stalls(stalls=_HIDDEN, faster=0))
     cases: dict[str, Stalls | Crashes] = {
         "2 of 25 steps stall": Stalls(stalls=2, faster=0),
         "2 of 25 steps stall, the others 1.5 % faster": Stalls(stalls=2, faster=0.015),
-        "1 step in 5 windows stalls, the others are faster to balance it": hidden,
+        _HIDDEN_NAME: _hidden_stalls(),
         "slow trials (5 % slower, three in ten) crash and are rerun": Crashes(slow=0.05, chance=0.3),
     }
     rows = []
@@ -186,12 +192,19 @@ def _dependence_table(repetitions: int) -> str:
     return _table("Dependence between blocks: wrong better or worse", heads, rows)
 
 
+def _null_cases() -> Iterator[tuple[str, Drawing, int]]:
+    """Yield noises of sessions of null proposals; those of one arm only also at more blocks."""
+    yield from (("normal", noisy("normal"), blocks) for blocks in BLOCKS)
+    yield from ((name, noisy(name), 10) for name in NOISES if name != "normal")
+    yield from ((_SKEWED, noisy(_SKEWED), blocks) for blocks in (20, 40))
+    yield from ((_HIDDEN_NAME, _hidden_stalls(), blocks) for blocks in (10, 20, 40))
+
+
 def session_tables(number: int) -> Iterator[str]:
     """Yield the tables of `number` sessions per cell."""
     normal, rows = noisy("normal"), []
-    cases = [("normal", blocks) for blocks in BLOCKS] + [(name, 10) for name in NOISES if name != "normal"]
-    for name, blocks in cases:
-        kept = sessions(noisy(name), nulls(number), blocks=blocks)
+    for name, drawing, blocks in _null_cases():
+        kept = sessions(drawing, nulls(number), blocks=blocks)
         greedy = f"{kept.by_greed.sum(axis=1).mean():.0f}"
         rows.append((name, blocks, kept.any_false, kept.any_false_by_greed, greedy))
     heads = ("noise", "blocks", "keeps anything", "greed keeps anything", "greed keeps, of 200")

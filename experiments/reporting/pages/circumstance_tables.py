@@ -18,6 +18,7 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     return " ".join(
         (
             _decides(rule, wording.metric(primary["metric"]), blocks),
+            *_session(rule["comparison"]),
             *_other_work(rule["comparison"]),
             *_slices(rule["estimator"].get("slice", 0)),
             *_requirements(rule["require"]),
@@ -44,6 +45,14 @@ def _amount(primary: Mapping[str, Any], name: str) -> str:
     """Return an amount of the rule as in its spec, with its percent of the baseline's mean."""
     percent = wording.plain_percent(primary[f"{name}_pct"])
     return f"{primary[name]} ({percent})" if name in primary else percent
+
+
+def _session(comparison: Mapping[str, Any]) -> list[str]:
+    if "session" not in comparison:
+        return []
+    own = comparison["session"]
+    level = f"a level of {wording.plain_percent(100 * own['level'])}, which the session gave it before the first sample"
+    return [f"It is proposal {own['proposal']} of session '{own['name']}', with {level}."]
 
 
 def _other_work(comparison: Mapping[str, Any]) -> list[str]:
@@ -150,5 +159,6 @@ def family_table(circumstances: Circumstances) -> Table:
         ),
         note="A question that is asked often enough gets a false answer by chance. Each asking is therefore tested at "
         f"its own, stricter level, which keeps 5{wording.SPACE}% over all askings. An ablation counts once it ran "
-        "anything, even without a valid sample, because its author could see the results.",
+        "anything, even without a valid sample, because its author could see the results. A proposal has the level "
+        "that its session gave it instead.",
     )

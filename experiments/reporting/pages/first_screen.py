@@ -180,7 +180,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     if attempts:
         counts = _counts(str(attempt.failure_class) for attempt in attempts)
         yield f"{wording.counted(len(attempts), 'attempt')} did not count: {counts}."
-    if family.number > 1 and not is_exact(verdict):
+    if family.number > 1 and not is_exact(verdict) and "session" not in verdict.rule["comparison"]:
         yield f"This question was asked {family.number} times, so the significance level is split over the askings."
     ends = [str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED]
     if ends:

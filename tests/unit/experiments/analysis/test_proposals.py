@@ -25,6 +25,7 @@ from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
 from experiments.outcomes import Outcome, ProposalOutcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Circumstances
+from experiments.reporting.pages.circumstance_tables import rule_in_words
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
 from tests.unit.experiments.analysis.test_caps import asked
 
@@ -225,3 +226,12 @@ def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
         assert config.get("profile") == kept.config.get("profile")
         assert not list(proposal_problems(parse(plain), following, "s"))
         compared += 1
+
+
+def test_the_page_says_the_session_in_place_of_the_askings() -> None:
+    verdict = judged(as_proposal(values_of(), 7, (2,)), 1.03, asked(3))
+    told = rule_in_words(verdict.rule)
+    assert "It is proposal 7 of session 'night', with a level of 0.2" in told
+    assert "which the session gave it before the first sample" in told
+    plain = parse(values_of())
+    assert "session" not in rule_in_words(rule_of(plain))
