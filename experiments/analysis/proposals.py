@@ -13,10 +13,10 @@ import yaml
 from experiments.analysis.verdicts import Verdict
 from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec
-from experiments.design.metrics import LOSS_METRICS
+from experiments.design.metrics import LOSS_METRICS, METRICS
 from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer, shown
-from experiments.design.spec import AblationSpec
+from experiments.design.spec import MAX_SEEDS, AblationSpec
 from experiments.design.spec_values import NO_MARGIN
 from experiments.design.verdict_rule import SessionLevel
 from experiments.errors import SpecError, SpecProblem
@@ -114,11 +114,27 @@ def _text(value: Any) -> str:
 
 
 def proposed(body: bytes, content_type: str, session: str, *, number: int, kept: tuple[int, ...]) -> bytes:
-    """Return the YAML of the spec in `body` as proposal `number` of `session`, with its level."""
+    """Return the YAML of the spec in `body` as proposal `number` of `session`, with its level and its own seeds."""
     values = load_values(body, content_type)
+    spec = parse_spec(body, content_type)
+    if own_seeds(spec, number) != spec.design.seeds:
+        values["design"]["seeds"] = list(own_seeds(spec, number))
     level = SessionLevel(name=session, proposal=number, kept=kept, level=session_level(number, kept))
     values["verdict"]["session"] = level.model_dump(mode="json")
     return _yaml(values)
+
+
+def own_seeds(spec: AblationSpec, number: int) -> tuple[int, ...]:
+    """Return the seeds of proposal `number`: those of `spec`, unless the deciding metric is judged over seeds.
+
+    Then no two proposals of a session share a seed. The luck of a seed is the same whenever it is used, so a change
+    that was chosen by one proposal's seeds would be tested on its own choice.
+    """
+    primary = spec.verdict.primary
+    if primary.metric in METRICS and not primary.over_seeds:
+        return spec.design.seeds
+    first = 1 + MAX_SEEDS * (number - 1)
+    return tuple(range(first, first + len(spec.design.seeds)))
 
 
 def with_kept(body: bytes, content_type: str) -> bytes:

@@ -20,9 +20,10 @@ from experiments.analysis.proposals import (
 from experiments.analysis.sizing import workload_of
 from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import parse_spec
+from experiments.design.metrics import EXACT_METRICS
 from experiments.design.plan import make_plan
 from experiments.design.power import session_level
-from experiments.design.problems import pointer
+from experiments.design.problems import listed, pointer
 from experiments.design.spec import AblationSpec
 from experiments.design.spec_values import NAME_PATTERN
 from experiments.errors import SpecError, SpecProblem
@@ -191,18 +192,23 @@ def _try(
     submission = prepared(services, own, parse_spec(text, CONTENT_TYPE), principal)
     with services.store.read() as connection:
         _check_calibrated(connection, submission, name)
-    answer = ProposalAccepted(
+    answer = accepted(services, submission)
+    if submission.spec.design.seeds != spec.design.seeds:
+        seeds = listed(submission.spec.design.seeds)
+        more = f"its seeds are {seeds}: the metric is judged over seeds, so each proposal of a session has its own"
+        answer = answer.model_copy(update={"warnings": [*answer.warnings, more]})
+    whole = ProposalAccepted(
         session=name,
         number=turn.number,
         level=submission.spec.verdict.level_of(1),
         incumbent=max(turn.kept, default=0),
-        accepted=accepted(services, submission),
+        accepted=answer,
     )
     return stored(
         services,
         submission,
         key,
-        StoredAnswer(ablation_id=submission.ablation_id, text=answer.model_dump_json()),
+        StoredAnswer(ablation_id=submission.ablation_id, text=whole.model_dump_json()),
         principal,
         also=lambda connection: sessions.take_turn(connection, principal, submission, expected=turn),
     )
@@ -211,7 +217,7 @@ def _try(
 def _check_calibrated(connection: Connection, submission: Submission, name: str) -> None:
     """Raise SpecError if no node has valid A/A blocks for the workload: its proposals would be undecided."""
     spec, plan = submission.spec, submission.plan
-    if spec.verdict.primary.exact:
+    if spec.verdict.primary.metric in EXACT_METRICS:  # its values, or its spread over seeds, need no A/A blocks
         return
     own = read_calibrations(connection, workload=workload_of(plan, spec))
     problems = [next(standing_problems(one, time.time()), None) for one in own]

@@ -225,6 +225,16 @@ def test_a_proposal_whose_noise_nobody_measured_is_refused_before_it_spends(api:
     assert shown(api)["next_level"] == session_level(1)
 
 
+def test_a_loss_needs_no_calibration_and_other_seeds_each_time(api: Api) -> None:
+    loss = {"metric": "loss_val", "margin": "0.01 nats", "adopt_if": "0.02 nats"}
+    spec = opened(api, verdict__primary=loss, design__seeds=6)["spec"]
+    made = tried(api, spec)
+    assert "its seeds" not in str(made["accepted"]["warnings"])
+    api.cancel(made["accepted"]["id"])
+    warnings = tried(api, spec)["accepted"]["warnings"]
+    assert any(one.startswith("its seeds are 65, 66, 67, 68, 69, 70: ") for one in warnings)
+
+
 LOSS = {"metric": "loss_val", "margin": "0%"}
 
 
