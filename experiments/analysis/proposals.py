@@ -5,14 +5,11 @@ variant. The level of a proposal is a part of its spec, so it is fixed and hashe
 """
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from typing import Any
-
-import yaml
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import load_values, parse_spec
+from experiments.design.load import load_values, parse_spec, spec_yaml
 from experiments.design.metrics import LOSS_METRICS, METRICS
 from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer, shown
@@ -121,7 +118,7 @@ def proposed(body: bytes, content_type: str, session: str, *, number: int, kept:
         values["design"]["seeds"] = list(own_seeds(spec, number))
     level = SessionLevel(name=session, proposal=number, kept=kept, level=session_level(number, kept))
     values["verdict"]["session"] = level.model_dump(mode="json")
-    return _yaml(values)
+    return spec_yaml(values)
 
 
 def own_seeds(spec: AblationSpec, number: int) -> tuple[int, ...]:
@@ -143,7 +140,7 @@ def with_kept(body: bytes, content_type: str) -> bytes:
     Its arm has the configuration of that variant. The variant itself stays, to be changed into the next proposal.
     """
     values = load_values(body, content_type)
-    ((variant, own),) = deepcopy(values["variants"]).items()  # YAML would write a value at two places as an anchor
+    ((variant, own),) = values["variants"].items()
     baseline, workload = values.get("baseline") or {}, values["workload"]
     if own.get("gates") is not None:
         baseline["gates"] = {**(baseline.get("gates") or {}), **own["gates"]}
@@ -160,15 +157,11 @@ def with_kept(body: bytes, content_type: str) -> bytes:
         workload["require_kernels"] = {BASELINE: patterns[variant]}
     values["baseline"] = baseline
     del values["verdict"]["session"]
-    text = _yaml(values)
+    text = spec_yaml(values)
     parse_spec(text, CONTENT_TYPE)
     return text
 
 
 def as_yaml(body: bytes, content_type: str) -> bytes:
     """Return the spec in `body` as YAML; one that is YAML keeps its comments."""
-    return body if "yaml" in content_type else _yaml(load_values(body, content_type))
-
-
-def _yaml(values: dict[str, Any]) -> bytes:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120).encode()
+    return body if "yaml" in content_type else spec_yaml(load_values(body, content_type))

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import yaml
-
 from experiments.analysis.noise.calibrate import estimator_digest, shape_digest
 from experiments.analysis.statistics import dependence_of, log_ratio, percent, widening
 from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
-from experiments.design.load import load_values, parse_spec
+from experiments.design.load import load_values, parse_spec, spec_yaml
 from experiments.design.metrics import LOSS_METRICS
 from experiments.design.plan import Plan, make_plan, unsized
 from experiments.design.power import (
@@ -41,8 +39,7 @@ def with_number(body: bytes, content_type: str, calibrations: Sequence[Calibrati
     values = load_values(body, content_type)
     count, because = _number(_planned(values), calibrations)
     values["design"]["blocks"] = {"count": count}
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-    return f"# blocks: auto gave {count}: {because}\n{text}".encode(), CONTENT_TYPE
+    return f"# blocks: auto gave {count}: {because}\n".encode() + spec_yaml(values), CONTENT_TYPE
 
 
 def _planned(values: dict[str, Any]) -> AblationSpec:
@@ -50,7 +47,7 @@ def _planned(values: dict[str, Any]) -> AblationSpec:
     seeds = values["design"].get("seeds", ())
     number = seeds if isinstance(seeds, int) else len(seeds)
     values["design"]["blocks"] = {"count": max(MIN_BLOCKS, 2 * number)}
-    return parse_spec(yaml.safe_dump(values, allow_unicode=True).encode(), CONTENT_TYPE)
+    return parse_spec(spec_yaml(values), CONTENT_TYPE)
 
 
 def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[int, str]:

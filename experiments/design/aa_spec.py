@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import yaml
-
 from experiments.design.arms import resolve
 from experiments.design.gates import GATES
-from experiments.design.load import parse_spec
+from experiments.design.load import parse_spec, spec_yaml
 from experiments.design.package_arms import unknown_recipe
 from experiments.design.packages import installed
 from experiments.design.recipes import RECIPES
@@ -36,7 +34,7 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
         "placement": {"node_class": node_class},
         "verdict": {"primary": _THROUGHPUT},
     }
-    return parse_spec(_yaml(values), CONTENT_TYPE)
+    return parse_spec(spec_yaml(values), CONTENT_TYPE)
 
 
 def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int, sentinel: str = "") -> bytes:
@@ -71,7 +69,7 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         values["workload"]["profile"] = True
     if (pattern := patterns.get(BASELINE)) is not None:
         values["workload"]["require_kernels"] = {BASELINE: pattern, REPEAT: pattern}
-    text = _yaml(values)
+    text = spec_yaml(values)
     problems = resolve(parse_spec(text, CONTENT_TYPE)).problems
     if problems:
         raise SpecError(list(problems))
@@ -94,7 +92,3 @@ def _one_gate(recipe: str) -> dict[str, Any]:
         raise SpecError([unknown_recipe(recipe)])
     gate = next(iter(own.gates))
     return {gate: own.config[gate]}
-
-
-def _yaml(values: dict[str, Any]) -> bytes:
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120).encode()

@@ -1,4 +1,4 @@
-"""Load a spec from bytes: JSON, YAML or TOML, within the limits that a public endpoint needs.
+"""Load a spec from bytes: JSON, YAML or TOML, within the limits that a public endpoint needs; write one as YAML.
 
 All three give the same plain values: mappings with text keys, lists, text, numbers, booleans. Constructs that only one
 format has (anchors, tags, dates, NaN, duplicate keys) are rejected. YAML is read from parser events. Its plain scalars
@@ -86,6 +86,29 @@ def load_values(body: bytes, content_type: str) -> dict[str, Any]:
     _check_size(values)
     _check_numbers(values, ())
     return values
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes YAML that this reader reads back: the library quotes text that YAML 1.1 would not read as text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a value that stands at two places twice."""
+        return True
+
+
+def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    ambiguous = text in _WORDS or _INT.fullmatch(text) or _FLOAT.fullmatch(text)
+    style = '"' if not text.isprintable() else "'" if ambiguous else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def spec_yaml(values: Mapping[str, Any]) -> bytes:
+    """Return plain values of a spec as YAML, which `load_values` reads as the same values."""
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text.encode()
 
 
 def _refusal(detail: str, hint: str | None = None, *, at: _Path = ()) -> SpecError:

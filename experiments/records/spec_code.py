@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from experiments.design.load import load_values
+from experiments.design.load import load_values, spec_yaml
 from experiments.design.problems import pointer
 from experiments.design.workload import ARCHIVE, COMMAND, COMMIT
 from experiments.errors import CodeArchiveError, SpecError, SpecProblem
@@ -116,7 +116,7 @@ def _with_digests(
         text = _edited(content.decode(), digests)
         if _says(text, content_type, wanted):
             return text.encode(), content_type
-    return yaml.safe_dump(wanted, sort_keys=False, allow_unicode=True, width=120).encode(), _YAML
+    return spec_yaml(wanted), _YAML
 
 
 def _says(text: str, content_type: str, wanted: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.routes import sessions
 from service.routes.submissions import accepted
+from service.store.ablations import sessions as store
 from service.store.tables import ablations, proposals
 from tests.answering import report
 from tests.api_stack import Api, api_fixture
@@ -213,6 +214,13 @@ def test_unknown_closed_taken_and_foreign_sessions_are_refused(api: Api) -> None
         assert post(api, "night:close", {}).json()["state"] == "closed"
     closed = post(api, "night:try", spec)
     assert (closed.status_code, closed.json()["detail"]) == (409, "session 'night' is closed; it takes no proposals")
+
+
+def test_a_session_keeps_a_limited_number(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = opened(api)["spec"]
+    monkeypatch.setattr(store, "MAX_KEPT", 0)
+    refused = post(api, "night:try", spec)
+    assert (refused.status_code, "open another" in refused.json()["detail"]) == (409, True)
 
 
 def test_a_proposal_whose_noise_nobody_measured_is_refused_before_it_spends(api: Api) -> None:

@@ -14,6 +14,7 @@ from experiments.analysis.proposals import outcome_of, with_kept
 from experiments.analysis.verdicts import Verdict
 from experiments.design.problems import nearest
 from experiments.design.spec import AblationSpec
+from experiments.design.verdict_rule import MAX_KEPT
 from experiments.outcomes import AblationState, ProposalOutcome
 from service.errors import NameTaken, NotFound, NotOwner, SessionBusy, SessionClosed
 from service.principals import Principal, Scope
@@ -112,6 +113,8 @@ def next_turn(connection: Connection, principal: Principal, name: str) -> Turn:
             headers={"Retry-After": "5"},
         )
     kept = tuple(one.number for one in earlier if outcome(one) is ProposalOutcome.KEEP)
+    if len(kept) >= MAX_KEPT:
+        raise SessionClosed(f"session '{name}' has kept {MAX_KEPT:,} proposals, the most of one session; open another")
     return Turn(number=len(earlier) + 1, kept=kept, spec_text=row.spec_text)
 
 

@@ -192,7 +192,7 @@ def random_command(rng: random.Random) -> dict[str, Any]:
     archives = [{"archive": f"sha256:{number * 64}"} for number in "12"]
     code = rng.choice(["/srv/lab", git, archives[0]])
     changes: dict[str, Any] = {
-        "args": ["--lr", str(rng.random())],
+        "args": ["--lr", rng.choice(["1e-3", "2E5", str(rng.random())])],
         "env": {"A": str(rng.random())},
         "code": rng.choice([archives[1], "/srv/other", *([{"commit": "9c1b77e"}] if code is git else [])]),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec
+from experiments.design.load import MAX_SPEC_BYTES, load_values, parse_spec, spec_yaml
 from experiments.design.plan import make_plan
 from experiments.design.problems import listed
 from experiments.errors import SpecError, SpecProblem
@@ -204,3 +204,39 @@ def test_parse_spec_answers_every_drawn_document_at_once(kind: str) -> None:
         with contextlib.suppress(SpecError):
             parse_spec(body, kind)
         assert time.process_time() - began < 0.5, pieces
+
+
+TEXTS = (
+    *("1e-3", "2E5", "1e+3", "089", "0o14", "0x1F", "-.5", "5.", "+1", "1_0", "on", "no", "~", "null", "Null", ""),
+    *("true", "1:30", "=", "<<", "- a", "a: b", "#x", "'q'", '"', "&a", "*a", "!!x", "%", "@", "`", "{a", "[b", "a #b"),
+    *("2026-01-01", "a\nb", " x ", "tab\t", "\x85", "\u2028", "\x07", "\x7f", "\ufeff", "é", "\U0001f600"),
+)
+
+
+def drawn(rng: random.Random, depth: int = 3) -> Any:
+    """Plain values of every kind: awkward texts, texts of random characters, numbers, lists and mappings."""
+    kind = rng.randrange(8 if depth else 6)
+    if kind == 0:
+        return rng.choice(TEXTS)
+    if kind == 1:
+        codes = (rng.choice((rng.randrange(1, 0x3000), rng.randrange(32, 127))) for _ in range(rng.randrange(30)))
+        return "".join(map(chr, codes))
+    if kind == 2:
+        return "".join(rng.choice("0123456789eE+-._xo") for _ in range(rng.randint(1, 6)))
+    if kind == 3:
+        return rng.choice((True, False, None, rng.randrange(-(2**60), 2**60)))
+    if kind < 6:
+        return rng.choice((rng.random(), rng.uniform(-1, 1) * 10.0 ** rng.randint(-300, 300)))
+    inner = [drawn(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return inner if kind == 6 else {rng.choice(TEXTS) + str(number): one for number, one in enumerate(inner)}
+
+
+def test_a_written_spec_is_read_back() -> None:
+    """YAML 1.1, which the library writes, has other texts that need quotes: 1e-3 came back as a number."""
+    rng = random.Random(29)  # noqa: S311
+    for text in TEXTS:
+        assert load_values(spec_yaml({"a": text, "b": [text, text]}), YAML) == {"a": text, "b": [text, text]}
+    shared = {"x": "1e-3"}
+    for _ in range(500):
+        values = {"args": drawn(rng), "env": shared, "same": shared}
+        assert load_values(spec_yaml(values), YAML) == values
