@@ -134,13 +134,14 @@ def own_seeds(spec: AblationSpec, number: int) -> tuple[int, ...]:
     return tuple(range(first, first + len(spec.design.seeds)))
 
 
-def with_kept(body: bytes, content_type: str) -> bytes:
-    """Return the YAML of a kept proposal's spec with its variant as the baseline.
+def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
+    """Return the YAML of the spec of a session, `incumbent`, with the variant of a kept proposal as its baseline.
 
-    Its arm has the configuration of that variant. The variant itself stays, to be changed into the next proposal.
+    Both are YAML. The baseline has the configuration of that variant. Design, limits and labels stay those of the
+    session; the variant stays, to be changed into the next proposal.
     """
-    values = load_values(body, content_type)
-    ((variant, own),) = values["variants"].items()
+    values, kept = load_values(incumbent, CONTENT_TYPE), load_values(proposal, CONTENT_TYPE)
+    ((variant, own),) = kept["variants"].items()
     baseline, workload = values.get("baseline") or {}, values["workload"]
     if own.get("gates") is not None:
         baseline["gates"] = {**(baseline.get("gates") or {}), **own["gates"]}
@@ -150,13 +151,13 @@ def with_kept(body: bytes, content_type: str) -> bytes:
     if own.get("code") is not None:
         repository = workload["code"] if isinstance(own["code"], Mapping) and set(own["code"]) == {"commit"} else {}
         workload["code"] = {**repository, **own["code"]} if isinstance(own["code"], Mapping) else own["code"]
-    patterns = workload.pop("require_kernels", None)
+    workload.pop("require_kernels", None)
+    patterns = kept["workload"].get("require_kernels")
     if patterns:
         workload["profile"] = True  # required kernels imply the profiled step
     if patterns and variant in patterns:
         workload["require_kernels"] = {BASELINE: patterns[variant]}
-    values["baseline"] = baseline
-    del values["verdict"]["session"]
+    values |= {"baseline": baseline, "variants": kept["variants"]}
     text = spec_yaml(values)
     parse_spec(text, CONTENT_TYPE)
     return text

@@ -144,9 +144,9 @@ def settle(connection: Connection, ablation_id: str, verdict: Verdict) -> None:
     answer = outcome_of(verdict)
     connection.execute(update(proposals).where(own).values(outcome=answer.value))
     if answer is ProposalOutcome.KEEP:
-        query = select(ablations.c.spec_text, ablations.c.content_type).where(ablations.c.id == ablation_id)
-        spec = connection.execute(query).one()
-        text = with_kept(spec.spec_text.encode(), spec.content_type).decode()
+        incumbent = get_session(connection, session).spec_text
+        kept = connection.execute(select(ablations.c.spec_text).where(ablations.c.id == ablation_id)).scalar_one()
+        text = with_kept(incumbent.encode(), kept.encode()).decode()
         connection.execute(update(sessions).where(sessions.c.name == session).values(spec_text=text))
 
 

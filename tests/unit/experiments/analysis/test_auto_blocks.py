@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from experiments.analysis.noise.calibrate import calibrate, key_of
+from experiments.analysis.proposals import proposed
 from experiments.analysis.sizing import size_of, sizing_problems, with_number
 from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from experiments.design.load import parse_spec
@@ -43,6 +44,17 @@ def test_noisier_nodes_and_more_variants_get_more_blocks() -> None:
     assert numbers == sorted(set(numbers))
     one = {"psiv-on": {"gates": {"psiv_cache": True}}}
     assert numbered(calibration(0.02), variants=one).design.blocks.number < numbers[-1]
+
+
+def test_later_proposals_of_a_session_get_more_blocks() -> None:
+    body = json.dumps(spec_values(design__blocks="auto", variants={"on": {"gates": {"psiv_cache": True}}})).encode()
+    texts = [proposed(body, "application/json", "night", number=number, kept=()) for number in (1, 10, 100)]
+    specs = [parse_spec(*with_number(text, CONTENT_TYPE, [calibration(0.008)])) for text in texts]
+    numbers = [spec.design.blocks.number for spec in specs]
+    assert numbers == sorted(set(numbers))
+    plain = parse_spec(*with_number(body, "application/json", [calibration(0.008)])).design.blocks.number
+    assert plain < numbers[0], "a first asking has a larger level"
+    assert [spec.verdict.session is not None for spec in specs] == [True] * 3
 
 
 def test_the_text_says_where_the_number_comes_from() -> None:

@@ -9,6 +9,7 @@ import pytest
 from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.proposals import (
+    as_yaml,
     opening_problems,
     outcome_of,
     proposal_problems,
@@ -216,9 +217,13 @@ def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
             kept = make_plan(as_proposal(values)).arm_by_name["new"]
         except SpecError:  # the drawn variant equals the baseline
             continue
-        text = with_kept(proposed(json.dumps(values).encode(), "application/json", "s", number=1, kept=()), "text/yaml")
+        opened = values | {"design": {**values["design"], "blocks": {"looks": [6, 9]}}, "labels": {"of": "session"}}
+        opened["workload"] = {key: value for key, value in values["workload"].items() if key != "require_kernels"}
+        kept_text = proposed(json.dumps(values).encode(), "application/json", "s", number=1, kept=())
+        text = with_kept(as_yaml(json.dumps(opened).encode(), "application/json"), kept_text)
         following = parse_spec(text, "application/yaml")
         assert following.verdict.session is None
+        assert (following.design.blocks.looks, following.labels) == ((6, 9), {"of": "session"})
         changed = {"args": ["--next"]} if make is random_command else {"gates": {"chunk_size": 8, "micro_batch": 2}}
         plain = following.model_dump(mode="json", exclude_none=True) | {"variants": {"next": changed}}
         config = dict(make_plan(parse(plain)).baseline.config)
