@@ -1,12 +1,23 @@
 """Sessions keep to their budget where greed keeps something in every session."""
 
+import json
+
+import numpy as np
 import pytest
 
+from experiments.analysis.judge import judge
+from experiments.analysis.proposals import proposed
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
 from experiments.design.power import SESSION_ALPHA, session_level
+from experiments.records.circumstances import CALIBRATED
 from tests.simulation.cases import noisy
+from tests.simulation.noise import Draw
 from tests.simulation.rates import rate
 from tests.simulation.sessions import mixed, nulls, planted, sessions
 from tests.simulation.test_cases import is_at_least, is_at_most
+from tests.simulation.test_words import check, planned, receipts_of
+from tests.simulation.words import windows_of, words_of
 
 NORMAL = noisy("normal")
 
@@ -38,3 +49,21 @@ def test_kept_proposals_raise_the_level_of_later_ones_only() -> None:
     kept = sessions(NORMAL, effects, blocks=6)
     assert kept.by_budget[:, 1].all()
     assert session_level(3, [2]) > session_level(3) > session_level(4)
+
+
+@pytest.mark.parametrize("number", [1, 20, 200])
+def test_the_judge_says_the_same_at_the_level_of_a_proposal(number: int) -> None:
+    drawn = NORMAL(np.random.default_rng(number), 4, 10, 2)
+    seconds = drawn.seconds.copy()
+    seconds[:, :, 1:] *= np.exp(-np.log1p([0.0, 0.008, 0.012, 0.03]))[:, None, None, None]
+    draw = Draw(seconds=seconds, places=drawn.places, rerun=drawn.rerun)
+    level = session_level(number)
+    words = words_of(windows_of(draw), alpha=level, margin_pct=0.5, effects=np.zeros(1))
+    for repetition in range(4):
+        plain = json.dumps(planned(10, 1, repetition)[0].model_dump(mode="json")).encode()
+        spec = parse_spec(proposed(plain, "application/json", "night", number=number, kept=()), "application/yaml")
+        plan = make_plan(spec)
+        (found,) = judge(plan, spec, receipts_of(draw, repetition, plan), CALIBRATED).variants
+        assert found.primary is not None
+        assert found.primary.alpha == level
+        check(found, words, (repetition, 0))

@@ -24,7 +24,7 @@ from experiments.design.power import alpha_of, detectable_per_sd, session_level
 from experiments.design.rule import rule_of
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
-from experiments.outcomes import Outcome, ProposalOutcome, VerdictWord
+from experiments.outcomes import PROPOSAL_EXIT_CODES, Decision, Outcome, ProposalOutcome, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Circumstances
 from experiments.reporting.pages.circumstance_tables import rule_in_words
 from tests.factories import command_values, make_receipt, make_receipts, spec_values
@@ -116,6 +116,19 @@ def test_a_proven_null_and_a_broken_variant_are_discarded_and_an_invalid_one_is_
         ended = {"baseline": {}, "psiv-on": {"outcome": outcome, "message": "it ended"}}
         receipts = [make_receipt(plan, block, arm, **ended[arm]) for block in plan.blocks for arm in block.order]
         assert outcome_of(judge(plan, spec, receipts, CALIBRATED)) is expected
+
+
+def test_every_decision_has_an_outcome() -> None:
+    verdict = judged(as_proposal(values_of()), 1.03)
+    variant = verdict.variants[0]
+    made = {
+        decision: outcome_of(
+            verdict.model_copy(update={"variants": (variant.model_copy(update={"decision": decision}),)})
+        )
+        for decision in Decision
+    }
+    assert {decision for decision, outcome in made.items() if outcome is ProposalOutcome.KEEP} == {Decision.ADOPT}
+    assert set(made.values()) == set(ProposalOutcome) == set(PROPOSAL_EXIT_CODES)
 
 
 def test_a_late_proposal_needs_more_than_an_early_one() -> None:
