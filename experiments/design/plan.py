@@ -63,7 +63,7 @@ class Plan(Frozen):
     blocks: tuple[BlockPlan, ...]
     mde_pct_per_sd_pct: float | None
     """Detectable effect in percent per percent of sd of the paired difference: 80 % power at the level of a first
-    asking, corrected for the variants and the looks before the last. None where an exact metric decides."""
+    asking, corrected for the variants and the looks before the last. None where no time decides or is required."""
     expected_device_minutes: float | None
     """From earlier receipts of the same arms; None without any."""
 
@@ -149,7 +149,7 @@ def _control(arms: Sequence[Arm]) -> Arm:
 
 
 def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:
-    if spec.verdict.primary.exact:
+    if not spec.verdict.timed:
         return None
     blocks = spec.design.blocks
     level = spec.verdict.level_of(1) * level_shares(blocks.schedule)[-1] / variants
@@ -284,8 +284,12 @@ def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecP
 def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find numbers of blocks that are too small for the primary metric."""
     primary, blocks, seeds = spec.verdict.primary, spec.design.blocks.schedule[0], len(spec.design.seeds)
-    if not primary.exact and blocks < MIN_BLOCKS:
-        detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{primary.metric}' is judged by statistics over blocks"
+    speed = next(
+        (one.metric for one in spec.verdict.require if one.not_worse_by and one.metric in WINDOW_METRICS), None
+    )
+    tested = speed if primary.exact else primary.metric
+    if tested is not None and blocks < MIN_BLOCKS:
+        detail = f"must be at least {MIN_BLOCKS}, got {blocks}: '{tested}' is judged by statistics over blocks"
         yield SpecProblem(
             pointer=pointer("design", "blocks", "count"), detail=detail, hint=f"use {{count: {MIN_BLOCKS}}}"
         )

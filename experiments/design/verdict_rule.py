@@ -15,6 +15,7 @@ from experiments.design.metrics import (
     PRIMARY_METRICS,
     PROVED_METRICS,
     REQUIRED_METRICS,
+    WINDOW_METRICS,
 )
 from experiments.design.power import SESSION_ALPHA, alpha_of
 from experiments.design.problems import listed, shown
@@ -291,6 +292,12 @@ class VerdictRule(SpecPart):
         exclude_if=lambda value: value is None,
         description="Set by the service for a proposal of a session (`ablate try`); a submitted spec must not have it.",
     )
+
+    @property
+    def timed(self) -> bool:
+        """Whether times decide, or are bounded by a test: only then the noise of the machine matters."""
+        decides = not (self.primary.exact or self.primary.over_seeds)
+        return decides or any(one.not_worse_by and one.metric in WINDOW_METRICS for one in self.require)
 
     def level_of(self, asking: int) -> float:
         """Return the two-sided level of the `asking`-th asking of a question; in a session that of the proposal."""

@@ -72,7 +72,7 @@ def plan_public(
 
 
 def _mended_by(spec: AblationSpec, sizing: Sizing | None) -> str | None:
-    needless = spec.verdict.primary.exact or spec.purpose == "calibration"
+    needless = not spec.verdict.timed or spec.purpose == "calibration"
     return None if needless or sizing is not None else mending_command(spec.placement.node_class, "SPEC")
 
 

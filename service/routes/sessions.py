@@ -20,7 +20,6 @@ from experiments.analysis.proposals import (
 from experiments.analysis.sizing import workload_of
 from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import parse_spec
-from experiments.design.metrics import EXACT_METRICS
 from experiments.design.plan import make_plan
 from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer
@@ -217,7 +216,7 @@ def _try(
 def _check_calibrated(connection: Connection, submission: Submission, name: str) -> None:
     """Raise SpecError if no node has valid A/A blocks for the workload: its proposals would be undecided."""
     spec, plan = submission.spec, submission.plan
-    if spec.verdict.primary.metric in EXACT_METRICS:  # its values, or its spread over seeds, need no A/A blocks
+    if not spec.verdict.timed:
         return
     own = read_calibrations(connection, workload=workload_of(plan, spec))
     problems = [next(standing_problems(one, time.time()), None) for one in own]

@@ -248,7 +248,7 @@ def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:
 
 def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
     """Decide by the id whether an ablation gets a control: one in `every` whose metric has noise, none for 0."""
-    if every == 0 or spec.purpose == "calibration" or spec.verdict.primary.exact:
+    if every == 0 or spec.purpose == "calibration" or not spec.verdict.timed:
         return False
     return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
 

@@ -97,10 +97,10 @@ def admission_of(
 ) -> Admission:
     """Return whether `calibrations` allow verdicts on `receipts`.
 
-    Every device that measured a baseline needs its own calibration, except for an exact metric, which has no noise.
+    Every device that measured a baseline needs its own calibration, unless the rule judges no time by a test.
     `mended_by` is the command that measures one.
     """
-    if spec.verdict.primary.exact:
+    if not spec.verdict.timed:
         return Admission(refused_because=None, ledger=ledger)
     measured = [one for one in receipts if one.arm == BASELINE and one.outcome is Outcome.MEASURED]
     by_key: dict[CalibrationKey, list[Receipt]] = {}

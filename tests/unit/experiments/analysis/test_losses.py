@@ -156,6 +156,14 @@ def test_a_speed_is_proved_on_a_calibrated_device_only(known: Circumstances) -> 
     assert (required.passed, required.undecided) == (known is CALIBRATED, known is UNCALIBRATED), required.detail
 
 
+@pytest.mark.parametrize(("require", "timed"), [([], False), ([{"metric": "step_s", "not_worse_by": "5%"}], True)])
+def test_the_guards_of_times_apply_where_a_time_is_judged(require: list[Any], timed: bool) -> None:
+    plan = make_plan(loss_spec(6, 6, verdict__require=require))
+    assert plan.timed is timed
+    primary = {"metric": "peak_allocated_gib", "margin": "1%"}
+    assert make_plan(make_spec(variants=WIDER, verdict__primary=primary, verdict__require=require)).timed is timed
+
+
 def test_an_arm_that_ignores_its_seed_gets_no_word() -> None:
     spec = loss_spec(6, 6)
     losses = {(b, arm): 7.5 if arm == "wider" else 7.7 + b / 1000 for b in range(6) for arm in ("wider", "baseline")}
