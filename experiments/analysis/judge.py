@@ -25,7 +25,7 @@ from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of
 from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement
-from experiments.analysis.sample_checks import spreads_differ, stalls_differ
+from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
 from experiments.block_numbers import block_list, block_name
@@ -251,6 +251,8 @@ class _Judge:
         answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=over_seeds))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
+        noise = noise_differs(primary, self._circumstances.admission.calibrations)
+        answer = capped(answer, Cause.NOISE, None if self.primary.metric in EXACT_METRICS else noise)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
         return capped(answer, Cause.UNCALIBRATED, None if self.primary.metric in EXACT_METRICS else refused)
 
@@ -268,6 +270,9 @@ class _Judge:
             yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
         if chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
+        known = self._circumstances.admission.calibrations
+        if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, known)):
+            yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
             wider = f"{primary.widened:.2f} times wider"
             yield f"neighbouring A/A blocks are correlated, so tests and intervals are {wider}"

@@ -1,8 +1,10 @@
-"""Checks of a sample before a verdict: stalls, and spreads of the two arms that differ.
+"""Checks of a sample before a verdict: stalls, spreads of the two arms that differ, and noise that nobody measured.
 
 If both arms have the same noise, even skewed noise, d is symmetric and the t test keeps its level. If only one arm has
 rare slow trials, a few blocks may contain none of them. No test of a mean is then valid, so there is no verdict.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import scipy
@@ -10,6 +12,8 @@ from numpy.typing import NDArray
 
 from experiments.analysis.comparing import Sample, Window
 from experiments.analysis.statistics import Array, count_flip_p, fit, percent, sign_flip_p
+from experiments.analysis.verdicts import Comparison
+from experiments.records.calibration import Calibration
 
 STALL_LEVEL = 0.05
 """Level of both tests, so that noisy nodes do not lose verdicts by chance."""
@@ -68,6 +72,35 @@ def spreads_differ(sample: Sample, *, over_seeds: bool = False) -> str | None:
         return None
     own, other = (100 * float(np.std(part, ddof=1)) for part in _arms(d, sums))
     return f"trials of the variant scatter by {own:.2g} %, of the baseline by {other:.2g} % (p {p:.2g})"
+
+
+NOISE_LEVEL = 0.01
+"""Level of the F test of the blocks' variance against that of the A/A blocks."""
+FAR_NOISIER = 3.0
+"""Ratio of the standard deviations from which A/A blocks say nothing about the noise."""
+
+
+def noisier(comparison: Comparison, calibrations: Sequence[Calibration]) -> tuple[float, float] | None:
+    """Return (ratio of the standard deviations, p) if d scatters more than in A/A blocks; None if not, or without any.
+
+    Of several devices, the noisiest counts.
+    """
+    known = max(calibrations, key=lambda one: one.sd_pct, default=None)
+    if known is None or known.sd_pct <= 0 or comparison.baseline is not None:
+        return None
+    ratio = comparison.sd_pct / known.sd_pct
+    p = float(scipy.special.fdtrc(comparison.blocks - 2, known.blocks - 2, ratio**2))
+    return (ratio, p) if p <= NOISE_LEVEL else None
+
+
+def noise_differs(comparison: Comparison, calibrations: Sequence[Calibration]) -> str | None:
+    """Say that the noise is not what the A/A blocks show, so that their autocorrelation may not hold either."""
+    found = noisier(comparison, calibrations)
+    if found is None or found[0] < FAR_NOISIER:
+        return None
+    ratio, p = found
+    of = f"{ratio:.3g} times as much as the A/A blocks (F test, p {p:.2g})"
+    return f"blocks scatter by {comparison.sd_pct:.2g} %, {of}"
 
 
 def is_clear(d: Array, sums: Array, mean: Array) -> NDArray[np.bool_]:

@@ -66,6 +66,8 @@ class Cause(StrEnum):
     NOT_PROVED = "not proved"
     STALLS = "stalls differ"
     SPREADS = "spreads differ"
+    NOISE = "noise differs"
+    """The blocks scatter far more than the A/A blocks that admit the device."""
     RERUNS = "reruns"
     UNCALIBRATED = "uncalibrated"
     OTHER_WORK = "other work"

@@ -66,6 +66,7 @@ COMPARISON: dict[str, Any] = {
     "looks": "each look has its own share of the level, from (blocks / all blocks) ** 2; futile below a chance of 10 %",
     "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
     "from there) and the estimate lies within 6 standard deviations of that arm",
+    "noise": "no word where d scatters by three times the standard deviation of the A/A blocks or more (F test, 1 %)",
     "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
     "exact_requirement": "a failed one rejects whatever the speed does",
     "missing": "fails",

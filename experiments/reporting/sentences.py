@@ -174,7 +174,7 @@ def _is(name: str, change_pct: float) -> str:
 
 def _interval(comparison: Comparison) -> str:
     interval = wording.interval(comparison.ci_low_pct, comparison.ci_high_pct)
-    blocks = wording.counted(comparison.blocks, "block")
+    blocks = wording.counted(comparison.blocks, "block" if comparison.baseline is None else "seed")
     return f"({interval} with {wording.confidence(comparison.alpha)} confidence, {blocks})"
 
 
@@ -188,6 +188,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         return _stalls(comparison)
     reasons: dict[Cause | None, str] = {
         Cause.SPREADS: "one arm's trials scatter far more than the other's, so no test keeps its error rate",
+        Cause.NOISE: "the blocks scatter far more than the A/A blocks, which therefore do not show their noise",
         Cause.RERUNS: "blocks were rerun, and one of the arms may be the cause",
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
         Cause.OTHER_WORK: _other_work(variant),

@@ -26,6 +26,7 @@ WORTH_DRIFT_PCT = 1.0
 _PROVISIONAL = {
     Cause.UNCALIBRATED: "node not calibrated",
     Cause.SPREADS: "the arms scatter differently",
+    Cause.NOISE: "noisier than its A/A blocks",
     Cause.RERUNS: "blocks were rerun",
 }
 """Why the verdict of the samples alone is not published, in short."""

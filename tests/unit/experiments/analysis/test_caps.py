@@ -6,14 +6,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.analysis.judge import judge
+from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.verdicts import Cause, VariantVerdict
 from experiments.design.power import alpha_of
 from experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
-from experiments.records.circumstances import CALIBRATED, AttemptRecord, Circumstances, EarlierAblation, Family
+from experiments.records.circumstances import (
+    CALIBRATED,
+    Admission,
+    AttemptRecord,
+    Circumstances,
+    EarlierAblation,
+    Family,
+)
 from experiments.records.receipts import Receipt
 from model.measurements import Step
+from tests.calibrations import KEY, noisy_blocks
 from tests.factories import GIB, clocked, make_plan, make_receipt, make_receipts, make_spec
 
 SPEC = make_spec(design__blocks={"count": 8}, workload__steps={"warmup": 1, "timed": 25, "val_rows": 2})
@@ -90,6 +100,33 @@ def test_a_word_is_withheld_where_one_arm_scatters_more() -> None:
 
 def test_an_effect_far_beyond_the_noisier_arm_is_said_all_the_same() -> None:
     assert judged(spread(0.004, 1.2)).verdict is VerdictWord.BETTER
+
+
+def admitted(aa_sd: float) -> Circumstances:
+    """A device with A/A blocks of this standard deviation."""
+    known = calibrate(KEY, noisy_blocks(sd=aa_sd))
+    return Circumstances(admission=Admission(refused_because=None, calibrations=(known,)))
+
+
+def test_noise_beyond_that_of_the_aa_blocks_is_noted_and_then_takes_the_word() -> None:
+    rng = np.random.default_rng(1)
+    speeds = {
+        (block.index, arm): float(5000 * (1.05 if arm == "psiv-on" else 1) * np.exp(rng.normal(0, 0.006)))
+        for block in PLAN.blocks
+        for arm in block.order
+    }
+    receipts = [make_receipt(PLAN, block, arm, tokens_per_s=speed) for (block, arm), speed in speeds.items()]
+    seen = set()
+    for aa_sd in (0.02, 0.01, 0.004, 0.003, 0.0028, 0.002, 0.001, 0.0001):
+        found = judged(receipts, admitted(aa_sd))
+        assert found.primary is not None
+        ratio = found.primary.sd_pct / (100 * float(np.std([b.difference for b in noisy_blocks(sd=aa_sd)], ddof=1)))
+        noted = bool(stats.f.sf(ratio**2, 6, 18) <= 0.01)
+        capped = noted and ratio >= 3
+        assert (found.cause is Cause.NOISE) is capped
+        assert ("F test" in f"{found.reason} {found.notes}") is noted
+        seen.add((noted, capped))
+    assert seen == {(False, False), (True, False), (True, True)}
 
 
 def attempt(failure: FailureClass, arm: str | None, block: int = 1) -> AttemptRecord:

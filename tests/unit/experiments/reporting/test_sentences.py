@@ -83,6 +83,7 @@ def test_worse_and_same_name_the_direction_and_the_margin() -> None:
         (Cause.NOT_PROVED, "proves neither a difference nor sameness within the margin of 0.5 %"),
         (Cause.STALLS, "+2.40 % in total, +0.10 % by median step, 9 slow steps against 1"),
         (Cause.SPREADS, "scatter far more than the other's"),
+        (Cause.NOISE, "scatter far more than the A/A blocks"),
         (Cause.RERUNS, "one of the arms may be the cause. The samples alone say 'better': throughput is"),
         (Cause.UNCALIBRATED, "no A/A blocks are known for this device. The samples alone say 'better': throughput is"),
     ],
