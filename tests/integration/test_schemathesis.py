@@ -34,6 +34,7 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/ablations:plan",
         "POST /v1/ablations:import",
         "POST /v1/code:upload",
+        "POST /v1/plans:register",
         "POST /v1/sessions/{name}:open",
         "POST /v1/sessions/{name}:try",
         "POST /v1/sessions/{name}:close",
