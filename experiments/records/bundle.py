@@ -186,6 +186,11 @@ class Bundle:
         )
 
     @property
+    def signed_by(self) -> dict[int, str]:
+        """Keys that signed the finished blocks, by index; unsigned ones are absent."""
+        return {index: signer.key for signer in self.signers if signer.key is not None for index in signer.blocks}
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Indices of planned blocks that are not in the bundle."""
         here = {block.attempt.index for block in self.blocks}

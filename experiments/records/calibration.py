@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from experiments.digest import digest
 from experiments.documents import Frozen
+from experiments.records.signing import PublicKey
 from model.measurements import OmitNone
 
 Source: TypeAlias = Literal["calibration", "hidden", "sentinel"]
@@ -62,6 +63,8 @@ class AABlock(Frozen):
     """Practical margin of the ablation."""
     receipts: tuple[str, str]
     """Digests of both receipts, the baseline's first."""
+    signed_by: OmitNone[PublicKey] = None
+    """Key of the node that signed the block; None without a signature, or in records of earlier code."""
 
 
 class Calibration(Frozen):

@@ -97,6 +97,11 @@ def origin_problems(verdict: Verdict) -> Iterator[str]:
     files, carried = verdict.circumstances.unsigned, verdict.circumstances.carried
     if carried is not None and carried.registered_by is None:
         yield wording.capitalised(NOT_REGISTERED)
+    unsigned = sum(
+        block.signed_by is None for one in verdict.circumstances.admission.calibrations for block in one.samples
+    )
+    if unsigned:
+        yield f"No signer is known for {wording.counted(unsigned, 'A/A block')} of the calibration"
     if files:
         more = f" and {wording.counted(len(files) - 1, 'other file')}" if len(files) > 1 else ""
         yield f"Not signed: {files[0]}{more}; anybody who had these files could have written or left out their contents"

@@ -121,7 +121,8 @@ def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Ve
     """
     file = bundle.plan_file
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    noise = join_calibrations([*calibrations, *calibrations_of(file.plan, file.spec, receipts)])
+    own = calibrations_of(file.plan, file.spec, receipts, bundle.signed_by)
+    noise = join_calibrations([*calibrations, *own])
     command = mending_command(file.plan.node_class, "SPEC")
     admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
     circumstances = Circumstances(

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
 from rich.markup import escape
 
-from experiments.analysis.noise.calibrate import calibration_problems, calibrations_of, join_calibrations
+from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
+from experiments.analysis.noise.calibration_file import calibration_file, read_calibration
 from experiments.analysis.statistics import dependence_of, percent, strength, widening
 from experiments.design.power import FEWER_BLOCKS, detectable_per_sd
-from experiments.documents import first_problem, write_whole
-from experiments.errors import BundleError, SpecProblem
+from experiments.documents import write_whole
+from experiments.errors import BundleError, ReceiptError, SpecProblem
 from experiments.records.bundle_files import is_bundle
 from experiments.records.calibration import Calibration
 from experiments.reporting import wording
@@ -35,30 +35,30 @@ def _read(path: Path) -> tuple[Calibration, ...]:
     if is_bundle(path):
         bundle = read_bundle(path)[1]
         file, receipts = bundle.plan_file, [trial.receipt for block in bundle.blocks for trial in block.trials]
-        calibrations = calibrations_of(file.plan, file.spec, receipts)
+        calibrations = calibrations_of(file.plan, file.spec, receipts, bundle.signed_by)
         if not calibrations:
             raise _problem(path, "has fewer than two A/A blocks; `ablate aa NODE_CLASS --out` plans them")
         return calibrations
     try:
-        calibration = Calibration.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise _problem(path, f"is neither a bundle nor a calibration: {first_problem(error)}") from error
-    problems = calibration_problems(calibration)
-    if problems:
-        raise _problem(path, problems[0])
-    return (calibration,)
+        return (read_calibration(path.read_bytes()),)
+    except ReceiptError as error:
+        raise _problem(path, str(error)) from error
 
 
 def _problem(path: Path, detail: str) -> BundleError:
     return BundleError([SpecProblem(pointer=str(path), detail=detail)])
 
 
-def write_calibration(calibrations: Sequence[Calibration], path: Path) -> None:
-    """Write the only calibration to a file. Raises BundleError for several."""
+def write_calibration(calibrations: Sequence[Calibration], bundles: Sequence[Path], path: Path) -> None:
+    """Write the only calibration of these bundles to a file, with their receipts. Raises BundleError for several."""
     if len(calibrations) != 1:
         keys = ", ".join(f"{one.key.node_class} {one.key.device_serial}" for one in calibrations)
         raise _problem(path, f"takes one calibration; the bundles give {len(calibrations)}: {keys}")
-    write_whole(path, calibrations[0].model_dump_json(indent=1) + "\n")
+    not_whole = next((one for one in bundles if not is_bundle(one)), None)
+    if not_whole is not None:
+        raise _problem(not_whole, "is no bundle; a calibration file is made from the receipts of A/A bundles")
+    file = calibration_file(calibrations[0], [read_bundle(bundle)[1] for bundle in bundles])
+    write_whole(path, file.model_dump_json() + "\n")
 
 
 def calibration_lines(calibration: Calibration) -> Sequence[str]:

@@ -62,13 +62,16 @@ def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_
     code, out, err = ablate("calibration", executed / "bundle", "--out", path)
     assert code == 0, err
     assert "6 A/A blocks" in out
-    made = Calibration.model_validate_json(path.read_bytes())
+    made = Calibration.model_validate(json.loads(path.read_bytes())["calibration"])
     assert (made.blocks, made.key.recipe) == (6, "hybrid-tiny")
     _code, out, _err = ablate("verdict", executed / "bundle", "--calibration", path, "--json")
     admission = json.loads(out)["circumstances"]["admission"]
     assert [one["digest"] for one in admission["calibrations"]] == [made.digest]
     assert "6 A/A blocks; 20 admit it" in admission["refused_because"]
-    values = made.model_dump(mode="json") | {"sd_upper_pct": 0.01}
+    assert len({block.signed_by for block in made.samples}) == 1
+    assert made.samples[0].signed_by is not None
+    values = json.loads(path.read_bytes())
+    values["calibration"]["sd_upper_pct"] = 0.01
     path.write_text(json.dumps(values))
     code, _out, err = ablate("verdict", executed / "bundle", "--calibration", path)
     assert (code, "was altered" in err) == (5, True)

@@ -38,15 +38,20 @@ _TOLERANCE = 1e-9
 
 def key_of(spec: AblationSpec, receipt: Receipt) -> CalibrationKey:
     """Return the key that A/A blocks must have to calibrate the trial of `receipt`."""
+    return key_for(receipt, recipe=spec.workload.name, metric=spec.verdict.primary.metric)
+
+
+def key_for(receipt: Receipt, *, recipe: str, metric: str) -> CalibrationKey:
+    """Return the key of A/A blocks for a trial of `recipe` that `metric` judges."""
     environment = receipt.environment
     return CalibrationKey(
         device_serial=_together(held_by(environment), environment.node_name),
         node_class=environment.node_class,
-        recipe=spec.workload.name,
+        recipe=recipe,
         shape_digest=shape_digest(receipt.config),
-        estimator_digest=estimator_digest(receipt.config, spec.verdict.primary.metric),
+        estimator_digest=estimator_digest(receipt.config, metric),
         software_digest=software_digest(receipt.digests.code, environment.versions),
-        metric=None if spec.verdict.primary.metric in METRICS else spec.verdict.primary.metric,
+        metric=None if metric in METRICS else metric,
     )
 
 
@@ -97,11 +102,12 @@ def metric_of(key: CalibrationKey) -> str:
 
 
 def aa_blocks_of(
-    plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]
+    plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt], signed_by: Mapping[int, str] | None = None
 ) -> Iterator[tuple[CalibrationKey, AABlock]]:
     """Yield the A/A blocks in `receipts`: those with measured baseline and repeat and without a broken guard.
 
-    The repeat is the variant of a calibration, or the control of an ordinary ablation.
+    The repeat is the variant of a calibration, or the control of an ordinary ablation. `signed_by` has the keys that
+    signed blocks, by index.
     """
     repeat, source = _repeat_of(plan, spec)
     if repeat is None:
@@ -113,7 +119,14 @@ def aa_blocks_of(
     for index in sorted(by_block):
         pair = by_block[index]
         if len(pair) == 2 and not _guards_hit(plan, tuple(pair.values())):
-            block = _block(spec, pair[BASELINE], pair[repeat], source)
+            block = aa_block(
+                _measured_by(spec),
+                pair[BASELINE],
+                pair[repeat],
+                source=source,
+                margin_pct=spec.verdict.primary.margin_pct,
+                signed_by=(signed_by or {}).get(index),
+            )
             yield from [] if block is None else [(key_of(spec, pair[BASELINE]), block)]
 
 
@@ -128,8 +141,10 @@ def _guards_hit(plan: Plan, pair: Sequence[Receipt]) -> bool:
     return bool(block_problems(pair)) or any(receipt_problems(receipt, plan) for receipt in pair)
 
 
-def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Source) -> AABlock | None:
-    metric = _measured_by(spec)
+def aa_block(
+    metric: str, baseline: Receipt, repeat: Receipt, *, source: Source, margin_pct: float, signed_by: str | None
+) -> AABlock | None:
+    """Return the A/A block of two trials by the noise of `metric`; None if their values have no ratio."""
     own, other = (read_named(metric, receipt) or 0.0 for receipt in (repeat, baseline))
     difference = log_of_ratio(own, other)
     if difference is None:
@@ -143,14 +158,17 @@ def _block(spec: AblationSpec, baseline: Receipt, repeat: Receipt, source: Sourc
         place=repeat.ids.position - baseline.ids.position,
         log_rate=(math.log(own) + math.log(other)) / 2,
         clock_mhz=median_clock_mhz((baseline, repeat)),
-        margin_pct=spec.verdict.primary.margin_pct,
+        margin_pct=margin_pct,
         receipts=(baseline.digest, repeat.digest),
+        signed_by=signed_by,
     )
 
 
-def calibrations_of(plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt]) -> tuple[Calibration, ...]:
+def calibrations_of(
+    plan: Plan, spec: AblationSpec, receipts: Iterable[Receipt], signed_by: Mapping[int, str] | None = None
+) -> tuple[Calibration, ...]:
     """Return the calibrations from the A/A blocks in `receipts`, one per key with at least two blocks."""
-    return calibrate_all(aa_blocks_of(plan, spec, receipts))
+    return calibrate_all(aa_blocks_of(plan, spec, receipts, signed_by))
 
 
 def join_calibrations(calibrations: Iterable[Calibration]) -> tuple[Calibration, ...]:

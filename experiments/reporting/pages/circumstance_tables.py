@@ -103,6 +103,7 @@ NOISE: dict[str, Callable[[Calibration], str]] = {
     "largest deviation, in sd": lambda one: wording.number(one.largest_z, 3),
     "last measured": lambda one: wording.moment(one.measured_at),
     "ablations": lambda one: ", ".join(one.ablations),
+    "A/A blocks signed by": lambda one: ", ".join(dict.fromkeys(block.signed_by or "nobody" for block in one.samples)),
     "digest": lambda one: one.digest,
 }
 """Heading -> text of a calibration's number."""

@@ -34,7 +34,7 @@ def calibration(
 
     calibrations = read_calibrations(bundles)
     if out_file is not None:
-        write_calibration(calibrations, out_file)
+        write_calibration(calibrations, bundles, out_file)
     if as_json:
         print_json(list(calibrations))
         return

@@ -12,7 +12,8 @@ from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
 from experiments.records.circumstances import Admission
 from experiments.records.receipts import Receipt
-from service.store.tables import aa_blocks
+from experiments.records.signing import Signature
+from service.store.tables import aa_blocks, attempts, blocks
 
 
 def store_aa_blocks(
@@ -44,15 +45,23 @@ def read_calibrations(
 
     `node_class` and `workload` restrict it to one class or workload.
     """
-    query = select(aa_blocks.c.key, aa_blocks.c.payload)
+    query = select(aa_blocks.c.key, aa_blocks.c.payload, attempts.c.signature)
+    query = query.outerjoin(
+        blocks, (blocks.c.ablation_id == aa_blocks.c.ablation_id) & (blocks.c["index"] == aa_blocks.c.block_index)
+    ).outerjoin(attempts, attempts.c.id == blocks.c.attempt_id)
     if node_class is not None:
         query = query.where(aa_blocks.c.node_class == node_class)
     if workload is not None:
         query = query.where(aa_blocks.c.workload == workload)
     return calibrate_all(
-        (CalibrationKey.model_validate_json(row.key), AABlock.model_validate_json(row.payload))
+        (CalibrationKey.model_validate_json(row.key), _signed(AABlock.model_validate_json(row.payload), row.signature))
         for row in connection.execute(query)
     )
+
+
+def _signed(block: AABlock, signature: str | None) -> AABlock:
+    key = None if signature is None else Signature.model_validate_json(signature).key
+    return block.model_copy(update={"signed_by": key})
 
 
 def read_ledger(connection: Connection) -> Ledger:
