@@ -86,11 +86,12 @@ def test_questions_of_an_earlier_version_still_count(
     migration = import_module("service.store.migrations.versions.0017_questions_by_content")
     migrate.upgrade(store)
     with running_api("sqlite", tmp_path, database_url=url) as api:
-        first, unreadable, again = (api.submit() for _ in range(3))
+        first, unreadable, older, again = (api.submit() for _ in range(4))
     with store.write() as connection:
         connection.execute(text("UPDATE questions SET digest = 'sha256:as earlier'"))
         later = text("UPDATE ablations SET spec_text = 'x' WHERE id = :id")
         connection.execute(later, {"id": unreadable["id"]})
+        connection.execute(text("UPDATE ablations SET plan = '{}' WHERE id = :id"), {"id": older["id"]})
         monkeypatch.setattr(migration.op, "get_bind", lambda: connection)
         migration.upgrade()
     with store.read() as connection:
