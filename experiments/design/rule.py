@@ -166,9 +166,16 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice),
-        "comparison": (EXACT_COMPARISON if primary.exact else COMPARISON) | _additions(spec),
+        "comparison": _comparison(primary) | _additions(spec),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
+
+
+def _comparison(primary: Primary) -> dict[str, Any]:
+    if primary.exact:
+        return EXACT_COMPARISON
+    without = ("noise",) if primary.over_seeds else ()
+    return {part: text for part, text in COMPARISON.items() if part not in without}
 
 
 def amounts_of(primary: Primary) -> dict[str, Any]:
