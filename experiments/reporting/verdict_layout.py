@@ -153,7 +153,7 @@ def speed_unjudged(verdict: Verdict) -> bool:
 def words_capped(verdict: Verdict) -> str | None:
     """Return why only `inconclusive` may be published; None without that limit, or if no arm has statistics."""
     no_numbers = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
-    free = no_numbers or is_exact(verdict) or "calibration" in verdict.rule["comparison"]
+    free = no_numbers or is_exact(verdict) or over_seeds(verdict)
     return None if free else verdict.circumstances.admission.refused_because
 
 
@@ -178,6 +178,18 @@ def _primary_rule(rule: Mapping[str, Any]) -> PrimaryRule:
     return PrimaryRule(primary["metric"], primary["margin_pct"], sign * primary["adopt_if_pct"])
 
 
+def over_seeds(verdict: Verdict) -> bool:
+    """Return whether a loss decides by statistics over seeds."""
+    return "calibration" in verdict.rule["comparison"]
+
+
+def effect_in_words(verdict: Verdict) -> str:
+    """Say how the effect is estimated."""
+    if over_seeds(verdict):
+        return "Effect: mean difference over the seeds, in percent of the baseline's mean."
+    return "Effect: mean paired difference over the blocks, corrected for the position in the block."
+
+
 def _answers_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table:
     return Table(
         title="Verdict",
@@ -187,8 +199,8 @@ def _answers_table(verdict: Verdict, variants: Sequence[VariantLayout]) -> Table
             *texts("loss", "decision"),
         ),
         rows=tuple(row(v.arm, v.word, v.effect, v.interval, v.mde, v.memory, v.loss, v.decision) for v in variants),
-        note="Effect: mean paired difference over the blocks, corrected for the position in the block. Interval: "
-        "simultaneous for all variants and all askings of the question. MDE: smallest effect that is detected with "
+        note=f"{effect_in_words(verdict)} Interval: simultaneous for all variants and all askings of the question. "
+        "MDE: smallest effect that is detected with "
         f"80{wording.SPACE}% power. Memory: change of the largest peak in tensors. Loss: its requirements.",
     )
 

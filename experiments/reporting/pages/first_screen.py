@@ -187,7 +187,7 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     if ends:
         yield f"{len(ends)} of {wording.counted(len(view.receipts), 'trial')} gave no measurement: {_counts(ends)}."
     yield from _load(view, verdict)
-    yield from _drift(view, verdict)
+    yield from [] if speed_unjudged(verdict) else _drift(view, verdict)
 
 
 def _counts(names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, Va
 from experiments.reporting import wording
 from experiments.reporting.pictures import drawing
 from experiments.reporting.pictures.drawing import INK, PAPER, ArmStyle
-from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout, interval_heading, is_exact
+from experiments.reporting.verdict_layout import PrimaryRule, VariantLayout, interval_heading, is_exact, over_seeds
 from experiments.reporting.view import AblationView
 
 NARROW_IN = 5.6
@@ -17,7 +17,7 @@ NARROW_IN = 5.6
 MOST_VARIANTS = 30
 MARKER_PT = 7.0
 
-_MARKER = "Marker: mean over blocks. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
+_MARKER = "Marker: mean over {}. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
 _EXACT_MARKER = "Marker: the value of one seed, the same in every repeat. There is no noise, so there is no interval."
 
 
@@ -54,7 +54,11 @@ def _has_marker(variant: VariantVerdict) -> bool:
 def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
     sentences = [
         f"Change of {wording.metric(rule.metric)} against {verdict.baseline}, in percent.",
-        _EXACT_MARKER if is_exact(verdict) else _MARKER.format(interval_heading(verdict).removesuffix(" interval")),
+        _EXACT_MARKER
+        if is_exact(verdict)
+        else _MARKER.format(
+            "seeds" if over_seeds(verdict) else "blocks", interval_heading(verdict).removesuffix(" interval")
+        ),
     ]
     if rule.margin_pct:
         sentences.append(f"Shaded: the practical margin of {wording.plain_percent(rule.margin_pct)} either way.")

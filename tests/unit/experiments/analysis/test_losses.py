@@ -193,6 +193,16 @@ def test_amounts_are_in_the_rule_and_on_the_page_with_their_percent() -> None:
     assert "6 seeds (-0.5 nats from a mean of 5.0025)" in variant.reason
 
 
+def test_pages_of_a_loss_speak_of_seeds_and_not_of_the_clock() -> None:
+    spec = loss_spec(6, 6)
+    losses = {(b, arm): 5.0 - 0.5 * (arm == "wider") + b / 1000 for b in range(6) for arm in ("wider", "baseline")}
+    laid_out = lay_out(judged(spec, losses))
+    notes = " ".join(table.note for table in laid_out.tables)
+    assert "Effect: mean difference over the seeds, in percent of the baseline's mean." in notes
+    assert "6 seeds" in laid_out.variants[0].sentence
+    assert "A/A" not in laid_out.caveat
+
+
 def test_memory_that_differs_by_one_byte_in_one_repeat_is_judged_by_statistics() -> None:
     spec = make_spec(
         variants=WIDER,
