@@ -50,7 +50,7 @@ def try_(
 ) -> None:
     """Propose one change of a session's incumbent, wait, and say: keep, discard or undecided.
 
-    The exit code is 0 for keep, 1 for discard, 3 for undecided, 5 for an error: nothing was proposed.
+    The exit code is 0 for keep, 1 for discard, 3 for undecided, 5 for an error.
 
     Each proposal spends a part of the session's error budget, also an undecided, broken or cancelled one.
     """
