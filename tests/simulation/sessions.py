@@ -49,11 +49,16 @@ class Kept:
         return float(np.mean((kept & ~self.improves).sum(axis=1) / np.maximum(1, kept.sum(axis=1))))
 
 
-def sessions(drawing: Drawing, effects_pct: Array, *, blocks: int, seed: int = 0) -> Kept:
-    """Simulate a session for every row of `effects_pct` (sessions, proposals), changes against the incumbent."""
+def sessions(
+    drawing: Drawing, effects_pct: Array, *, blocks: int, margin_pct: float = NO_MARGIN_PCT, seed: int = 0
+) -> Kept:
+    """Simulate a session for every row of `effects_pct` (sessions, proposals), changes against the incumbent.
+
+    With almost no margin only the statistics decide. A kept proposal is proved to be better by the margin.
+    """
     rng = np.random.default_rng([seed, blocks])
     parts = [effects_pct[start : start + _AT_ONCE] for start in range(0, len(effects_pct), _AT_ONCE)]
-    kept = [_kept(drawing, part, blocks, rng) for part in parts]
+    kept = [_kept(drawing, part, blocks, margin_pct, rng) for part in parts]
     return Kept(
         by_budget=np.concatenate([one.by_budget for one in kept]),
         by_greed=np.concatenate([one.by_greed for one in kept]),
@@ -61,14 +66,16 @@ def sessions(drawing: Drawing, effects_pct: Array, *, blocks: int, seed: int = 0
     )
 
 
-def _kept(drawing: Drawing, effects_pct: Array, blocks: int, rng: np.random.Generator) -> Kept:
+def _kept(drawing: Drawing, effects_pct: Array, blocks: int, margin_pct: float, rng: np.random.Generator) -> Kept:
+    least = log_ratio(margin_pct)
     by_budget, by_greed = np.zeros((2, *effects_pct.shape), dtype=np.bool_)
     for index, effects in enumerate(effects_pct.T):
         levels = np.array([_level(index + 1, tuple((np.flatnonzero(row) + 1).tolist())) for row in by_budget])
         windows = windows_of(drawing(rng, len(effects), blocks, 2))
         shift = np.array([[log_ratio(effect)] for effect in effects])
-        words = words_of(windows, alpha=levels[:, None], margin_pct=NO_MARGIN_PCT, effects=shift)
-        by_budget[:, index], by_greed[:, index] = words.better[:, 0], words.estimate[:, 0] > 0
+        words = words_of(windows, alpha=levels[:, None], margin_pct=margin_pct, effects=shift)
+        by_budget[:, index] = (words.better & (words.low >= least))[:, 0]
+        by_greed[:, index] = words.estimate[:, 0] > 0
     return Kept(by_budget=by_budget, by_greed=by_greed, improves=effects_pct > 0)
 
 

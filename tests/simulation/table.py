@@ -13,6 +13,7 @@ from tests.simulation.cases import (
     LOOKS,
     LOSS_NOISES,
     MARGIN_PCT,
+    NO_MARGIN_PCT,
     NOISES,
     PLANTED_PCT,
     VARIANTS,
@@ -212,12 +213,16 @@ def session_tables(number: int) -> Iterator[str]:
     rows = []
     for at, level in levels_without_keep((1, 10, 100)):
         for blocks in BLOCKS:
-            found = [sessions(normal, planted(number, at=at, effect_pct=pct), blocks=blocks) for pct in (1.0, 2.0)]
+            found = [
+                sessions(normal, planted(number, at=at, effect_pct=pct), blocks=blocks, margin_pct=margin)
+                for pct, margin in ((1.0, NO_MARGIN_PCT), (1.0, MARGIN_PCT), (2.0, MARGIN_PCT))
+            ]
             detectable = f"{detectable_per_sd(blocks, level=level):.2f} sd"
             rows.append(
                 (at, f"{100 * level:.2g} %", blocks, detectable, *(rate(one.by_budget[:, -1]) for one in found))
             )
-    heads = ("proposal", "two-sided level", "blocks", "detectable", "keeps 1 % (2 sd)", "keeps 2 % (4 sd)")
+    heads = ("proposal", "two-sided level", "blocks", "detectable", "keeps 1 % (2 sd)", "the same, margin 0.5 %",
+             "keeps 2 %, margin 0.5 %")  # fmt: skip
     yield _table("One improvement after proposals that change nothing", heads, rows)
     rows = []
     for pct in (1.0, 2.0):
