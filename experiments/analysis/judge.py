@@ -22,7 +22,7 @@ from experiments.analysis.comparing import Levels, baseline_mean, compare, sampl
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
-from experiments.analysis.prediction import ENOUGH, chances_of
+from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
@@ -31,7 +31,7 @@ from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, 
 from experiments.block_numbers import block_list, block_name
 from experiments.design.metrics import EXACT_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS, declared_in
 from experiments.design.plan import Plan
-from experiments.design.power import MAX_BLOCKS, level_shares
+from experiments.design.power import level_shares
 from experiments.design.program import DECLARED
 from experiments.design.rule import other_model, other_work, rule_digest, rule_of
 from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
@@ -268,8 +268,8 @@ class _Judge:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
         elif primary is not None and answer.measured is VerdictWord.BETTER and not beyond_margin(primary, self.primary):
             yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
-        if chances and max(chances.values()) < ENOUGH:
-            yield f"no number of blocks up to {MAX_BLOCKS} would answer this with a chance of {ENOUGH:.0%}"
+        if primary is not None and chances and max(chances.values()) < ENOUGH:
+            yield f"no number of blocks up to {most_blocks(primary)} would answer this with a chance of {ENOUGH:.0%}"
         known = self._circumstances.admission.calibrations
         if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, known)):
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"

@@ -11,6 +11,8 @@ import scipy
 
 from experiments.analysis.statistics import RATIO, SHARE, Array, Scale
 from experiments.analysis.verdicts import Comparison
+from experiments.design.power import MAX_BLOCKS
+from experiments.design.spec import MAX_SEEDS
 
 SIZES = (6, 8, 10, 14, 20, 28, 40, 60, 80, 120, 200, 400, 800, 2000)
 """Candidate numbers of blocks."""
@@ -45,17 +47,23 @@ def estimate_of(comparison: Comparison) -> Estimate | None:
     return Estimate(mean=mean, sd=sd, blocks=comparison.blocks, scale=scale) if sd > 0 else None
 
 
+def most_blocks(comparison: Comparison) -> int:
+    """Return the most blocks of an ablation of this metric: the most seeds where each block needs one."""
+    own_seeds = comparison.baseline is not None or comparison.better is not None
+    return MAX_SEEDS if own_seeds else MAX_BLOCKS
+
+
 def chances_of(comparison: Comparison, *, level: float, margin_pct: float) -> dict[int, float]:
     """Return by number of blocks the chance that a fresh ablation answers; empty without any spread."""
-    estimate = estimate_of(comparison)
-    return {} if estimate is None else chances(estimate, Conditions(level=level, margin_pct=margin_pct))
+    estimate, most = estimate_of(comparison), most_blocks(comparison)
+    return {} if estimate is None else chances(estimate, Conditions(level=level, margin_pct=margin_pct), most=most)
 
 
-def chances(estimate: Estimate, conditions: Conditions) -> dict[int, float]:
+def chances(estimate: Estimate, conditions: Conditions, *, most: int = MAX_BLOCKS) -> dict[int, float]:
     """Return by number of blocks the chance that a fresh ablation answers, up to the first with `ENOUGH`."""
     by_size: dict[int, float] = {}
     mean, sd, rng = _uncertain(estimate)
-    for size in SIZES:
+    for size in (size for size in SIZES if size <= most):
         by_size[size] = round(_answered(estimate.scale, *_sampled(mean, sd, size, rng), size, conditions), 3)
         if by_size[size] >= ENOUGH:
             break

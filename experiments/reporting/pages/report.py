@@ -20,7 +20,7 @@ from experiments.reporting.pages.program_tables import program_tables
 from experiments.reporting.pictures import registry
 from experiments.reporting.pictures.theme import theme_css
 from experiments.reporting.table import Table
-from experiments.reporting.verdict_layout import is_exact
+from experiments.reporting.verdict_layout import is_exact, over_seeds
 from experiments.reporting.view import AblationView
 from experiments.reporting.wording import false_verdicts
 
@@ -93,8 +93,12 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
     circumstances = verdict.circumstances
     blocks = sum(calibration.blocks for calibration in circumstances.admission.calibrations)
     measured = f"yes, {wording.counted(blocks, 'A/A block')}" if blocks else "yes"
-    exact = "not needed, the metric is exact"
-    yield Fact("Calibrated", exact if is_exact(verdict) else measured if verdict.calibrated else "no", CALIBRATIONS)
+    calibrated = measured if verdict.calibrated else "no"
+    if is_exact(verdict):
+        calibrated = "not needed, the metric is exact"
+    elif over_seeds(verdict) and not blocks:
+        calibrated = "not needed, the seeds show the noise"
+    yield Fact("Calibrated", calibrated, CALIBRATIONS)
     keys = {signer.key for signer in circumstances.signers}
     yield Fact("Signed", "no" if None in keys or circumstances.unsigned else f"by {wording.counted(len(keys), 'key')}")
     if circumstances.attempts:
