@@ -33,7 +33,15 @@ from experiments.design.metrics import EXACT_METRICS, LOSS_METRICS, METRICS, WIN
 from experiments.design.plan import Plan
 from experiments.design.power import level_shares
 from experiments.design.program import DECLARED
-from experiments.design.rule import other_model, other_work, rule_digest, rule_of
+from experiments.design.rule import (
+    ADOPTION_SINCE,
+    NOISE_SINCE,
+    RULE_VERSION,
+    other_model,
+    other_work,
+    rule_of,
+    version_of,
+)
 from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
 from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import Primary
@@ -84,7 +92,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "ablation": plan.ablation,
         "spec_digest": plan.spec_digest,
         "rule_digest": plan.rule_digest,
-        "rule": _with_percent(rule_of(spec), judge_one.primary),
+        "rule": _with_percent(rule_of(spec, judge_one.version), judge_one.primary),
         "circumstances": circumstances,
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
@@ -113,7 +121,7 @@ def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher"
 
 
 def _changed_rule(plan: Plan, spec: AblationSpec) -> Exclusion | None:
-    if spec.digest == plan.spec_digest and rule_digest(spec) == plan.rule_digest:
+    if spec.digest == plan.spec_digest and version_of(spec, plan.rule_digest) is not None:
         return None
     reason = "the spec or its rule is not the planned one; a changed rule is a new ablation"
     return Exclusion(word=VerdictWord.INVALID, reason=reason)
@@ -126,6 +134,7 @@ class _Judge:
         self._plan = plan
         self._spec = spec
         self.primary = spec.verdict.primary.in_percent(baseline_mean(whole, spec.verdict.primary.metric))
+        self.version = version_of(spec, plan.rule_digest) or RULE_VERSION
         self._better = _declared_directions(plan, self.primary.metric)
         ours = (name for name in METRICS if name == self.primary.metric or name in WINDOW_METRICS)
         self._compared = (*self._better, *ours)
@@ -171,7 +180,7 @@ class _Judge:
             other_tokens(evidence) if metric.kind == "ratio" else None
         )
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
-        when_met = exact.decision if exact else adopt_or_reject(primary, rule)
+        when_met = exact.decision if exact else self._adopts(primary)
         chances = self._chances(name, answer, primary)
         needed = next((blocks for blocks, chance in chances.items() if chance >= ENOUGH), None)
         kernels = step_kernels(evidence)
@@ -252,7 +261,8 @@ class _Judge:
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
         noise = noise_differs(primary, self._circumstances.admission.calibrations)
-        answer = capped(answer, Cause.NOISE, None if self.primary.metric in EXACT_METRICS else noise)
+        judged = self.version >= NOISE_SINCE and self.primary.metric not in EXACT_METRICS
+        answer = capped(answer, Cause.NOISE, noise if judged else None)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
         return capped(answer, Cause.UNCALIBRATED, None if self.primary.metric in EXACT_METRICS else refused)
 
@@ -262,11 +272,19 @@ class _Judge:
         level = self._spec.verdict.level_of(self._circumstances.family.number_of(arm) + 1) / len(self._plan.variants)
         return chances_of(primary, level=level, margin_pct=self.primary.margin_pct)
 
+    def _adopts(self, primary: Comparison | None) -> Decision:
+        return adopt_or_reject(primary, self.primary, by_estimate=self.version < ADOPTION_SINCE)
+
+    def _open_adoption(self, answer: Answer, primary: Comparison | None) -> bool:
+        if primary is None or answer.measured is not VerdictWord.BETTER or self.version < ADOPTION_SINCE:
+            return False
+        return not beyond_margin(primary, self.primary)
+
     def _notes(self, answer: Answer, primary: Comparison | None, chances: Mapping[int, float]) -> Iterator[str]:
         threshold = self.primary.threshold_pct
         if primary is not None and answer.measured is VerdictWord.BETTER and gain_pct(primary) < threshold:
             yield f"better by {gain_pct(primary):.2f} %, below the {threshold:.4g} % from which the rule adopts"
-        elif primary is not None and answer.measured is VerdictWord.BETTER and not beyond_margin(primary, self.primary):
+        elif self._open_adoption(answer, primary):
             yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
         if primary is not None and chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {most_blocks(primary)} would answer this with a chance of {ENOUGH:.0%}"

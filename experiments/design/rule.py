@@ -1,7 +1,10 @@
 """The pre-registered rule: how samples become a verdict, hashed before the first sample.
 
-Texts and numbers of the rule are part of its digest. Also here: whether the rule may compare two arms at all. An arm
-that does half the work of a step needs less memory and less time for it, which is no improvement.
+Texts and numbers of the rule are part of its digest. A plan is judged by the version of the rule that it was made with:
+before a text or number changes, `RULE_VERSION` rises, and `_comparison` learns what was different.
+
+Also here: whether the rule may compare two arms at all. An arm that does half the work of a step needs less memory and
+less time for it, which is no improvement.
 """
 
 from collections.abc import Mapping
@@ -18,6 +21,12 @@ from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from model.measurements import Metric
+
+RULE_VERSION = 3
+"""1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
+3: adoption by the interval."""
+NOISE_SINCE, ADOPTION_SINCE = 2, 3
+"""First versions with a check of the noise against the A/A blocks, and with adoption by the interval."""
 
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
@@ -69,6 +78,7 @@ COMPARISON: dict[str, Any] = {
     "noise": "no word where d scatters by three times the standard deviation of the A/A blocks or more (F test, 1 %)",
     "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
     "exact_requirement": "a failed one rejects whatever the speed does",
+    "adoption": "better, an estimate from the threshold on, and the whole interval beyond the margin",
     "missing": "fails",
 }
 """How trials become a verdict word."""
@@ -152,7 +162,7 @@ def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
     return PROCESS_TIME if metric == PROCESS_METRIC else window_estimator(slice_steps)
 
 
-def rule_of(spec: AblationSpec) -> dict[str, Any]:
+def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
     """Return the rule of `spec` as plain JSON."""
     primary, looks = spec.verdict.primary, spec.design.blocks.schedule
     return {
@@ -166,16 +176,23 @@ def rule_of(spec: AblationSpec) -> dict[str, Any]:
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice),
-        "comparison": _comparison(primary) | _additions(spec),
+        "comparison": _comparison(primary, version) | _additions(spec),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
 
 
-def _comparison(primary: Primary) -> dict[str, Any]:
-    if primary.exact:
-        return EXACT_COMPARISON
-    without = ("noise",) if primary.over_seeds else ()
-    return {part: text for part, text in COMPARISON.items() if part not in without}
+_ENVELOPE = {"envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks"}
+"""Part of the first version."""
+
+
+def _comparison(primary: Primary, version: int) -> dict[str, Any]:
+    since = {"noise": NOISE_SINCE, "adoption": ADOPTION_SINCE}
+    without = {part for part, first in since.items() if version < first}
+    if primary.over_seeds:
+        without.add("noise")
+    texts = EXACT_COMPARISON if primary.exact else COMPARISON
+    earlier = _ENVELOPE if version == 1 else {}
+    return {part: text for part, text in texts.items() if part not in without} | earlier
 
 
 def amounts_of(primary: Primary) -> dict[str, Any]:
@@ -221,6 +238,12 @@ def _other_model(spec: AblationSpec) -> dict[str, Any]:
 def rule_digest(spec: AblationSpec) -> str:
     """Return the digest of `rule_of(spec)`."""
     return digest(rule_of(spec))
+
+
+def version_of(spec: AblationSpec, planned: str) -> int | None:
+    """Return the version of the rule with the digest `planned`; None if no version of this spec has it."""
+    versions = range(RULE_VERSION, 0, -1)
+    return next((version for version in versions if digest(rule_of(spec, version)) == planned), None)
 
 
 def _guard_limits(max_foreign_load: float) -> dict[str, float | int]:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from experiments.analysis.proposals import refuse_session_key
-from experiments.design.rule import rule_digest
+from experiments.design.rule import rule_digest, version_of
 from experiments.errors import BundleError, SpecError, SpecProblem
 from experiments.outcomes import AblationState
 from experiments.records.bundle import Bundle, join_bundles
@@ -122,8 +122,9 @@ def _verified(archive: bytes) -> Bundle:
         raise Invalid(
             "a proposal belongs to the session of a service; nothing was imported", problems=problems
         ) from error
-    ours, planned = rule_digest(bundle.plan_file.spec), bundle.plan_file.plan.rule_digest
-    if ours != planned:
+    spec, planned = bundle.plan_file.spec, bundle.plan_file.plan.rule_digest
+    if version_of(spec, planned) is None:
+        ours = rule_digest(spec)
         detail = f"the rule was hashed as {planned} before the first sample; this service would judge by {ours}"
         raise Invalid(problems=[_in_archive(SpecProblem(pointer=PLAN, detail=detail))])
     return bundle
