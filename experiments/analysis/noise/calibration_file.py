@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from experiments.analysis.guards import block_problems
 from experiments.analysis.noise.calibrate import aa_block, calibration_problems, key_for, metric_of
+from experiments.block_numbers import block_name
 from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.records.bundle import Bundle, BundledBlock
@@ -67,7 +68,7 @@ def read_calibration(data: bytes) -> Calibration:
     if not isinstance(pairs, list) or len(pairs) != len(calibration.samples):
         raise ReceiptError(f"has no pair of receipts for each of its {len(calibration.samples)} A/A blocks")
     for block, pair in zip(calibration.samples, pairs, strict=True):
-        _refuse([f"A/A block {block.block_index + 1}: {one}" for one in _block_problems(calibration, block, pair)])
+        _refuse([f"A/A {block_name(block.block_index)}: {one}" for one in _block_problems(calibration, block, pair)])
     return calibration
 
 
