@@ -111,7 +111,7 @@ def _proposal(row: Row[Any]) -> ProposalPublic:
     operation_id="openSession",
     summary="Open a session",
     status_code=HTTPStatus.CREATED,
-    responses=secured(409, 413, 415, 422),
+    responses=secured(404, 409, 413, 415, 422),  # 404: a name with / or : is another path
     openapi_extra=SPEC_BODY,
 )
 def open_session(name: SessionName, body: SpecBodyDep, services: ServicesDep, principal: Submitter) -> SessionPath:

@@ -10,6 +10,7 @@ import pytest
 from experiments.records.bundle_files import MANIFEST, RECEIPT, write_tar
 from experiments.records.plan_file import read_plan_file
 from experiments.records.signing import Signer
+from service.client.settings import get_client_settings
 from tests.api_stack import Api, served_api
 from tests.bundles import make_bundle, make_file, write_folder
 from tests.cli import ablate, speaking_to
@@ -23,7 +24,10 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield running
 
 
-def test_plan_out_writes_a_plan_file_without_a_service(tmp_path: Path) -> None:
+def test_plan_out_writes_a_plan_file_without_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ABLATE_URL", raising=False)
+    monkeypatch.setenv("ABLATE_HOME", str(tmp_path))
+    get_client_settings.cache_clear()  # it may be of a test before
     path = tmp_path / "plan.json"
     code, out, err = ablate("plan", "demo", "--out", path)
     assert code == 0, err
