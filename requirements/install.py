@@ -96,7 +96,8 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.python = str(folder / "bin" / "python")
-        venv.create(folder, with_pip=not Path(self.python).exists())
+        if not Path(self.python).exists():  # a second call would copy the interpreter onto itself or a running one
+            venv.create(folder, with_pip=True)
 
     def install(self, packages: Iterable[str]) -> None:
         """Install lines of a lock and nothing else. Raises SystemExit if pip fails."""
