@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from experiments.analysis.verdicts import Cause, Comparison, RequirementResult
+from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, unit_of_shares
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Decision, VerdictWord
 
@@ -46,7 +46,7 @@ def samples(comparison: Comparison) -> str:
     """Return the number of samples, for example "6 blocks", or "12 seeds, a mean of 2.104 nats + 0.0312"."""
     if comparison.baseline is None:
         return f"{comparison.blocks} blocks"
-    change = comparison.delta_pct / 100 * (abs(comparison.baseline) or 1.0)
+    change = comparison.delta_pct / 100 * unit_of_shares(comparison.baseline)
     unit = METRICS[comparison.metric].unit
     return f"{comparison.blocks} seeds ({change:+.4g} {unit} from a mean of {comparison.baseline:.5g})"
 

@@ -4,10 +4,10 @@ A mean is over all measured trials of the blocks that count. If one trial lacks 
 the others would cover other blocks than the means of the other arms.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from experiments.analysis.statistics import mean_of
 from experiments.analysis.verdicts import ArmSummary, NodeMeans
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome
@@ -58,9 +58,4 @@ def _means(names: Iterable[str], measured: Sequence[Receipt]) -> dict[str, float
 
 def _mean(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
-    if not present or len(present) < len(values):
-        return None
-    try:
-        return math.fsum(present) / len(present)
-    except OverflowError:  # a program may report any float as its loss
-        return math.fsum(value / len(present) for value in present)
+    return mean_of(present) if present and len(present) == len(values) else None

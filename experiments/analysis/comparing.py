@@ -8,8 +8,19 @@ from typing import Literal
 import numpy as np
 
 from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
-from experiments.analysis.statistics import MOST_APART, RATIO, SHARE, Fit, Scale, fit, holm, sign_flip_p, widening
-from experiments.analysis.verdicts import Comparison
+from experiments.analysis.statistics import (
+    MOST_APART,
+    RATIO,
+    SHARE,
+    Fit,
+    Scale,
+    fit,
+    holm,
+    mean_of,
+    sign_flip_p,
+    widening,
+)
+from experiments.analysis.verdicts import Comparison, unit_of_shares
 from experiments.design.metrics import LOSS_METRICS, METRICS, WINDOW_METRICS
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
 from experiments.outcomes import Outcome
@@ -81,14 +92,16 @@ def seed_sample(evidence: Evidence, metric: str) -> Sample | None:
         by_seed.setdefault(pair.seed, []).append((own, base))
     if len(by_seed) < FEWEST_BLOCKS:
         return None
-    means = [(_mean([own for own, _ in values]), _mean([base for _, base in values])) for values in by_seed.values()]
+    means = [
+        (mean_of([own for own, _ in values]), mean_of([base for _, base in values])) for values in by_seed.values()
+    ]
     return _by_subtraction(means, places=(0,) * len(means))
 
 
 def _by_subtraction(values: Sequence[tuple[float, float]], *, places: tuple[int, ...]) -> Sample | None:
     """Return the sample of (variant, baseline); None if they are too far apart for statistics."""
-    baseline = _mean([base for _, base in values])
-    scale = abs(baseline) or 1.0
+    baseline = mean_of([base for _, base in values])
+    scale = unit_of_shares(baseline)
     if any(abs(value) / scale > MOST_APART for pair in values for value in pair):
         return None
     differences = tuple((own - base) / scale for own, base in values)
@@ -96,25 +109,19 @@ def _by_subtraction(values: Sequence[tuple[float, float]], *, places: tuple[int,
     return Sample(differences=differences, sums=sums, places=places, baseline=baseline)
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean, whose sum may be no float."""
-    return math.fsum(value / len(values) for value in values)
-
-
 def _finite(metric: str, receipt: Receipt) -> float | None:
     value = read_named(metric, receipt) if receipt.outcome is Outcome.MEASURED else None
     return value if value is not None and math.isfinite(value) else None
 
 
-def baseline_mean(whole: WholeBlocks, metric: str) -> float:
-    """Return the size of the baseline's mean over seeds, for amounts as percent; 1 without one, or if it is zero."""
+def baseline_mean(whole: WholeBlocks, metric: str) -> float | None:
+    """Return the baseline's mean over seeds; None without a value."""
     by_seed: dict[int, list[float]] = {}
     for receipt in whole.of(whole.plan.baseline.name):
         value = _finite(metric, receipt)
         if value is not None:
             by_seed.setdefault(receipt.seed, []).append(value)
-    means = [_mean(values) for values in by_seed.values()]
-    return abs(_mean(means)) or 1.0 if means else 1.0
+    return mean_of([mean_of(values) for values in by_seed.values()]) if by_seed else None
 
 
 def paired_sample(evidence: Evidence, metric: str) -> Sample | None:

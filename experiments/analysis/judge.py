@@ -27,7 +27,7 @@ from experiments.analysis.programs import kernel_note, other_tokens, program_not
 from experiments.analysis.requirements import judge_requirement
 from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
-from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict, unit_of_shares
 from experiments.block_numbers import block_list, block_name
 from experiments.design.metrics import EXACT_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS, declared_in
 from experiments.design.plan import Plan
@@ -84,8 +84,9 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     attempts, earlier askings and A/A blocks. Raises ReceiptError for a receipt outside the plan or a duplicate.
     """
     whole = WholeBlocks(plan, receipts)
-    changed = _changed_rule(plan, spec)
-    judge_one = _Judge(plan, spec, whole, circumstances)
+    version = version_of(spec, plan.rule_digest) if spec.digest == plan.spec_digest else None
+    changed = _OTHER_RULE if version is None else None
+    judge_one = _Judge(plan, spec, whole, circumstances, version=version or RULE_VERSION)
     evidence = [evidence_of(arm, whole) for arm in plan.variants]
     comparisons = judge_one.comparisons([one for one in evidence if one.exclusion is None and changed is None])
     fields: dict[str, Any] = {
@@ -120,21 +121,24 @@ def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher"
     return {name: better for name, better in declared.items() if name == primary or own_seeds}
 
 
-def _changed_rule(plan: Plan, spec: AblationSpec) -> Exclusion | None:
-    if spec.digest == plan.spec_digest and version_of(spec, plan.rule_digest) is not None:
-        return None
-    reason = "the spec or its rule is not the planned one; a changed rule is a new ablation"
-    return Exclusion(word=VerdictWord.INVALID, reason=reason)
+_OTHER_RULE = Exclusion(
+    word=VerdictWord.INVALID,
+    reason="the spec or its rule is not the planned one; a changed rule is a new ablation",
+)
 
 
 class _Judge:
     """Judges the variants of one plan by one rule."""
 
-    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
+    def __init__(
+        self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances, *, version: int
+    ) -> None:
         self._plan = plan
         self._spec = spec
-        self.primary = spec.verdict.primary.in_percent(baseline_mean(whole, spec.verdict.primary.metric))
-        self.version = version_of(spec, plan.rule_digest) or RULE_VERSION
+        self.primary = spec.verdict.primary
+        if not self.primary.margin.relative:
+            self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, self.primary.metric)))
+        self.version = version
         self._better = _declared_directions(plan, self.primary.metric)
         ours = (name for name in METRICS if name == self.primary.metric or name in WINDOW_METRICS)
         self._compared = (*self._better, *ours)
@@ -288,8 +292,8 @@ class _Judge:
             yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
         if primary is not None and chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {most_blocks(primary)} would answer this with a chance of {ENOUGH:.0%}"
-        known = self._circumstances.admission.calibrations
-        if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, known)):
+        calibrations = self._circumstances.admission.calibrations
+        if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, calibrations)):
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
             wider = f"{primary.widened:.2f} times wider"

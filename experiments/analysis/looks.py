@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from experiments.analysis.judge import judge
 from experiments.analysis.prediction import Conditions, chance_with_more, estimate_of
-from experiments.analysis.verdicts import Cause, VariantVerdict
+from experiments.analysis.verdicts import Cause, VariantVerdict, unit_of_shares
 from experiments.design.plan import Plan
 from experiments.design.power import level_shares
 from experiments.design.spec import AblationSpec
@@ -84,7 +84,7 @@ def _chance(variant: VariantVerdict, spec: AblationSpec, blocks: int, level: flo
     if estimate is None or compared is None:
         return 1.0
     later = zip(spec.design.blocks.schedule, level_shares(spec.design.blocks.schedule), strict=True)
-    margin = spec.verdict.primary.in_percent(abs(compared.baseline or 1.0)).margin_pct
+    margin = spec.verdict.primary.in_percent(unit_of_shares(compared.baseline)).margin_pct
     return max(
         chance_with_more(estimate, Conditions(level=level * share, margin_pct=margin), more=size - blocks)
         for size, share in later

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from experiments.analysis.answer import adopt_or_reject, decide, sentence, word_of
 from experiments.analysis.comparing import Levels, Sample, compare
-from experiments.analysis.requirements import proved, rule_text, within_bound
+from experiments.analysis.requirements import proved, result_of, within_bound
 from experiments.analysis.statistics import log_ratio, percent
 from experiments.analysis.verdicts import Comparison, RequirementResult
 from experiments.design.load import load_values
@@ -166,14 +166,7 @@ def _judge(requirement: Requirement, values: PublishedValues) -> RequirementResu
     passed, detail = within_bound(requirement, [(own, base) for base, own in values.pairs]) or _compared_losses(
         requirement, values
     )
-    return RequirementResult(
-        metric=requirement.metric,
-        rule=rule_text(requirement),
-        passed=passed is True,
-        undecided=passed is None,
-        detail=detail,
-        exact=False,
-    )
+    return result_of(requirement, passed, detail)
 
 
 def _compared_losses(requirement: Requirement, values: PublishedValues) -> tuple[bool | None, str]:

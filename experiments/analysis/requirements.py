@@ -12,7 +12,7 @@ from experiments.analysis.comparing import Sample, paired_sample, sample_of
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.statistics import Fit, fit
-from experiments.analysis.verdicts import RequirementResult
+from experiments.analysis.verdicts import RequirementResult, unit_of_shares
 from experiments.block_numbers import block_name
 from experiments.design.metrics import LOSS_METRICS, METRICS, WINDOW_METRICS, find_metric
 from experiments.design.plan import is_resident
@@ -50,14 +50,7 @@ def judge_requirement(
         passed, detail = within_bound(requirement, values) or _identical(evidence.pairs, metric)
     without_noise = metric.kind == "absolute" and metric.decides == "exact"
     exact = requirement.rule == "identical" or (without_noise and not is_resident(requirement.metric, node_class))
-    return RequirementResult(
-        metric=requirement.metric,
-        rule=rule_text(requirement),
-        passed=passed is True,
-        undecided=passed is None,
-        detail=detail,
-        exact=passed is not None and exact,
-    )
+    return result_of(requirement, passed, detail, exact=passed is not None and exact)
 
 
 def _judge_by_test(
@@ -69,21 +62,22 @@ def _judge_by_test(
     if sample is None:
         seeds = len({pair.seed for pair in evidence.pairs})
         few = f"{seeds} seeds" if name in LOSS_METRICS else f"{len(evidence.pairs)} blocks"
-        return _result(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
+        return result_of(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
     better = find_metric(name, evidence.arm.config).better or "lower"
     passed, detail = proved(sample, bound, better, level, unit=_unit(name))
     blind = one_value(evidence, name) or (uncalibrated if name in WINDOW_METRICS else None)
-    return _result(requirement, None, f"{detail}; {blind}") if blind else _result(requirement, passed, detail)
+    return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)
 
 
-def _result(requirement: Requirement, passed: bool | None, detail: str) -> RequirementResult:
+def result_of(requirement: Requirement, passed: bool | None, detail: str, *, exact: bool = False) -> RequirementResult:
+    """Return the result of a requirement; `passed` is None without proof."""
     return RequirementResult(
         metric=requirement.metric,
         rule=rule_text(requirement),
         passed=passed is True,
         undecided=passed is None,
         detail=detail,
-        exact=False,
+        exact=exact,
     )
 
 
@@ -123,13 +117,13 @@ def _natural(sample: Sample, bound: Difference, better: str) -> float:
     sign = -1 if better == "higher" else 1
     if bound.relative:
         return sample.scale.natural(sign * bound.value)
-    return sign * bound.value / (abs(sample.baseline or 0.0) or 1.0)
+    return sign * bound.value / unit_of_shares(sample.baseline)
 
 
 def _change(sample: Sample, bound: Difference, difference: float, unit: str) -> str:
     if bound.relative:
         return f"{sample.scale.percent(difference):+.2f} %"
-    return f"{difference * (abs(sample.baseline or 0.0) or 1.0):+.4g} {unit}".rstrip()
+    return f"{difference * unit_of_shares(sample.baseline):+.4g} {unit}".rstrip()
 
 
 def _unit(name: str) -> str:

@@ -85,20 +85,20 @@ def noisier(comparison: Comparison, calibrations: Sequence[Calibration]) -> tupl
 
     Of several devices, the noisiest counts.
     """
-    known = max(calibrations, key=lambda one: one.sd_pct, default=None)
-    if known is None or known.sd_pct <= 0 or comparison.baseline is not None:
+    noisiest = max(calibrations, key=lambda one: one.sd_pct, default=None)
+    if noisiest is None or noisiest.sd_pct <= 0 or comparison.baseline is not None:
         return None
-    ratio = comparison.sd_pct / known.sd_pct
-    p = float(scipy.special.fdtrc(comparison.blocks - 2, known.blocks - 2, ratio**2))
+    ratio = comparison.sd_pct / noisiest.sd_pct
+    p = float(scipy.special.fdtrc(comparison.blocks - 2, noisiest.blocks - 2, ratio**2))
     return (ratio, p) if p <= NOISE_LEVEL else None
 
 
 def noise_differs(comparison: Comparison, calibrations: Sequence[Calibration]) -> str | None:
     """Say that the noise is not what the A/A blocks show, so that their autocorrelation may not hold either."""
-    found = noisier(comparison, calibrations)
-    if found is None or found[0] < FAR_NOISIER:
+    excess = noisier(comparison, calibrations)
+    if excess is None or excess[0] < FAR_NOISIER:
         return None
-    ratio, p = found
+    ratio, p = excess
     of = f"{ratio:.3g} times as much as the A/A blocks (F test, p {p:.2g})"
     return f"blocks scatter by {comparison.sd_pct:.2g} %, {of}"
 

@@ -210,6 +210,14 @@ def log_of_ratio(own: float | None, other: float | None) -> float | None:
     return math.log(ratio) if 1 / MOST_APART < ratio < MOST_APART else None
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean of at least one number. A program may report numbers whose sum is no float."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
 def percent(log_ratio: float) -> float:
     """Return a log ratio as percent change, cut where a float or a document ends."""
     return 100 * math.expm1(min(log_ratio, _MOST_LOG))

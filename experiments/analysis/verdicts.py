@@ -124,6 +124,11 @@ class Comparison(Frozen):
     abs(baseline), and no place is taken into account."""
 
 
+def unit_of_shares(baseline: float | None) -> float:
+    """Return the amount whose share is 1: the size of the baseline's mean, 1 without one or for zero."""
+    return abs(baseline or 0.0) or 1.0
+
+
 class RequirementResult(Frozen):
     """Result of one `require` entry of the rule."""
 
