@@ -96,11 +96,11 @@ def _of_command(path: "SessionPath", command: Sequence[str]) -> "SpecBody":
 
 
 def _other_command(session: str, shared: list[str] | None, command: Sequence[str]) -> SpecProblem:
-    given = shlex.join(command)
+    proposed = shlex.join(command)
     if shared is None:
-        detail = f"session '{session}' trains a recipe, so a proposal is a spec; given: {given}"
+        detail = f"session '{session}' trains a recipe, so a proposal is a spec; given: {proposed}"
         return SpecProblem(pointer="COMMAND", detail=detail, hint=f"begin with: ablate sessions spec {session}")
-    detail = f"the command must begin with that of session '{session}': {shlex.join(shared)}; given: {given}"
+    detail = f"the command must begin with that of session '{session}': {shlex.join(shared)}; given: {proposed}"
     hint = "arguments that proposals change belong to baseline.args of the spec that opens a session"
     return SpecProblem(pointer="COMMAND", detail=detail, hint=hint)
 

@@ -36,8 +36,8 @@ def family_of(connection: Connection, ablation_id: str) -> Family:
     before = (_asked_at(connection, ablation_id), ablation_id)
     rows: dict[str, Row[Any]] = {}
     shared: dict[str, list[str]] = {}
-    found = [row for query in (_ablations(arms), _only_registered(arms)) for row in connection.execute(query)]
-    for row in sorted(found, key=lambda row: (row.moment, row.id)):
+    asked = [row for query in (_ablations(arms), _only_registered(arms)) for row in connection.execute(query)]
+    for row in sorted(asked, key=lambda row: (row.moment, row.id)):
         if (row.moment, row.id) < before:
             rows[row.id] = row
             shared.setdefault(row.id, []).extend(arms[row.digest])
