@@ -14,12 +14,14 @@ from experiments.design.power import (
     FEWER_BLOCKS,
     MAX_BLOCKS,
     PLANNED_POWER,
+    adopted_from,
     blocks_to_detect,
     detectable_per_sd,
     level_shares,
 )
 from experiments.design.problems import pointer
 from experiments.design.spec import MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
+from experiments.design.verdict_rule import Primary
 from experiments.errors import SpecError, SpecProblem
 from experiments.records.calibration import Calibration, Sizing, workload_digest
 
@@ -27,8 +29,8 @@ from experiments.records.calibration import Calibration, Sizing, workload_digest
 def with_number(body: bytes, content_type: str, calibrations: Sequence[Calibration]) -> tuple[bytes, str]:
     """Return (text, content type) of the spec in `body`, with `blocks: auto` replaced by the number that it needs.
 
-    - Statistics need enough blocks to detect `adopt_if` with the power of a planned design, at the upper bound of the
-      noise of the noisiest device in `calibrations`.
+    - Statistics need enough blocks to prove a gain of `adopt_if` beyond the margin with the power of a planned design,
+      at the upper bound of the noise of the noisiest device in `calibrations`.
     - An exact metric needs two blocks per seed.
     - A calibration needs the number that admits a device.
 
@@ -65,12 +67,14 @@ def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[in
     if sizing is None:
         raise SpecError([unsized(spec)])
     if sizing.blocks_needed is None:
-        detail = f"no allowed number of blocks detects {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
+        beyond = f"a gain of {sizing.aim_pct:g} % beyond the margin of {spec.verdict.primary.margin_pct:g} %"
+        detail = f"no allowed number of blocks proves {beyond}: {noise_of(spec, sizing)}"
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=FEWER_BLOCKS)])
     of_losses = any(one.not_worse_by and one.metric in LOSS_METRICS for one in spec.verdict.require)
     seeds = len(spec.design.seeds) if of_losses else 0
     noise = f"sd of d at most {sizing.sd_upper_pct:.2f} % ({sizing.calibration})"
-    return max(sizing.blocks_needed, seeds), f"{noise}, to detect {sizing.adopt_if_pct:g} %"
+    beyond = f"beyond the margin of {spec.verdict.primary.margin_pct:g} %"
+    return max(sizing.blocks_needed, seeds), f"{noise}, to prove a gain of {sizing.aim_pct:g} % {beyond}"
 
 
 def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration]) -> Sizing | None:
@@ -85,18 +89,34 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration])
     dependence = dependence_of(alike)
     last_look = level_shares(spec.design.blocks.schedule)[-1]
     level, sd = spec.verdict.level_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
-    threshold = spec.verdict.primary.threshold_pct
     wider = partial(widening, dependence)
-    needed = blocks_to_detect(
-        log_ratio(threshold), sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER, widening=wider
-    )
+    primary, blocks = spec.verdict.primary, len(plan.blocks)
+    margin, threshold, aim = (log_ratio(pct) for pct in (primary.margin_pct, primary.threshold_pct, _aim_pct(primary)))
+    widened = wider(blocks) * sd
+    detected = detectable_per_sd(blocks, level=level) * widened
     return Sizing(
         calibration=noisiest.digest,
         sd_upper_pct=noisiest.sd_upper_pct,
-        mde_pct=percent(detectable_per_sd(len(plan.blocks), level=level) * wider(len(plan.blocks)) * sd),
-        adopt_if_pct=threshold,
-        blocks_needed=needed,
+        mde_pct=percent(detected),
+        proved_pct=percent(margin + detected),
+        adopted_pct=percent(adopted_from(blocks, widened, margin=margin, threshold=threshold, level=level)),
+        adopt_if_pct=primary.threshold_pct,
+        aim_pct=_aim_pct(primary),
+        blocks_needed=blocks_to_detect(
+            aim - margin, sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER, widening=wider
+        ),
     )
+
+
+def _aim_pct(primary: Primary) -> float:
+    """Return the gain that a design must prove to be beyond the margin. None is proved that is at the margin."""
+    margin, threshold = primary.margin_pct, primary.threshold_pct
+    return threshold if threshold > margin else 2 * margin
+
+
+def _twice(sizing: Sizing) -> str:
+    """Return the gain that the blocks are for, where the threshold is not above the margin."""
+    return "" if sizing.aim_pct == sizing.adopt_if_pct else f", so they are for {sizing.aim_pct:g} %"
 
 
 def noise_of(spec: AblationSpec, sizing: Sizing) -> str:
@@ -106,14 +126,15 @@ def noise_of(spec: AblationSpec, sizing: Sizing) -> str:
 
 
 def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProblem]:
-    """Return the problem of a design that cannot detect the effect of its own rule."""
+    """Return the problem of a design that cannot prove the gain from which its own rule adopts."""
     checked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered
-    if sizing is None or not checked or sizing.mde_pct <= sizing.adopt_if_pct:
+    if sizing is None or not checked or sizing.proved_pct <= sizing.aim_pct:
         return []
     needed = sizing.blocks_needed
+    margin = f"the margin of {spec.verdict.primary.margin_pct:g} %"
     detail = (
-        f"{spec.design.blocks.number} blocks detect {sizing.mde_pct:.2f} % at the measured noise, but "
-        f"the rule adopts from {sizing.adopt_if_pct:g} %: {noise_of(spec, sizing)}"
+        f"{spec.design.blocks.number} blocks prove a gain of {sizing.proved_pct:.2f} % to be beyond {margin} at the "
+        f"measured noise, but the rule adopts from {sizing.adopt_if_pct:g} %{_twice(sizing)}: {noise_of(spec, sizing)}"
     )
     enough = f"no number up to {MAX_BLOCKS:,} is enough" if needed is None else f"{needed:,} blocks are enough"
     hint = f"{enough}; {FEWER_BLOCKS}; to run it anyway: design.underpowered: true"
@@ -130,8 +151,8 @@ def budget_problems(spec: AblationSpec, sizing: Sizing | None, minutes: float | 
         return []
     detail = (
         f"blocks: auto asks for {spec.design.blocks.number:,} blocks, about {minutes:,.1f} device minutes, but "
-        f"limits.device_minutes allows {allowed:g}: {noise_of(spec, sizing)}, and the rule adopts from "
-        f"{sizing.adopt_if_pct:g} %"
+        f"limits.device_minutes allows {allowed:g}: {noise_of(spec, sizing)}, and a gain of {sizing.aim_pct:g} % "
+        f"must be proved beyond the margin of {spec.verdict.primary.margin_pct:g} %"
     )
     return [SpecProblem(pointer=pointer("limits", "device_minutes"), detail=detail, hint=FEWER_BLOCKS)]
 

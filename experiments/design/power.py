@@ -6,6 +6,7 @@ scipy is imported on use: a node that runs a plan does not need it and may not h
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 ALPHA = 0.05
 """Error of a question over all askings: of a wrong better or worse, and likewise of a wrong same."""
@@ -85,17 +86,45 @@ def detectable_per_sd(blocks: int, *, level: float = FIRST_SHARE * ALPHA, power:
     one degree of freedom goes to the mean and one to the place in the block. The power is that of Student's t, averaged
     over the distribution of the estimated variance, because scipy's non-central t is undefined for small levels.
     """
+    return _smallest(_reach(blocks, level), power) / math.sqrt(blocks)
+
+
+def adopted_from(
+    blocks: int, sd: float, *, margin: float, threshold: float, level: float, power: float = POWER
+) -> float:
+    """Return the smallest true gain that the rule adopts with `power`, in the unit of `sd`.
+
+    The estimate must reach `threshold`, and the interval of two-sided `level` must lie beyond `margin`. `sd` is that of
+    d, times the factor of dependent blocks.
+    """
     import numpy as np
-    from scipy import optimize, special
+
+    if sd <= 0:
+        return max(margin, threshold)
+    error = sd / math.sqrt(blocks)
+    needed = np.maximum(margin / error + _reach(blocks, level), threshold / error)
+    return _smallest(needed, POWER) * error
+
+
+def _reach(blocks: int, level: float) -> Any:
+    """Return half the width of intervals in true standard errors, over the distribution of the estimated variance."""
+    import numpy as np
+    from scipy import special
 
     freedom = blocks - 2
     middles = (np.arange(_POINTS) + 0.5) / _POINTS
-    threshold = special.stdtrit(freedom, 1 - level / 2) * np.sqrt(special.chdtri(freedom, middles) / freedom)
+    return special.stdtrit(freedom, 1 - level / 2) * np.sqrt(special.chdtri(freedom, middles) / freedom)
+
+
+def _smallest(needed: Any, power: float) -> float:
+    """Return the true effect whose estimate is at least `needed` with `power`, all in standard errors."""
+    import numpy as np
+    from scipy import optimize, special
 
     def shortfall(shift: float) -> float:
-        return float(np.mean(special.ndtr(shift - threshold))) - power  # the opposite tail adds less than 1e-5
+        return float(np.mean(special.ndtr(shift - needed))) - power  # the opposite tail adds less than 1e-5
 
-    return float(optimize.brentq(shortfall, 0.0, 3 * float(threshold.max()) + 10)) / math.sqrt(blocks)
+    return float(optimize.brentq(shortfall, 0.0, 3 * float(needed.max()) + 10))
 
 
 def blocks_to_detect(

@@ -123,8 +123,14 @@ class Sizing(Frozen):
     """Upper 95 % bound of the standard deviation of d, on the noisiest calibrated device."""
     mde_pct: float
     """Effect that the design detects with 80 % power, corrected for all variants."""
+    proved_pct: float
+    """Gain that it proves to be beyond the margin with 80 % power."""
+    adopted_pct: float
+    """True gain that it adopts in 80 % of cases: the estimate must reach the threshold too."""
     adopt_if_pct: float
-    """Effect at which a variant is adopted."""
+    """Estimate from which a variant is adopted."""
+    aim_pct: float
+    """Gain for which `blocks_needed` is: the threshold, or twice the margin if it is not above the margin."""
     blocks_needed: int | None
-    """Fewest blocks that detect an effect of `adopt_if_pct` with the power of a planned design, which allows for words
-    withheld because of stalls; None when no allowed number does."""
+    """Fewest blocks that prove a gain of `aim_pct` to be beyond the margin, with the power of a planned design, which
+    allows for words withheld because of stalls; None when no allowed number does."""

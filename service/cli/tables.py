@@ -166,7 +166,7 @@ def _device_minutes(answer: "PlanPublic") -> str:
 def _is_costly(answer: "PlanPublic") -> bool:
     """Return whether the noise needs more blocks than the design has, or more time than its budget."""
     sizing, cost = answer.sizing, answer.expected_device_minutes
-    too_few = sizing is not None and sizing.mde_pct > sizing.adopt_if_pct
+    too_few = sizing is not None and sizing.proved_pct > sizing.aim_pct
     return too_few or (cost is not None and cost > answer.device_minutes_allowed)
 
 
@@ -179,18 +179,18 @@ def _detects(answer: "PlanPublic") -> str:
             f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
         )
     blocks = (
-        "no allowed number of blocks detects"
+        "no allowed number of blocks proves"
         if sizing.blocks_needed is None
-        else f"{wording.counted(sizing.blocks_needed, 'block')} detect"
+        else f"{wording.counted(sizing.blocks_needed, 'block')} prove"
     )
     noise = (
         f"sd of at most {wording.size_percent(sizing.sd_upper_pct)} between neighbouring trials, "
         f"over windows of {wording.counted(answer.window_steps, 'timed step')}"
     )
-    adopt_from = wording.plain_percent(sizing.adopt_if_pct)
     text = (
-        f"{wording.size_percent(sizing.mde_pct)} at the measured noise ({noise}); "
-        f"the rule adopts from {adopt_from}, which {blocks}"
+        f"{wording.size_percent(sizing.mde_pct)} at the measured noise ({noise}); a true gain of "
+        f"{wording.size_percent(sizing.adopted_pct)} is adopted in 80 % of cases; {blocks} a gain of "
+        f"{wording.plain_percent(sizing.aim_pct)} to be beyond the margin"
     )
     return f"{text}; {FEWER_BLOCKS}" if _is_costly(answer) else text
 

@@ -132,13 +132,24 @@ def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -
 
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:
-    noise = Sizing(calibration="c", sd_upper_pct=37.0, mde_pct=4.9, adopt_if_pct=5.0, blocks_needed=1873)
+    noise = Sizing(
+        calibration="c",
+        sd_upper_pct=37.0,
+        mde_pct=3.9,
+        proved_pct=4.9,
+        adopted_pct=5.6,
+        adopt_if_pct=5.0,
+        aim_pct=5.0,
+        blocks_needed=1873,
+    )
     plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04, warnings=["180 [are] not enough"])
     said = " ".join(_text(tables.plan(plan), width=200).split())
     assert "device minutes about 196.0" in said
     assert said.endswith("warning: 180 [are] not enough")
     assert "sd of at most 37.00 % between neighbouring trials, over windows of 4 timed steps" in said
-    assert "which 1,873 blocks detect; a quieter machine, a longer window" in said
+    assert "1,873 blocks prove a gain of 5 % to be beyond the margin; a quieter machine, a longer window" in said
+    assert "3.90 % at the measured noise" in said
+    assert "a true gain of 5.60 % is adopted in 80 % of cases; 1,873 blocks" in said
     assert "... 1,865 more" in said
     assert len(_text(tables.plan(plan), width=200).splitlines()) < 25
     fitting = " ".join(_text(tables.plan(plan_of(8, sizing=noise, expected_device_minutes=3.0)), width=200).split())

@@ -63,7 +63,7 @@ def test_the_text_says_where_the_number_comes_from() -> None:
     first = text.decode().splitlines()[0]
     assert first.startswith(f"# blocks: auto gave {parse_spec(text, kind).design.blocks.number}: sd of d at most ")
     assert calibration(0.008).digest in first
-    assert first.endswith("to detect 1.5 %")
+    assert first.endswith("to prove a gain of 1.5 % beyond the margin of 0.5 %")
 
 
 def test_exact_metrics_and_calibrations_need_no_noise() -> None:
@@ -92,7 +92,7 @@ def test_auto_does_not_size_a_loss_over_seeds() -> None:
         ((calibrate(OWN, noisy_blocks(19)),), "was not measured", "ablate aa cpu"),
         (
             (calibration(3.0),),
-            "no allowed number of blocks detects 1.5 %",
+            "no allowed number of blocks proves a gain of 1.5 % beyond the margin of 0.5 %",
             "a larger effect (verdict.primary.adopt_if)",
         ),
     ],

@@ -10,7 +10,7 @@ from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.sizing import budget_problems, size_of, sizing_problems
 from experiments.analysis.statistics import strength, widening
 from experiments.design.plan import make_plan
-from experiments.design.power import PLANNED_POWER, alpha_of
+from experiments.design.power import PLANNED_POWER, adopted_from, alpha_of
 from tests.calibrations import aa_spec, make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
 
@@ -40,13 +40,30 @@ def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
     assert power == pytest.approx(0.8, abs=0.02)
 
 
-def test_the_blocks_that_it_asks_for_find_the_threshold_with_planned_power():
-    found = sized(sd=0.008)
-    sd, effect, level = found.sd_upper_pct / 100, math.log1p(found.adopt_if_pct / 100), alpha_of(1) / 2
-    enough, fewer = (_power(blocks, effect, sd, level) for blocks in (found.blocks_needed, found.blocks_needed - 1))
+@pytest.mark.parametrize("changes", [{}, {"verdict__primary": {"metric": "tokens_per_s", "margin": "0.5%"}}])
+def test_the_blocks_that_it_asks_for_prove_the_gain_beyond_the_margin_with_planned_power(changes):
+    found = sized(make_spec(**changes), sd=0.008)
+    sd, level = found.sd_upper_pct / 100, alpha_of(1) / 2
+    assert found.aim_pct == (1.0 if changes else 1.5), "twice the margin, where the threshold is the margin"
+    distance = math.log1p(found.aim_pct / 100) - math.log1p(0.005)
+    enough, fewer = (_power(blocks, distance, sd, level) for blocks in (found.blocks_needed, found.blocks_needed - 1))
     assert fewer < PLANNED_POWER <= enough
     assert found.blocks_needed > 6
     assert sized(sd=5.0).blocks_needed is None
+
+
+def test_a_gain_is_adopted_as_often_as_planned_in_simulated_ablations():
+    rng = np.random.default_rng(20261126)
+    for _ in range(40):
+        blocks, sd = int(rng.integers(6, 40)), float(10 ** rng.uniform(-3, -1))
+        margin, level = float(10 ** rng.uniform(-4, -1)), float(10 ** rng.uniform(-4, -1.2))
+        threshold = margin * float(rng.choice([1.0, 1.5, 5.0]))
+        gain = adopted_from(blocks, sd, margin=margin, threshold=threshold, level=level)
+        estimate = rng.normal(gain, sd / math.sqrt(blocks), 20_000)
+        error = sd * np.sqrt(rng.chisquare(blocks - 2, 20_000) / (blocks - 2) / blocks)
+        beyond = estimate - stats.t.ppf(1 - level / 2, blocks - 2) * error > margin
+        assert np.mean(beyond & (estimate >= threshold)) == pytest.approx(0.8, abs=0.015)
+    assert adopted_from(6, 0.0, margin=0.005, threshold=0.015, level=0.04) == 0.015
 
 
 def _power(blocks, effect, sd, level):
@@ -74,10 +91,10 @@ def test_too_few_blocks_exact_metrics_and_calibrations_are_not_sized():
     assert sized(aa_spec(SPEC)) is None
 
 
-def test_a_design_that_cannot_see_adopt_if_is_refused_unless_it_says_that_it_knows():
+def test_a_design_that_cannot_prove_adopt_if_is_refused_unless_it_says_that_it_knows():
     (problem,) = sizing_problems(SPEC, sized(sd=0.02))
     assert problem.pointer == "#/design/blocks"
-    assert problem.detail.startswith("6 blocks detect ")
+    assert problem.detail.startswith("6 blocks prove a gain of ")
     assert "the rule adopts from 1.5 %" in problem.detail
     assert "up to 2.39 %" in problem.detail
     assert "over windows of 4 timed steps" in problem.detail
@@ -88,6 +105,9 @@ def test_a_design_that_cannot_see_adopt_if_is_refused_unless_it_says_that_it_kno
     assert sizing_problems(make_spec(design__underpowered=True), sized(sd=0.02)) == []
     unstated = make_spec(verdict__primary={"metric": "tokens_per_s", "margin": "0.5%"})
     assert sizing_problems(unstated, sized(unstated, sd=0.02)) == []
+    at_margin = make_spec(verdict__primary={"metric": "tokens_per_s", "margin": "0.5%", "adopt_if": "0.5%"})
+    (problem,) = sizing_problems(at_margin, sized(at_margin, sd=0.008))
+    assert "the rule adopts from 0.5 %, so they are for 1 %: " in problem.detail
     assert "underpowered" not in SPEC.model_dump(mode="json")["design"]
 
 
