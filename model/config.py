@@ -16,6 +16,7 @@ AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash"
 LossKind: TypeAlias = Literal["dense", "chunked"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated"]
+NormKind: TypeAlias = Literal["rms", "layer"]
 
 MESH_SIZES = (1, 2, 4, 8, 16)
 """Numbers of devices that one step can be spread over, if a node class has them."""
@@ -116,6 +117,8 @@ class HybridConfig:
     """One letter per block, see BLOCK_KINDS."""
     mlp_ratio: float = 2.0
     """Hidden width of the gated MLP as a multiple of d_model."""
+    norm: NormKind = "rms"
+    """Of the residual stream: root mean square, or mean and standard deviation. The mixer's norms are always rms."""
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from model.config import HybridConfig, MambaConfig, TrainConfig
 from model.layers.attention import CausalAttention
 from model.layers.layer_loops import LayerLoops
-from model.layers.linear import GatedMLP, Linear, RMSNorm
+from model.layers.linear import NORMS, GatedMLP, Linear
 from model.layers.mamba3 import Mamba3
 
 MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
@@ -37,7 +37,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, letter: str, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = RMSNorm(config.d_model)
+        self.norm = NORMS[config.norm](config.d_model)
         self.mixer = MIXERS[letter](config, compute_dtype=compute_dtype)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Hybrid(nn.Module):
             ResidualBlock(letter, config, compute_dtype=compute_dtype) for letter in config.pattern
         )
         self._layers = LayerLoops(self.blocks, config) if config.scan_layers else None
-        self.final_norm = RMSNorm(config.d_model)
+        self.final_norm = NORMS[config.norm](config.d_model)
         self.lm_head = Linear(config.d_model, config.vocab_size, compute_dtype=compute_dtype)
 
     def forward(self, tokens_BS: Tensor, segment_ids_BS: Tensor) -> Tensor:

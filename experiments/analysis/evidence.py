@@ -17,8 +17,7 @@ from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gate import Claim
 from experiments.design.plan import BlockPlan, Plan
-from experiments.design.recipes import changed_values
-from experiments.design.trainable import trainable
+from experiments.design.trainable import changed_values, trainable
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt, read_named

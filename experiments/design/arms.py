@@ -13,6 +13,7 @@ from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.program import program_arms, program_problems, recipe_problems
 from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec
+from experiments.design.trainable import changed_values, trainable
 from experiments.design.workload import VariantSpec
 from experiments.digest import digest
 from experiments.documents import Frozen
@@ -108,7 +109,8 @@ def resolve(spec: AblationSpec) -> Resolution:
         _arm(bases[name] or base, name, own.gates or {}, inherited, node_class) for name, own in spec.variants.items()
     ]
     resolved = tuple(arm for part in arms for arm in part.arms)
-    problems = without_repeats([*(part.problems for part in arms), _equality_problems(spec, resolved)])
+    legal = [arm for part in arms for arm in part.arms if not part.problems]
+    problems = without_repeats([*(part.problems for part in arms), _equality_problems(spec, legal)])
     return Resolution(arms=() if problems else resolved, problems=tuple(problems))
 
 
@@ -323,13 +325,15 @@ def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
 
 
 def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
-    seen: dict[str, str] = {}
+    seen: dict[str, Arm] = {}
     problems = []
     for arm in arms:
-        first = seen.setdefault(arm.digest, arm.name)
-        if first != arm.name:
-            other = "the baseline" if first == BASELINE else f"variant '{first}'"
+        first = seen.setdefault(digest(trainable(arm.config).content(arm.gates)), arm)
+        if first is not arm:
+            other = "the baseline" if first.name == BASELINE else f"variant '{first.name}'"
             detail = f"variant '{arm.name}' resolves to the same configuration as {other}"
+            if without_effect := changed_values(arm.config, first.config):
+                detail += f"; without effect in this model: {listed(without_effect)}"
             hint = "change at least one setting, or remove the variant"
             problems.append(SpecProblem(pointer=pointer("variants", arm.name), detail=detail, hint=hint))
     return problems

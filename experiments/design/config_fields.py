@@ -20,6 +20,14 @@ def read_field(config: Any, path: str) -> Any:
     return config
 
 
+def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value at the dotted `path` of a configuration as JSON; None without one."""
+    value: Any = config
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def replace_fields(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a copy of the dataclass `config` with new values at dotted paths.
 

@@ -28,21 +28,23 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
     if spec.workload.steps.slice:
         detail = "the trials of a package's recipe cannot run in slices"
         yield SpecProblem(pointer=pointer("workload", "steps", "slice"), detail=detail, hint="leave slice out")
-    for name, value in spec.workload.overrides.items():
-        where, override = pointer("workload", "overrides", name), recipe.overrides.get(name)
+    yield from _override_problems(spec.workload.overrides, recipe, "workload", "overrides")
+    yield from kernel_problems(spec)
+    yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")
+    for name, own in spec.variants.items():
+        yield from _gate_problems(own.gates or {}, recipe, "variants", name, "gates")
+        yield from _override_problems(own.overrides, recipe, "variants", name, "overrides")
+
+
+def _override_problems(values: Mapping[str, Any], recipe: PackageRecipe, *place: str) -> Iterator[SpecProblem]:
+    for name, value in values.items():
+        where, override = pointer(*place, name), recipe.overrides.get(name)
         if override is None:
             hint = f"'{name}' is a gate: put it under gates" if name in recipe.gates else None
             detail = f"unknown override {shown(name)} of recipe '{recipe.name}'; known: {_names(recipe.overrides)}"
             yield SpecProblem(pointer=where, detail=detail, hint=hint or nearest(name, recipe.overrides))
         elif allowed := override.problem(value, recipe.config[name]):
             yield SpecProblem(pointer=where, detail=f"override '{name}' is {shown(value)}; allowed: {allowed}")
-    yield from kernel_problems(spec)
-    yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")
-    for name, own in spec.variants.items():
-        yield from _gate_problems(own.gates or {}, recipe, "variants", name, "gates")
-        if own.overrides:
-            where, detail = pointer("variants", name, "overrides"), "arms of a package's recipe differ by gates only"
-            yield SpecProblem(pointer=where, detail=detail, hint="declare the value as a gate")
 
 
 def _names(names: Mapping[str, Any]) -> str:
@@ -64,8 +66,11 @@ def package_arms(
     spec: AblationSpec, recipe: PackageRecipe
 ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]] | SpecProblem]:
     """Yield name, gates and configuration without the seed of every arm, the baseline first, or a problem of an arm."""
-    base = {**recipe.config, **spec.workload.overrides, **spec.baseline.gates}
-    arms = {BASELINE: base, **{name: {**base, **(own.gates or {})} for name, own in spec.variants.items()}}
+    base = {**recipe.config, **_typed(recipe, spec.workload.overrides), **spec.baseline.gates}
+    arms = {BASELINE: base}
+    arms |= {
+        name: {**base, **_typed(recipe, own.overrides), **(own.gates or {})} for name, own in spec.variants.items()
+    }
     for name, values in arms.items():
         try:
             config = _config(spec, recipe, name, values)
@@ -77,6 +82,14 @@ def package_arms(
         plain = program_json(config)
         del plain["seed"]
         yield name, {gate: values[gate] for gate in recipe.gates}, plain
+
+
+def _typed(recipe: PackageRecipe, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values, whole ones of a number as 1.0, because 1 and 1.0 are one value."""
+    numbers = {
+        name for name, one in recipe.overrides.items() if isinstance(recipe.config[name], float) and not one.values
+    }
+    return {name: float(value) if name in numbers else value for name, value in values.items()}
 
 
 def _config(spec: AblationSpec, recipe: PackageRecipe, arm: str, values: Mapping[str, Value]) -> ProgramConfig:

@@ -103,7 +103,7 @@ class PackageRecipe(_Strict):
     gates: Annotated[dict[_FieldName, PackageGate], Field(min_length=1, max_length=100)]
     """Fields of `config` that a variant may switch and that the program attests."""
     overrides: dict[_FieldName, PackageOverride] = Field(default_factory=dict)
-    """Fields of `config` that a spec may change for all arms."""
+    """Fields of `config` that a spec may change, for all arms or for one."""
     node_classes: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Node classes that it runs on; empty means every one that executes programs."""
     train: Annotated[str, Field(pattern=_FUNCTION)]

@@ -1,8 +1,7 @@
 """Named, versioned configurations of model, data and optimiser, and the keys that a spec may override."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import get_args
 
 from kernels.backends import Lane
 from kernels.scan_switches import ScanSwitches
@@ -12,6 +11,7 @@ from model.config import (
     DataConfig,
     HybridConfig,
     MambaConfig,
+    NormKind,
     OptimConfig,
     TrainConfig,
 )
@@ -117,6 +117,11 @@ def _float(path: str, description: str, minimum: float, maximum: float) -> Overr
     return Override(path=path, kind=float, description=description, minimum=minimum, maximum=maximum)
 
 
+def _name(path: str, description: str, names: tuple[str, ...]) -> Override:
+    described = f"{description}: {' or '.join(names)}"
+    return Override(path=path, kind=str, description=described, pattern=f"^({'|'.join(names)})$")
+
+
 OVERRIDES: dict[str, Override] = {
     "seq_len": _int("data.seq_len", "S, tokens per packed row", 8, 1_048_576),
     "micro_batch": _int("micro_batch", "B, rows per step", 1, 4096),
@@ -133,11 +138,19 @@ OVERRIDES: dict[str, Override] = {
     "ngroups": _int("model.mamba.ngroups", "G, groups sharing B and C", 1, 256),
     "mimo_rank": _int("model.mamba.mimo_rank", "R, MIMO rank", 1, 8),
     "rope_fraction": _float("model.mamba.rope_fraction", "share of N that is rotated: 0.5 or 1.0", 0.5, 1.0),
+    "a_activation": _name("model.mamba.a_activation", "how dd_A becomes a decay rate", ("heavy_tail", "softplus")),
+    "dt_min": _float("model.mamba.dt_min", "smallest step size of the mixer at the start", 1e-6, 1.0),
+    "dt_max": _float("model.mamba.dt_max", "largest step size of the mixer at the start", 1e-6, 10.0),
     "num_heads": _int("model.attention.num_heads", "attention heads", 1, 256),
+    "rope_theta": _float("model.attention.rope_theta", "base of the rotary periods of attention", 100.0, 1e8),
     "softcap": _float("model.attention.softcap", "attention scores s become c * tanh(s / c); 0 caps nothing", 0.0, 1e4),
     "mlp_ratio": _float("model.mlp_ratio", "hidden width of the MLP as a multiple of d_model", 0.5, 8.0),
+    "norm": _name("model.norm", "norm of the residual stream", get_args(NormKind)),
     "vocab_size": _int("model.vocab_size", "tokens in the vocabulary: 256 bytes, end of text, merges", 257, 262_144),
     "learning_rate": _float("optim.learning_rate", "AdamW step size after its warm-up", 1e-8, 1.0),
+    "lr_warmup_steps": _int("optim.warmup_steps", "steps over which the step size rises to it", 0, 1_000_000),
+    "beta1": _float("optim.beta1", "AdamW decay of the mean gradient", 0.0, 0.9999),
+    "beta2": _float("optim.beta2", "AdamW decay of the mean squared gradient", 0.0, 0.99999),
     "weight_decay": _float("optim.weight_decay", "AdamW weight decay", 0.0, 10.0),
     "grad_clip": _float("optim.grad_clip", "global gradient norm at which gradients are clipped", 1e-4, 1e6),
     "loss_chunk_tokens": _int("loss_chunk_tokens", "tokens per chunk when loss is chunked", 16, 1_048_576),
@@ -151,24 +164,7 @@ OVERRIDES: dict[str, Override] = {
     ),
 }
 """Values that a spec may change in a recipe. All others are gates or need another recipe."""
-SHARED = ("seq_len", "micro_batch", "vocab_size", "max_corpus_mib", "corpus", "threads", "loss_chunk_tokens")
+SHARED = ("seq_len", "micro_batch", "vocab_size", "max_corpus_mib", "corpus", "threads")
 """Values that all arms share: rows, data and threads. `micro_batch` is a gate too, which an arm may set."""
 OF_AN_ARM = tuple(name for name in OVERRIDES if name not in SHARED)
 """Values of the model and the optimiser in which a variant may differ."""
-
-
-def changed_values(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return by name the values of `OF_AN_ARM` that differ between two configurations: (own, base).
-
-    Configurations are plain JSON. A missing field is no difference: those of programs have none of them, and one of
-    earlier code may lack some.
-    """
-    pairs = {name: (_value(own, OVERRIDES[name].path), _value(base, OVERRIDES[name].path)) for name in OF_AN_ARM}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and None not in pair}
-
-
-def _value(config: Mapping[str, Any], path: str) -> Any:
-    value: Any = config
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

@@ -15,9 +15,8 @@ from experiments.design.gate import Claim, show
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
-from experiments.design.recipes import changed_values
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import trainable
+from experiments.design.trainable import changed_values, trainable
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from model.measurements import Metric

@@ -354,7 +354,9 @@ def _add_packages(parts: dict[str, Any]) -> None:
         workload = parts["Workload"]["properties"]
         workload["recipe"]["enum"] = [*workload["recipe"]["enum"], recipe.name]
         for name, override in recipe.overrides.items():
-            workload["overrides"]["properties"].setdefault(name, {"description": override.description})
+            for part in ("Workload", "VariantSpec"):
+                values = parts[part]["properties"]["overrides"]["properties"]
+                values.setdefault(name, {"description": override.description})
         for part in ("ArmSpec", "VariantSpec"):
             gates = parts[part]["properties"]["gates"]["properties"]
             for name, gate in recipe.gates.items():

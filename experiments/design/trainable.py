@@ -11,12 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.design.config_fields import read_config
+from experiments.design.config_fields import read_config, value_at
 from experiments.design.gate import Claim, Facts, show
 from experiments.design.gate_readings import GateReading, declared_readings, read_gates
 from experiments.design.gates import GATES
 from experiments.design.packages import code_folders, lane_of_package
 from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
+from experiments.design.recipes import OF_AN_ARM, OVERRIDES
 from experiments.design.workload import ARCHIVE
 from experiments.digest import canonical_json
 from kernels.backends import NodeClass
@@ -83,6 +84,11 @@ class Trainable(ABC):
     @abstractmethod
     def describe(self) -> str:
         """Say in a few words what a step consists of."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Values besides the gates in which arms may differ, by name; a configuration of earlier code may lack some."""
+        return {}
 
     @property
     def work(self) -> StepWork | None:
@@ -190,6 +196,12 @@ class BuiltInModel(Trainable):
         """Return rows and tokens: an answer holds only for rows of the same length."""
         rows, tokens = self.config["micro_batch"], self.config["data"]["seq_len"]
         return f"{rows:,} row{'' if rows == 1 else 's'} of {tokens:,} tokens"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Values of the model and the optimiser."""
+        values = {name: value_at(self.config, OVERRIDES[name].path) for name in OF_AN_ARM}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def work(self) -> StepWork:
@@ -329,9 +341,8 @@ class PackagedRecipe(Program):
     def shape(self) -> dict[str, Any]:
         """Return the recipe with its values, gates excepted, and the number of devices."""
         package = self._package
-        values = {name: value for name, value in package["values"].items() if name not in package["claims"]}
         shared = {name: package[name] for name in ("recipe", "version")}
-        return {**shared, "values": values, "devices": self.config["devices"]}
+        return {**shared, "values": dict(self.values), "devices": self.config["devices"]}
 
     def content(self, _gates: Mapping[str, Any]) -> dict[str, Any]:
         """Return the program and its values; its recipe may have any name."""
@@ -345,6 +356,12 @@ class PackagedRecipe(Program):
         """Return the recipe and its values."""
         values = ", ".join(f"{name} {show(value)}" for name, value in self._package["values"].items())
         return f"{self._package['recipe']}: {values}"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Values of the recipe that are no gates."""
+        package = self._package
+        return {name: value for name, value in package["values"].items() if name not in package["claims"]}
 
     @property
     def work(self) -> StepWork | None:
@@ -365,6 +382,15 @@ def trainable(config: Mapping[str, Any]) -> Trainable:
     if config.get("package"):
         return PackagedRecipe(config)
     return Program(config) if is_program(config) else BuiltInModel(config)
+
+
+def changed_values(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return by name the values, gates excepted, that differ between two configurations: (own, base).
+
+    A missing value is no difference: a configuration of earlier code may lack some.
+    """
+    mine, theirs = trainable(own).values, trainable(base).values
+    return {name: (mine[name], theirs[name]) for name in mine if name in theirs and mine[name] != theirs[name]}
 
 
 def _differing(

@@ -1,4 +1,4 @@
-"""Linear map, RMS norm and gated MLP with explicit dtypes. The model uses no autocast.
+"""Linear map, norms and gated MLP with explicit dtypes. The model uses no autocast.
 
 Weights are float32 masters. A linear map casts both operands to `compute_dtype` and returns that dtype. Norms, residual
 sums, decays and step sizes stay float32. Legend: B batch, S sequence, D d_model, F hidden width.
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.config import HybridConfig
+from model.config import HybridConfig, NormKind
 
 NORM_EPS = 1e-5
 
@@ -36,6 +36,18 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x as float32."""
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, NORM_EPS)
+
+
+class LayerNorm(RMSNorm):
+    """Subtract the mean of the last axis and divide by its standard deviation, times a learned weight, without bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised x as float32."""
+        return functional.layer_norm(x.float(), self.weight.shape, self.weight, eps=NORM_EPS)
+
+
+NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+"""Norms of the residual stream by name."""
 
 
 class GatedMLP(nn.Module):

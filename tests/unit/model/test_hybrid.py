@@ -1,11 +1,15 @@
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 import torch
 
 from kernels import facts
 from kernels.scan_switches import ScanFact, ScanSwitches
-from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, TrainConfig
+from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
+from model.layers.linear import NORM_EPS
 from model.training.loss import cross_entropy
 
 VOCAB = 512
@@ -98,6 +102,20 @@ def test_forward_schedules_agree_in_output_and_gradients():
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert float((a - b).norm()) <= 1e-4 * float(a.norm())
+
+
+@pytest.mark.parametrize("norm", get_args(NormKind))
+def test_norms_of_the_residual_stream_follow_their_definition(norm):
+    whole = config("MF")
+    model = build(replace(whole, model=replace(whole.model, norm=norm)))
+    x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0)) + 1
+    mean = x.mean(-1, keepdim=True) if norm == "layer" else 0
+    expected = (x - mean) / ((x - mean) ** 2).mean(-1, keepdim=True).add(NORM_EPS).sqrt()
+    layers = [*(block.norm for block in model.blocks), model.final_norm]
+    for layer in layers:
+        layer.weight.data.fill_(2.0)
+        assert torch.allclose(layer(x), 2 * expected, atol=1e-5)
+    assert len(layers) == 3
 
 
 def test_every_parameter_receives_a_gradient():

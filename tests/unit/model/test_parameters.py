@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 import torch
 
 from experiments.design.recipes import RECIPES
-from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig
+from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind
 from model.counts import BLOCK_PARAMETERS, num_parameters
 from model.hybrid import Hybrid
 
@@ -26,6 +27,7 @@ def drawn(count: int) -> Iterator[HybridConfig]:
             d_model=64 * chance.randint(1, 4),
             pattern="".join(chance.choices(list(BLOCK_KINDS), k=chance.randint(1, 6))),
             mlp_ratio=chance.uniform(0.5, 8.0),
+            norm=chance.choice(get_args(NormKind)),
             mamba=MambaConfig(
                 d_state=4 * chance.randint(2, 64),
                 expand=chance.randint(1, 4),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from experiments.analysis.evidence import weakest_claim
 from experiments.design import packages
 from experiments.design.aa_spec import bare_spec, calibration_spec
 from experiments.design.arms import resolve
@@ -77,6 +78,33 @@ RECIPE["tokens_per_step"], RECIPE["flops_per_step"] = tokens, flops
     assert trainable(changed.config).shape() != workload.shape()
 
 
+def test_arms_of_a_package_differ_in_its_values_too(own_packages: OwnPackages) -> None:
+    own_packages.add("mine")
+    variants = {"wide": {"overrides": {"width": 16}}, "both": {"overrides": {"rate": 1}, "gates": {"kind": "b"}}}
+    spec = parse(values(workload={"overrides": {"width": 4}}, variants=variants))
+    base, wide, both = make_plan(spec).arms
+    assert [trainable(arm.config).values for arm in (base, wide, both)] == [
+        {"width": 4, "rate": 0.5},
+        {"width": 16, "rate": 0.5},
+        {"width": 4, "rate": 1.0},
+    ]
+    assert (other_model(wide, base), other_model(both, base)) == (
+        "width 16 instead of 4",
+        "kind b instead of a, rate 1.0 instead of 0.5",
+    )
+    assert weakest_claim(wide, base) is Claim.CHANGES_MODEL
+    assert wide.gates == base.gates
+    assert len(set(questions(spec, make_plan(spec)).values())) == 2
+    schema = ablation_json_schema()["$defs"]["VariantSpec"]["properties"]["overrides"]["properties"]
+    assert "width" in schema
+
+
+def test_one_and_one_point_zero_are_one_value_of_a_package(own_packages: OwnPackages) -> None:
+    own_packages.add("mine")
+    plain = values(workload={"overrides": {"rate": 1.0}}, variants={"x": {"overrides": {"rate": 1}}})
+    assert [where for where, _what, _hint in refused(plain)] == ["#/variants/x"]
+
+
 def test_other_code_of_a_package_is_another_arm_and_another_lane(own_packages: OwnPackages) -> None:
     folder = own_packages.add("mine")
     before = make_plan(parse(values())).baseline
@@ -102,6 +130,8 @@ def test_other_code_of_a_package_is_another_arm_and_another_lane(own_packages: O
         ({"workload": {"overrides": {"rate": 1.5}}}, "#/workload/overrides/rate", "a number from 0 to 1"),
         ({"workload": {"overrides": {"kind": "b"}}}, "#/workload/overrides/kind", "unknown override 'kind'"),
         ({"workload": {"overrides": {"d_model": 64}}}, "#/workload/overrides/d_model", "known: width, rate"),
+        ({"variants": {"x": {"overrides": {"width": 65}}}}, "#/variants/x/overrides/width", "an integer from 4 to 64"),
+        ({"variants": {"x": {"overrides": {"fast": True}}}}, "#/variants/x/overrides/fast", "known: width, rate"),
         ({"variants": {"x": {"args": ["-v"]}}}, "#/variants/x", "this workload is recipe 'mine'"),
         ({"variants": {"x": {"gates": {"kind": "a"}}}}, "#/variants/x", "same configuration as the baseline"),
         ({"workload": {"steps": {"timed": 4, "slice": 2}}}, "#/workload/steps/slice", "cannot run in slices"),

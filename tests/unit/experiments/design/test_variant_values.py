@@ -23,12 +23,21 @@ OTHER: dict[str, Any] = {
     "ngroups": 2,
     "mimo_rank": 2,
     "rope_fraction": 1.0,
+    "a_activation": "softplus",
+    "dt_min": 0.01,
+    "dt_max": 0.2,
     "num_heads": 2,
+    "rope_theta": 500_000.0,
     "softcap": 10.0,
     "mlp_ratio": 4.0,
+    "norm": "layer",
     "learning_rate": 1e-4,
+    "lr_warmup_steps": 50,
+    "beta1": 0.8,
+    "beta2": 0.99,
     "weight_decay": 0.5,
     "grad_clip": 0.1,
+    "loss_chunk_tokens": 128,
 }
 """A value of each that `hybrid-tiny` does not have."""
 
@@ -44,7 +53,8 @@ def test_every_value_is_an_arms_own_or_shared() -> None:
 
 @pytest.mark.parametrize("name", OF_AN_ARM)
 def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> None:
-    spec = with_values(**{name: OTHER[name]})
+    gates = {"gates": {"loss": "chunked"}} if name == "loss_chunk_tokens" else {}
+    spec = make_spec(baseline=gates, variants={"other": {"overrides": {name: OTHER[name]}}})
     base, other = resolve(spec).arms
     configs = [read_config({**arm.config, "seed": 0}) for arm in (base, other)]
     path = OVERRIDES[name].path
@@ -82,6 +92,25 @@ def test_rows_data_and_threads_are_the_same_for_all_arms(name: str) -> None:
     (problem,) = resolve(with_values(**{name: value})).problems
     assert problem.pointer == f"#/variants/other/overrides/{name}"
     assert problem.hint == ("set it as a gate" if name == "micro_batch" else "set it under workload.overrides")
+
+
+@pytest.mark.parametrize(
+    ("workload", "values"),
+    [
+        ({}, {"loss_chunk_tokens": 128}),
+        ({"pattern": "AF"}, {"rope_fraction": 1.0}),
+        ({"pattern": "AF"}, {"headdim": 64, "dt_min": 0.01}),
+        ({"pattern": "MF"}, {"softcap": 10.0}),
+        ({"pattern": "MA"}, {"mlp_ratio": 4.0}),
+    ],
+)
+def test_values_without_effect_are_no_variant(workload: dict[str, Any], values: dict[str, Any]) -> None:
+    spec = make_spec(
+        workload__overrides=workload, baseline={}, variants={"other": {"overrides": values}}, verdict__require=[]
+    )
+    (problem,) = resolve(spec).problems
+    assert problem.pointer == "#/variants/other"
+    assert problem.detail.endswith(f"; without effect in this model: {', '.join(values)}")
 
 
 def test_values_that_do_not_fit_the_model_are_refused_where_they_stand() -> None:
