@@ -233,7 +233,9 @@ class StepsConfig:
     slice: int = 0
     """Timed steps per slice. After each slice the other trials of the block run as many. 0: no slices."""
     val_rows: int = 8
-    """Validation rows to evaluate once after the last step."""
+    """Validation rows to evaluate after the last step, and every `val_every` timed steps."""
+    val_every: int = 0
+    """Timed steps from one validation to the next. 0: only one, after the last step."""
 
     def __post_init__(self) -> None:
         _between("steps.warmup", self.warmup, 0, 100_000)
@@ -244,6 +246,10 @@ class StepsConfig:
             detail = f"is {self.slice}; allowed: 0, or a size that cuts {self.timed} timed steps into an even number"
             detail += " of slices"
             raise ConfigError("steps.slice", detail)
+        _between("steps.val_every", self.val_every, 0, self.timed)
+        if self.val_every and (self.slice or not self.val_rows):
+            allowed = "with steps.val_rows above 0 and without steps.slice"
+            raise ConfigError("steps.val_every", f"is {self.val_every}; allowed: 0, or a number {allowed}")
 
     @property
     def total(self) -> int:
@@ -253,6 +259,13 @@ class StepsConfig:
     def phase_of(self, index: int) -> Phase:
         """Return the phase of a step."""
         return "compile" if index == 0 else "warmup" if index <= self.warmup else "timed"
+
+    @property
+    def validated(self) -> tuple[int, ...]:
+        """Indices of the steps after which a schedule validates, the last step among them; none without `val_every`."""
+        if not self.val_every:
+            return ()
+        return (*range(self.warmup + self.val_every, self.total - 1, self.val_every), self.total - 1)
 
     @property
     def slices(self) -> tuple[range, ...]:

@@ -93,6 +93,20 @@ class Step(BaseModel):
     """Device clock just after the step; None where it cannot be read."""
 
 
+class Validation(BaseModel):
+    """The loss of the validation rows between two steps, by a schedule."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")  # the worker judges it
+
+    step: int
+    """Index of the step before it."""
+    loss: float
+    """Mean cross entropy in nats over the valid tokens of the validation rows."""
+    began_s: float
+    """Start in seconds since training began, by the clock of the steps."""
+    ended_s: float
+
+
 class _MeasurementsInParts(BaseModel):
     """Measurements that a receipt stores in its memory, environment and summary."""
 
@@ -171,6 +185,8 @@ class Measurements(BaseModel):
     step_kernels: OmitNone[tuple[tuple[str, int, float], ...]] = None
     """Name, calls and microseconds of each kernel of the device in one more step after all measurements, or of each
     operator where the processor computes; None without a profiled step, and for commands, which report their own."""
+    validations: OmitNone[tuple[Validation, ...]] = None
+    """The validations of a schedule, the last one after the last step; None without `steps.val_every`."""
     parameters: int
     """Trainable parameters."""
     flops_per_step: int

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.catalog.files import read_catalog_file
 from experiments.design.arms import Arm
-from experiments.design.config_fields import read_config
+from experiments.design.config_fields import read_config, steps_of
 from experiments.design.gate_readings import read_gates
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan
@@ -25,11 +25,13 @@ from kernels.backends import NODE_CLASSES
 from kernels.scan_switches import ScanFact
 from model.counts import step_flops
 from model.facts import ModelFact
-from model.measurements import Step
+from model.measurements import Step, Validation
 
 GIB = 2**30
 PAUSE_S = 1e-4
 """Pause between two steps."""
+VALIDATION_S = 0.25
+"""Seconds of a validation between two steps."""
 FIRST_TRIAL = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 SPEC: dict[str, Any] = {
@@ -148,14 +150,28 @@ def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: fl
             for index, phase in enumerate(phases)
         ],
         load_s=steps["warmup_s"],
+        validated=steps_of(config).validated,
     )
 
 
-def clocked(steps: Sequence[Step], *, load_s: float = 0.0) -> tuple[Step, ...]:
-    """Return `steps` with clocks that fit their seconds, and `load_s` seconds of load after step 0."""
-    spent = (step.seconds + PAUSE_S + (load_s if step.index == 1 else 0.0) for step in steps)
+def clocked(steps: Sequence[Step], *, load_s: float = 0.0, validated: Sequence[int] = ()) -> tuple[Step, ...]:
+    """Return `steps` with clocks that fit their seconds, `load_s` seconds of load after step 0, and validations."""
+    gaps = {1: load_s} | {index + 1: VALIDATION_S for index in validated}
+    spent = (step.seconds + PAUSE_S + gaps.get(step.index, 0.0) for step in steps)
     ends = zip(steps, accumulate(spent), strict=True)
     return tuple(step.model_copy(update={"began_s": end - step.seconds, "ended_s": end}) for step, end in ends)
+
+
+def make_validations(config: Mapping[str, Any], steps: Sequence[Step], losses: Sequence[float]) -> Any:
+    """Return the validations of a trial with `steps`; None without a schedule. The last loss comes last."""
+    after = [step for step in steps if step.index in steps_of(config).validated]
+    if not after:
+        return None
+    curve = [*losses][-len(after) :] if len(losses) >= len(after) else [losses[-1]] * len(after)
+    return tuple(
+        Validation(step=step.index, loss=loss, began_s=step.ended_s, ended_s=step.ended_s + VALIDATION_S)
+        for step, loss in zip(after, curve, strict=True)
+    )
 
 
 def make_receipt(
@@ -168,13 +184,14 @@ def make_receipt(
 ) -> Receipt:
     """Return a sealed receipt of `arm` in `block` (objects, or name and index).
 
-    `changes`: loss_step1, loss_val, peak_bytes, wall_s, facts, outcome, failure_class, message, steps, ids and
-    environment (mappings of single values); others replace a field of the receipt. Only the outcome `measured` has a
-    summary.
+    `changes`: loss_step1, loss_val (with a schedule also val_losses, of every validation), peak_bytes, wall_s, facts,
+    outcome, failure_class, message, steps, ids and environment (mappings of single values); others replace a field of
+    the receipt. Only the outcome `measured` has a summary.
     """
     block = plan.blocks[block] if isinstance(block, int) else block
     arm = plan.arm_by_name[arm] if isinstance(arm, str) else arm
-    loss_val = changes.pop("loss_val", 7.5)
+    val_losses = changes.pop("val_losses", ())
+    loss_val = changes.pop("loss_val", val_losses[-1] if val_losses else 7.5)
     loss_step1 = changes.pop("loss_step1", 8.3 + block.seed / 100)
     peak = changes.pop("peak_bytes", GIB)
     outcome = Outcome(changes.get("outcome", Outcome.MEASURED))
@@ -187,12 +204,15 @@ def make_receipt(
     peak_flops = environment["peak_flops"]
     if environment["node_class"] == "h200":
         steps = tuple(step if step.clock_mhz else step.model_copy(update={"clock_mhz": 1980.0}) for step in steps)
+    validations = changes.pop("validations", make_validations(arm.config, steps, (*val_losses[:-1], loss_val)))
     training_s = max((step.ended_s for step in steps), default=0.0) + 0.5
     wall_s = changes.pop("wall_s", max(3.0, training_s + 0.5))
     position = block.order.index(arm.name)
     summary = None
     if outcome is Outcome.MEASURED and steps:
-        summary = summarise(steps, flops_per_step=flops, loss_val=loss_val, peak_flops=peak_flops)
+        summary = summarise(
+            steps, flops_per_step=flops, loss_val=loss_val, peak_flops=peak_flops, validations=validations
+        )
     fields: dict[str, Any] = {
         "ids": {**_ids(plan, block, arm).model_dump(), **changes.pop("ids", {})},
         "arm": arm.name,
@@ -213,6 +233,7 @@ def make_receipt(
         "memory": Memory(peak_allocated_bytes=peak // 2, peak_reserved_bytes=peak, limit_bytes=16 * GIB),
         "compile_s": 0.0,
         "compile_cache_hit": None,
+        "validations": validations,
         "parameters": 1_000_000,
         "flops_per_step": flops,
         "started_at": (FIRST_TRIAL + timedelta(hours=block.index, seconds=position * (wall_s + 1))).isoformat(),

@@ -51,6 +51,25 @@ def _slice_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecP
         yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
 
+def _schedule_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
+    """Find reasons why the trials of `spec` cannot validate by the schedule that it requests."""
+    steps, where = spec.workload.steps, pointer("workload", "steps", "val_every")
+    if not steps.val_every:
+        return
+    if node_class.compiles_only:
+        detail = f"node class '{node_class}' executes nothing, so val_every has no effect"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave val_every out")
+    if steps.slice:
+        detail = "between slices the other trials of the block run, so val_every cannot be combined with slice"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave slice or val_every out")
+    if not steps.val_rows:
+        detail = "val_every evaluates validation rows, but val_rows is 0"
+        yield SpecProblem(pointer=where, detail=detail, hint="set workload.steps.val_rows")
+    if steps.val_every > steps.timed:
+        detail = f"val_every is {steps.val_every}; allowed: 0 to {steps.timed}, the timed steps"
+        yield SpecProblem(pointer=where, detail=detail)
+
+
 def _why_not(node_class: NodeClass) -> str:
     if node_class.compiles_only:
         return "that class executes nothing"
@@ -91,9 +110,9 @@ def resolve(spec: AblationSpec) -> Resolution:
         return _resolve_package(spec, spec.workload.recipe)
     recipe = RECIPES[spec.workload.recipe]
     node_class = NODE_CLASSES[spec.placement.node_class]
-    slice_problems = list(_slice_problems(spec, node_class))
-    problems = [*recipe_problems(spec), *_recipe_problems(recipe, node_class), *slice_problems]
-    if slice_problems:  # illegal slices make no configuration
+    step_problems = [*_slice_problems(spec, node_class), *_schedule_problems(spec, node_class)]
+    problems = [*recipe_problems(spec), *_recipe_problems(recipe, node_class), *step_problems]
+    if step_problems:  # illegal steps make no configuration
         return Resolution(arms=(), problems=tuple(problems))
     base, override_problems = _workload(spec, recipe)
     problems += override_problems

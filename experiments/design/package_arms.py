@@ -28,6 +28,9 @@ def package_problems(spec: AblationSpec, recipe: PackageRecipe) -> Iterator[Spec
     if spec.workload.steps.slice:
         detail = "the trials of a package's recipe cannot run in slices"
         yield SpecProblem(pointer=pointer("workload", "steps", "slice"), detail=detail, hint="leave slice out")
+    if spec.workload.steps.val_every:
+        detail = "a package's recipe validates by itself, so val_every has no effect"
+        yield SpecProblem(pointer=pointer("workload", "steps", "val_every"), detail=detail, hint="leave val_every out")
     yield from _override_problems(spec.workload.overrides, recipe, "workload", "overrides")
     yield from kernel_problems(spec)
     yield from _gate_problems(spec.baseline.gates, recipe, "baseline", "gates")

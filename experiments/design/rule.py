@@ -18,6 +18,7 @@ from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.design.trainable import changed_values, trainable
 from experiments.design.verdict_rule import Primary, Requirement
+from experiments.design.workload import Steps
 from experiments.digest import digest
 from model.measurements import Metric
 
@@ -50,6 +51,11 @@ SLICES: dict[str, Any] = {
     "order and back, one at any moment; nothing untimed between a trial's slices",
 }
 """Addition to the estimator where a window runs in slices."""
+
+VALIDATED: dict[str, Any] = {
+    "validations": "between timed steps by a schedule; their time is in no step and no part of the window",
+}
+"""Addition to the estimator where trials validate by a schedule."""
 
 COMPILE_TIME: dict[str, Any] = {
     "estimate": "wall seconds of the pass before step 0 that compiles, its one execution included",
@@ -174,10 +180,14 @@ def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
         "blocks": spec.design.blocks.number,
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
-        "estimator": estimator_of(primary.metric, spec.workload.steps.slice),
+        "estimator": estimator_of(primary.metric, spec.workload.steps.slice) | _validated(spec.workload.steps),
         "comparison": _comparison(primary, version) | _additions(spec),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
+
+
+def _validated(steps: Steps) -> dict[str, Any]:
+    return {**VALIDATED, "val_every": steps.val_every} if steps.val_every else {}
 
 
 _ENVELOPE = {"envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks"}

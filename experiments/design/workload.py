@@ -195,7 +195,17 @@ class Steps(SpecPart):
         description="Timed steps that a trial runs before the other trials of its block run as many; an even number of "
         "slices makes the window. For machines whose speed drifts within a window. 0: no slices.",
     )
-    val_rows: int = Field(default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step.")
+    val_rows: int = Field(
+        default=8, ge=0, le=65_536, description="Validation rows evaluated after the last step, and by `val_every`."
+    )
+    val_every: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        exclude_if=_is_empty,
+        description="Timed steps from one validation to the next, for curves of the validation loss. The last step is "
+        "always followed by one; their time is in no step. 0: only after the last step.",
+    )
 
 
 NOT_OURS: dict[str, Any] = {"pattern": _METRIC, "not": {"enum": [*METRICS]}}
@@ -245,7 +255,7 @@ def _workload_schema(schema: dict[str, Any]) -> None:
     forbidden = {"anyOf": [{"required": [name]} for name in (COMMAND, *_OF_A_COMMAND)]}
     programs = {"anyOf": [{"required": [name]} for name in _OF_PROGRAMS]}
     of_a_package = {"properties": {"recipe": {"not": {"enum": [*RECIPES]}}}}
-    own_steps = {"properties": {"slice": {"const": 0}}}
+    own_steps = {"properties": {"slice": {"const": 0}, "val_every": {"const": 0}}}
     schema["oneOf"] = [
         {"required": ["recipe"], "not": forbidden, "anyOf": [of_a_package, {"not": programs}]},
         {"required": [COMMAND], "not": {"required": ["recipe"]}, "properties": {
@@ -347,6 +357,8 @@ class Workload(SpecPart):
             raise refuse("'overrides' change a recipe; this workload is a command", "use arguments of the command")
         elif self.steps.slice:
             raise refuse("the trials of a command cannot run in slices", "leave steps.slice out")
+        elif self.steps.val_every:
+            raise refuse("a command validates by itself, so steps.val_every has no effect", "leave it out")
         return self
 
     @property

@@ -129,6 +129,7 @@ def _program_contradictions(receipt: Receipt) -> list[str]:
     if config.package is not None:
         problems += _package_problems(receipt, config.package)
     steps = [*_phase_problems(receipt, config.steps), *_summary_problems(receipt)]
+    problems += _schedule_problems(receipt, config.steps)
     named = len(held_by(receipt.environment))
     if named != config.devices:
         problems.append(f"environment names {named} devices; the configuration has {config.devices}")
@@ -174,6 +175,7 @@ def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
         yield from _step_problems(receipt, config)
         yield from _summary_problems(receipt)
         yield from _validation_problems(receipt, config)
+        yield from _schedule_problems(receipt, config.steps)
         if receipt.outcome is Outcome.MEASURED:
             yield from clock_problems(receipt, config.steps)
         return
@@ -281,6 +283,7 @@ def _summary_problems(receipt: Receipt) -> Iterator[str]:
             flops_per_step=receipt.flops_per_step,
             loss_val=summary.loss_val,
             peak_flops=receipt.environment.peak_flops,
+            validations=receipt.validations,
         )
     except ReceiptError as error:
         yield f"summary cannot be recomputed: {error}"
@@ -295,6 +298,18 @@ def _validation_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]
     summary = receipt.summary
     if summary is not None and (summary.loss_val is None) != (config.steps.val_rows == 0):
         yield f"summary.loss_val is {summary.loss_val}; the configuration has {config.steps.val_rows} validation rows"
+
+
+def _schedule_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
+    """Find contradictions of the validations between steps to their schedule and to the last one."""
+    curve, summary = receipt.validations or (), receipt.summary
+    after = tuple(one.step for one in curve)
+    expected = steps.validated if receipt.outcome is Outcome.MEASURED else steps.validated[: len(after)]
+    if after != expected:
+        given = ", ".join(map(str, after[:8])) or "none"
+        yield f"validations follow steps {given}; val_every = {steps.val_every} gives {len(steps.validated)} of them"
+    elif curve and summary is not None and summary.loss_val != curve[-1].loss:
+        yield f"summary.loss_val is {summary.loss_val}; the last validation gives {curve[-1].loss}"
 
 
 def _version_1_problems(receipt: Mapping[str, Any]) -> list[str]:

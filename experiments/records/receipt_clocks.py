@@ -9,7 +9,7 @@ of a block lie on one line, where a moved, swapped or shortened slice leaves a g
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -38,6 +38,7 @@ def clock_problems(receipt: Receipt, steps: StepsConfig) -> list[str]:
     """Describe durations of a measured trial that contradict each other."""
     return [
         *_step_problems(receipt),
+        *_validation_problems(receipt),
         *_pause_problems(receipt, steps),
         *_warmup_problems(receipt, steps),
         *_waiting_problems(receipt, steps),
@@ -69,13 +70,27 @@ def _step_problems(receipt: Receipt) -> Iterator[str]:
         before = step.ended_s
 
 
+def _validation_problems(receipt: Receipt) -> Iterator[str]:
+    """Find a validation that does not lie between its step and the next one."""
+    by_index = {step.index: step for step in receipt.steps}
+    for one in receipt.validations or ():
+        before, after = by_index.get(one.step), by_index.get(one.step + 1)
+        begun = before is not None and before.ended_s - ROUNDING_S <= one.began_s < one.ended_s
+        if not begun or (after is not None and one.ended_s > _began(after) + ROUNDING_S):
+            yield f"the validation after step {one.step} does not lie between that step and the next one"
+            return
+
+
 def _began(step: Step) -> float:
     return step.ended_s - step.seconds if step.began_s is None else step.began_s
 
 
-def pauses(timed: Sequence[Step]) -> list[float]:
-    """Return the seconds between consecutive timed steps."""
-    return [later.ended_s - earlier.ended_s - later.seconds for earlier, later in pairwise(timed)]
+def _pauses(timed: Sequence[Step], validations: Mapping[int, float]) -> list[float]:
+    """Return the seconds between consecutive timed steps, less those of `validations` by the step before them."""
+    return [
+        later.ended_s - earlier.ended_s - later.seconds - validations.get(earlier.index, 0.0)
+        for earlier, later in pairwise(timed)
+    ]
 
 
 def slices_of(receipt: Receipt, steps: StepsConfig) -> list[tuple[Step, ...]]:
@@ -86,7 +101,8 @@ def slices_of(receipt: Receipt, steps: StepsConfig) -> list[tuple[Step, ...]]:
 
 def _pause_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
     timed = [step for step in receipt.steps if step.phase == "timed"]
-    ordered = sorted(pause for part in slices_of(receipt, steps) for pause in pauses(part))
+    validations = {one.step: one.ended_s - one.began_s for one in receipt.validations or ()}
+    ordered = sorted(pause for part in slices_of(receipt, steps) for pause in _pauses(part, validations))
     if not ordered:
         return
     older, step_s = timed[0].began_s is None, median(step.seconds for step in timed)
@@ -120,10 +136,13 @@ def _waiting_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
 
 
 def _total_problems(receipt: Receipt) -> Iterator[str]:
-    spent = math.fsum([receipt.compile_s, *receipt.warmup_passes, *(step.seconds for step in receipt.steps)])
+    validations = receipt.validations or ()
+    between = (one.ended_s - one.began_s for one in validations)
+    spent = math.fsum([receipt.compile_s, *receipt.warmup_passes, *(step.seconds for step in receipt.steps), *between])
     ended = receipt.steps[-1].ended_s - (receipt.waited_s or 0.0) if receipt.steps else 0.0
+    ended = max([ended, *(one.ended_s for one in validations)])
     for name, part, whole_name, whole in (
-        ("steps and passes", spent, "training_s", receipt.training_s),
+        ("steps, passes and validations", spent, "training_s", receipt.training_s),
         ("the last step's end", ended, "training_s", receipt.training_s),
         ("training_s", receipt.training_s, "wall_s", receipt.wall_s),
     ):

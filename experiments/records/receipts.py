@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -16,7 +17,7 @@ from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import KernelRows, ProgramReport
-from model.measurements import Measurements, Metric, OmitNone, Step
+from model.measurements import Measurements, Metric, OmitNone, Step, Validation
 
 SCHEMA_VERSION = 3
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes.
@@ -135,6 +136,19 @@ class Memory(Frozen):
     limit_bytes: int | None
 
 
+class CurvePoint(Frozen):
+    """One validation by a schedule."""
+
+    step: int
+    """Index of the step before it."""
+    tokens: int
+    """Tokens of all steps until then, step 0 and warm-up included."""
+    seconds: float
+    """Training seconds until then: the timed steps', and for each earlier step the mean of the timed ones. Its own time
+    has compilation and cold caches in it; without it, the arm with the longer steps would get more training."""
+    loss: float
+
+
 class Summary(Frozen):
     """Numbers that the declared estimator derives from the raw steps; verification recomputes them."""
 
@@ -156,6 +170,8 @@ class Summary(Frozen):
     loss_final: float | None
     """Mean loss of the last quarter of the timed steps, at least one."""
     loss_val: float | None
+    curve: OmitNone[tuple[CurvePoint, ...]] = None
+    """The validations of a schedule; the last one is `loss_val`."""
 
 
 class _FieldOrder(Frozen):
@@ -190,6 +206,7 @@ class _FieldOrder(Frozen):
     compile_s: Any
     compile_cache_hit: Any
     kernels: Any
+    validations: Any
     parameters: Any
     flops_per_step: Any
     started_at: str
@@ -214,7 +231,12 @@ MIN_SPREAD = 0.002
 
 
 def summarise(
-    steps: Sequence[Step], *, flops_per_step: int, loss_val: float | None, peak_flops: float | None
+    steps: Sequence[Step],
+    *,
+    flops_per_step: int,
+    loss_val: float | None,
+    peak_flops: float | None,
+    validations: Sequence[Validation] | None = None,
 ) -> Summary:
     """Derive the summary from raw steps: the untrimmed total of the timed window and the median.
 
@@ -242,7 +264,22 @@ def summarise(
         loss_step1=first.loss,
         loss_final=_mean_loss(last),
         loss_val=loss_val,
+        curve=None if validations is None else _curve(steps, validations, mean),
     )
+
+
+def _curve(steps: Sequence[Step], validations: Sequence[Validation], mean_s: float) -> tuple[CurvePoint, ...]:
+    """Return the points of a curve in the order of the validations, each after an existing step."""
+    tokens = [0, *accumulate(step.tokens for step in steps)]
+    seconds = [0.0, *accumulate(step.seconds if step.phase == "timed" else mean_s for step in steps)]
+    points = {step.index: (tokens[place], seconds[place]) for place, step in enumerate(steps, start=1)}
+    try:
+        return tuple(
+            CurvePoint(step=one.step, tokens=points[one.step][0], seconds=points[one.step][1], loss=one.loss)
+            for one in validations
+        )
+    except KeyError as error:
+        raise ReceiptError(f"a validation follows step {error}, which does not exist") from error
 
 
 def is_finite(step: Step) -> bool:

@@ -1,4 +1,4 @@
-"""The training loop of one trial: step 0, warm-up, timed steps, then the validation loss.
+"""The training loop of one trial: step 0, warm-up, timed steps with validations between them, the validation loss.
 
 - Compilation: if code is generated (torch.compile, scan kernels, flex attention), one forward and backward pass runs
   before step 0 and is timed by itself.
@@ -7,7 +7,8 @@
   nothing. So the number of updates before the window does not depend on the machine's speed.
 - Garbage: collected before the warm-up. Python's automatic collection is off until the end of the window, because its
   pauses fall into single steps and slow down the next one.
-- Validation: the uncompiled module with the same weights, so it compiles nothing.
+- Validation: the uncompiled module with the same weights, so it compiles nothing. With `steps.val_every` it also runs
+  between timed steps; its time is in no step, and load by others during it does not count.
 - Memory: on a CPU one more pass, untimed and without an update, measures the memory in tensors.
 """
 
@@ -31,7 +32,7 @@ from model.data.dataset import Dataset
 from model.data.packing import Batch
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.measurements import Phase, Step, TrialMeasurements
+from model.measurements import Phase, Step, TrialMeasurements, Validation
 from model.training import optim_step, traced_step
 from model.training.compilation import (
     Compilation,
@@ -147,7 +148,8 @@ def train(
         meter = PeakMeter(device)
         trainer = _Trainer(config, dataset, device, started=started)
         steps, observed, shares = _run_steps(trainer, on_step, others)
-        loss_val = trainer.validate()
+        curve = tuple(trainer.validations)
+        loss_val = curve[-1].loss if curve else trainer.validate()
         peak = meter.read(trainer.one_pass, state_bytes=trainer.state_bytes())
         trainer.explain_compilations(steps, observed)
         training_s = time.perf_counter() - started - (others.waited_s or 0.0)
@@ -160,6 +162,7 @@ def train(
         training_began_s=started,
         waited_s=others.waited_s,
         loss_val=loss_val,
+        validations=curve or None,
         compile_s=trainer.compilation.seconds,
         compile_cache_hit=trainer.compilation.cache_hit,
         facts=dict(observed),
@@ -189,14 +192,17 @@ def _run_steps(
         trainer.compile()
         run("compile", range(1))
         trainer.attest(observed)
-    load = HostLoad()
+    load, validated = HostLoad(), frozenset(trainer.config.steps.validated)
     with no_automatic_gc():
         trainer.load()
         run("warmup", range(1, 1 + trainer.config.steps.warmup))
         trainer.settle()
         for indices in trainer.config.steps.slices:
             others.run(load)
-            run("timed", indices)
+            for index in indices:
+                run("timed", range(index, index + 1))
+                if index in validated:
+                    trainer.validate_after(index, load)
         shares = load.shares()
     others.run(load)
     return tuple(records), observed, shares
@@ -210,6 +216,8 @@ class _Trainer:
         self.device = device
         self.compilation = Compilation()
         self.warmup_passes: list[float] = []
+        self.validations: list[Validation] = []
+        """Those of the schedule."""
         self._started = started
         self._last_compilations = 0
         """Compilations during the last step or pass."""
@@ -322,6 +330,21 @@ class _Trainer:
         """Run the last step of the window once more."""
         self._update(self.config.steps.total - 1)
         self._wait()
+
+    def validate_after(self, index: int, load: HostLoad) -> None:
+        """Record the validation after step `index`; what others do meanwhile does not count as foreign `load`.
+
+        Raises NonFiniteLoss if its loss is NaN or infinite.
+        """
+        start = time.perf_counter()
+        load.pause()
+        loss = self.validate()
+        load.resume()
+        end = time.perf_counter()
+        if loss is None or not math.isfinite(loss):
+            raise NonFiniteLoss(f"the validation loss after step {index} is {loss}")
+        began_s, ended_s = start - self._started, end - self._started
+        self.validations.append(Validation(step=index, loss=loss, began_s=began_s, ended_s=ended_s))
 
     def validate(self) -> float | None:
         """Return the mean loss over the valid tokens of the validation rows, or None without validation rows."""

@@ -5,7 +5,7 @@ The caller claims and reports the block: a worker of a service, or an air-gapped
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock, Clai
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
+from model.config import StepsConfig
 from workers.blocks.code_cache import CodeCache
 from workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from workers.blocks.slices import SlicedBlock, SlicedTrial
@@ -117,10 +118,7 @@ class BlockRunner:
                 yield sentence
 
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
-        config = {
-            **trial.config,
-            "steps": {**trial.config["steps"], "warmup": 0, "warmup_s": 0.0, "timed": 1, "slice": 0, "val_rows": 0},
-        }
+        config = {**trial.config, "steps": asdict(StepsConfig(warmup=0, timed=1, val_rows=0))}
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         order = replace(order, trace_only=self._node_class.compiles_only)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)

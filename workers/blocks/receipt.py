@@ -28,7 +28,7 @@ from experiments.records.receipts import (
     summarise,
 )
 from experiments.records.trial_guards import cache_problems, timing_problems
-from model.measurements import Step
+from model.measurements import Step, Validation
 from workers.blocks.surroundings import worst_of
 from workers.errors import BlockBroken
 from workers.identity.node import Node
@@ -102,6 +102,7 @@ class TrialRecord:
                 "environment": self._environment(result),
                 "gates": gates,
                 "steps": steps,
+                "validations": _finite_or_none(result.validations),
                 "summary": self._summary(steps, result) if steps and _has_window(result, failure) else None,
                 "memory": self._memory(result),
                 "started_at": self.started_at.isoformat(),
@@ -197,7 +198,11 @@ class TrialRecord:
 
     def _summary(self, steps: tuple[Step, ...], result: TrialResult) -> Any:
         return summarise(
-            steps, flops_per_step=result.flops_per_step, loss_val=result.loss_val, peak_flops=self._peak_flops()
+            steps,
+            flops_per_step=result.flops_per_step,
+            loss_val=result.loss_val,
+            peak_flops=self._peak_flops(),
+            validations=result.validations,
         )
 
     def _peak_flops(self) -> float | None:
@@ -222,6 +227,8 @@ def _judge(
         return FailureClass.NUMERICS, f"step {len(_finite(steps))} has a loss or gradient norm that is not finite"
     if result.loss_val is not None and not math.isfinite(result.loss_val):
         return FailureClass.NUMERICS, "the validation loss is not finite"
+    if _finite_or_none(result.validations) != result.validations:
+        return FailureClass.NUMERICS, "a validation loss is not finite"
     return None, None
 
 
@@ -246,3 +253,8 @@ def _finite(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         if not is_finite(step):
             return steps[:index]
     return steps
+
+
+def _finite_or_none(validations: tuple[Validation, ...] | None) -> tuple[Validation, ...] | None:
+    """Return the validations; None if a loss is not finite, which JSON cannot represent."""
+    return validations if all(math.isfinite(one.loss) for one in validations or ()) else None

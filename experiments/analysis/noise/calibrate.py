@@ -85,9 +85,10 @@ def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
     """Return the digest of the estimator of `metric` and, for a metric of the window, of a TrainConfig's window."""
     if metric in _ESTIMATOR_OF:
         return _ESTIMATOR_OF[metric]
+    steps = {name: value for name, value in config["steps"].items() if value or name != "val_every"}  # a later field
     if metric not in METRICS:
-        return digest({"estimator": reported_estimator(metric), "steps": config["steps"]})
-    steps = {name: value for name, value in config["steps"].items() if name not in {"val_rows", "slice"}}
+        return digest({"estimator": reported_estimator(metric), "steps": steps})
+    steps = {name: value for name, value in steps.items() if name not in {"val_rows", "slice"}}
     return digest({"estimator": window_estimator(config["steps"].get("slice", 0)), "steps": steps})
 
 

@@ -21,7 +21,7 @@ from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.data.packing import Batch
-from model.errors import DataError, NonFiniteLoss, StillCompiling
+from model.errors import ConfigError, DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
 from model.measurements import Step
 from model.training import train as training
@@ -121,6 +121,35 @@ def test_a_profiled_step_comes_after_every_measurement_and_changes_none(home: Pa
     assert len({name for name, _count, _spent in rows}) == len(rows)
 
 
+def test_a_validation_loss_that_is_no_number_ends_the_training(
+    home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training._Trainer, "validate", lambda _: math.inf)
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=3, val_rows=2, val_every=2))
+    with pytest.raises(NonFiniteLoss, match="validation loss after step 2 is inf"):
+        run(config, dataset)
+
+
+@pytest.mark.parametrize(
+    ("steps", "after"),
+    [
+        ({"warmup": 0, "timed": 1, "val_every": 1}, (1,)),
+        ({"warmup": 3, "timed": 11, "val_every": 11}, (14,)),
+        ({"warmup": 2, "timed": 7, "val_every": 3}, (5, 8, 9)),
+        ({"warmup": 2, "timed": 4, "val_every": 1}, (3, 4, 5, 6)),
+        ({"warmup": 2, "timed": 4}, ()),
+    ],
+)
+def test_a_schedule_counts_timed_steps_and_ends_with_the_last_one(steps: dict[str, int], after: tuple[int]) -> None:
+    assert StepsConfig(**steps).validated == after
+
+
+@pytest.mark.parametrize("steps", [{"val_every": 11}, {"val_every": 2, "val_rows": 0}, {"val_every": 1, "slice": 1}])
+def test_a_schedule_that_cannot_hold_is_refused(steps: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"steps\.val_every"):
+        StepsConfig(**steps)
+
+
 def test_train_learns(baseline: TrainResult) -> None:
     curve = [step.loss for step in baseline.steps]
     assert curve[0] == pytest.approx(math.log(512), abs=0.2)
@@ -129,15 +158,29 @@ def test_train_learns(baseline: TrainResult) -> None:
     assert baseline.loss_val < curve[0] - 0.5
 
 
-def test_train_marks_the_phases_in_order(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
+def test_train_marks_the_phases_in_order_and_a_schedule_of_validations_changes_no_step(
+    home: Path, dataset: Dataset, baseline: TrainResult
+) -> None:
     seen: list[Step] = []
-    result = train(config_for(home), dataset=dataset, on_step=seen.append)
+    config = config_for(home, steps=replace(TINY.steps, val_every=4))
+    result = train(config, dataset=dataset, on_step=seen.append)
     assert tuple(seen) == result.steps
     assert [step.index for step in seen] == list(range(15))
     assert [step.phase for step in seen] == ["compile"] + ["warmup"] * 3 + ["timed"] * 11
     assert {step.tokens for step in seen} == {4 * 64}
     assert all(step.seconds > 0 and step.grad_norm > 0 for step in seen)
     assert losses(result) == losses(baseline)
+    assert result.peak_allocated_bytes == baseline.peak_allocated_bytes
+    curve = result.validations
+    assert curve is not None
+    assert [one.step for one in curve] == [7, 11, 14]
+    assert curve[0].loss > curve[-1].loss == result.loss_val
+    for one in curve:
+        after = next((step for step in seen if step.index == one.step + 1), None)
+        assert seen[one.step].ended_s <= one.began_s < one.ended_s
+        assert after is None or one.ended_s <= after.began_s
+    assert baseline.validations is None
+    assert "validations" not in baseline.model_dump(mode="json")
 
 
 def test_train_gives_the_same_bits_in_fresh_processes(home: Path, dataset: Dataset, baseline: TrainResult) -> None:

@@ -61,7 +61,7 @@ def test_make_plan_resolves_gates_into_the_configuration() -> None:
     assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
     assert psiv.config["model"]["scan"]["psiv_cache"] is True
     assert psiv.config["data"]["seq_len"] == 128
-    assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "slice": 0, "val_rows": 2}
+    assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "slice": 0, "val_rows": 2, "val_every": 0}
     assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
     assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
 

@@ -9,27 +9,36 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from experiments.design.plan import Plan
 from experiments.digest import digest
 from experiments.errors import ReceiptError
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import summarise
-from model.measurements import Step
+from model.measurements import Step, Validation
 from tests.factories import make_plan, make_receipt, make_spec
 
 Values: TypeAlias = dict[str, Any]
 Edit: TypeAlias = Callable[[Values], None]
 
-PLAN = make_plan(
-    make_spec(
-        workload={"recipe": "hybrid-ref-h200", "steps": {"warmup": 3, "warmup_s": 1.5, "timed": 25, "val_rows": 2}},
-        placement__node_class="h200",
-        variants={"psiv-cache": {"gates": {"psiv_cache": True}}},
+
+def plan_of(**steps: int) -> Plan:
+    given = {"warmup": 3, "warmup_s": 1.5, "timed": 25, "val_rows": 2, **steps}
+    return make_plan(
+        make_spec(
+            workload={"recipe": "hybrid-ref-h200", "steps": given},
+            placement__node_class="h200",
+            variants={"psiv-cache": {"gates": {"psiv_cache": True}}},
+        )
     )
-)
 
 
-def original() -> Values:
-    values: Values = json.loads(make_receipt(PLAN, 0, "psiv-cache", tokens_per_s=486_000.0).model_dump_json())
+PLAN = plan_of()
+CURVE = [9.0, 8.5, 8.25, 8.125, 7.5]
+
+
+def original(**steps: int) -> Values:
+    plan, curve = (plan_of(**steps), {"val_losses": CURVE}) if steps else (PLAN, {})
+    values: Values = json.loads(make_receipt(plan, 0, "psiv-cache", tokens_per_s=486_000.0, **curve).model_dump_json())
     return values
 
 
@@ -41,6 +50,9 @@ def redone(values: Values) -> Values:
             flops_per_step=values["flops_per_step"],
             loss_val=values["summary"]["loss_val"],
             peak_flops=values["environment"]["peak_flops"],
+            validations=[Validation.model_validate(one) for one in values["validations"]]
+            if "validations" in values
+            else None,
         )
         values["summary"] = fresh.model_dump(mode="json")
     except (ReceiptError, TypeError):
@@ -247,3 +259,87 @@ def test_a_receipt_that_did_not_measure_is_not_asked_for_what_it_lacks() -> None
             PLAN, 0, "psiv-cache", outcome=outcome, failure_class=failure, steps=(), memory=None, flops_per_step=0
         )
         assert verify(json.loads(receipt.model_dump_json())) == []
+
+
+def validations(**changes: float) -> Edit:
+    """Return the edit that adds to fields of the second validation."""
+
+    def edit(values: Values) -> None:
+        one = values["validations"][1]
+        one |= {name: one[name] + change for name, change in changes.items()}
+
+    return edit
+
+
+def only(keep: slice) -> Edit:
+    return lambda values: values.update(validations=values["validations"][keep])
+
+
+CURVE_EDITS: dict[str, tuple[Edit, str]] = {
+    "a validation left out": (only(slice(1, None)), "val_every = 6 gives 5 of them"),
+    "all validations left out": (lambda values: values.pop("validations"), "follow steps none"),
+    "a validation after another step": (validations(step=1), "validations follow steps 9, 16, 21"),
+    "a better last validation": (
+        lambda values: values["validations"][-1].update(loss=7.0),
+        "summary.loss_val is 7.5; the last validation gives 7.0",
+    ),
+    "a validation inside a step": (validations(began_s=-0.01), "the validation after step 15 does not lie"),
+    "a validation that ends in the next step": (validations(ended_s=0.01), "the validation after step 15 does not"),
+    "validations that take no time": (validations(ended_s=-0.25), "the validation after step 15 does not lie"),
+    "training that is over before its last validation": (
+        lambda values: values.update(training_s=values["steps"][-1]["ended_s"]),
+        "training_s is only",
+    ),
+}
+
+
+def test_a_curve_follows_from_its_validations_and_steps() -> None:
+    values = original(val_every=6)
+    assert verify(values) == []
+    assert verify(redone(original(val_every=6))) == []
+    curve, steps_ = values["summary"]["curve"], values["steps"]
+    assert [point["step"] for point in curve] == [9, 15, 21, 27, 28]
+    assert [point["loss"] for point in curve] == CURVE
+    assert [point["tokens"] for point in curve] == [32_768 * (point["step"] + 1) for point in curve]
+    seconds = [step["seconds"] for step in steps_]
+    mean = sum(seconds[4:]) / 25
+    assert [point["seconds"] for point in curve] == pytest.approx(
+        [4 * mean + sum(seconds[4 : point["step"] + 1]) for point in curve]
+    )
+    assert "curve" not in original()["summary"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 24, 25])
+def test_a_receipt_with_any_schedule_verifies(every: int) -> None:
+    values = original(val_every=every)
+    assert verify(values) == []
+    assert len(values["summary"]["curve"]) == -(-25 // every)
+
+
+@pytest.mark.parametrize("what", CURVE_EDITS)
+def test_edit_of_a_curve_is_found_and_named(what: str) -> None:
+    edit, said = CURVE_EDITS[what]
+    values = original(val_every=6)
+    edit(values)
+    found = verify(redone(values))
+    assert any(said in problem for problem in found), found
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("field", ["tokens", "seconds", "loss", "step"])
+def test_every_number_of_a_curve_is_computed_again(field: str, place: int) -> None:
+    values = original(val_every=6)
+    values["summary"]["curve"][place][field] += 1
+    assert any("summary.curve is" in problem for problem in verify(sealed(values)))
+
+
+def test_timed_steps_shortened_between_validations_are_found() -> None:
+    values = original(val_every=1)
+    begun_later(0.97)(values)
+    assert any("their seconds" in problem for problem in verify(redone(values)))
+
+
+def test_no_receipt_has_validations_without_a_schedule() -> None:
+    values = original()
+    values["validations"] = original(val_every=25)["validations"]
+    assert any("val_every = 0 gives 0 of them" in problem for problem in verify(redone(values)))
