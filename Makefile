@@ -88,7 +88,8 @@ test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on
 	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10 \
 	    $(TPU_TESTS)
 
-nightly: $(TPU_STAMP)  ## run test-tpu and store the result in tests/xla/last_run.json; commit it
+nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-tpu and store the result in tests/xla/last_run.json; commit it
+	$(BIN)/python -m pytest --every-kernel tests/kernels/test_mamba3_cuda_budgets.py
 	@$(BIN)/python -m tests.xla.nightly
 
 nightly-result: $(STAMP)  ## show that result; fails if a test failed or the run is older than 14 days

@@ -1,24 +1,43 @@
 """Kernels of the gate table, compiled for sm_90a without a GPU, and their budgets (budgets.json).
 
-Each case is the reference shape or another one, mostly with one gate flipped, and names the kernels to compile. Kernels
-compile in processes of their own, so the caller imports neither torch nor tilelang. TileLang's cache on disk keeps
-them: an unchanged kernel is compiled once per machine.
+    python -m tests.kernels.budgets     # compiles every kernel and writes budgets.json; read the difference
+
+Each case is the reference shape or another one, mostly with one gate flipped, and names the kernels to compile.
+budgets.json also holds the digest of all inputs of the compilation. While it is theirs, the stored budgets are what a
+compilation would find again, and continuous integration compiles a drawn sample. Kernels compile in processes of their
+own, so the caller imports neither torch nor tilelang.
 """
 
 import json
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-BUDGETS: dict[str, dict[str, dict[str, int]]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+Kernel = tuple[str, str]
+"""Case and name of a kernel."""
+FILE = Path(__file__).with_suffix(".json")
+STORED: dict[str, Any] = json.loads(FILE.read_text())
+BUDGETS: dict[str, dict[str, dict[str, int]]] = STORED["kernels"]
 """Case -> kernel -> most registers, bytes of shared memory, barriers and spills (0 if absent)."""
+INPUTS: str = STORED["inputs"]
+"""Digest of the inputs (`inputs`) from which these kernels were compiled."""
+REGISTERS = 8
+"""A processor gives registers to a thread by the eight, so budgets are multiples of it, or the limit of 255."""
+SMALL = ("local_states", "reduce_heads")
+"""Kernels of the baseline that every sample has: another process loads them."""
 PROCESSES = 8
 """Most compilers at a time. Each needs up to 1 GB."""
 
@@ -86,15 +105,62 @@ def nvcc_release() -> str | None:
     return release[1] if release else None
 
 
-def compile_kernels(cache: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return case -> kernel -> its attested row, or {"failed": the error}. `cache` holds compiled kernels."""
+def every_kernel() -> list[Kernel]:
+    """Return all kernels that have a budget, those with the longest compilation first."""
+    kernels = [(case, kernel) for case, of_case in BUDGETS.items() for kernel in of_case]
+    return sorted(kernels, key=lambda one: (one[1] != "gradients", *one))
+
+
+def chosen(digest: str, seed: int) -> list[Kernel]:
+    """Return the kernels to compile: a sample while the stored costs are those of these inputs, otherwise all."""
+    return sample(seed) if digest == INPUTS else every_kernel()
+
+
+def sample(seed: int) -> list[Kernel]:
+    """Return a drawn kernel, the baseline's one of its name, and two small ones (SMALL), each once."""
+    case, kernel = random.Random(seed).choice(every_kernel())  # noqa: S311  # a draw, not a secret
+    return list(dict.fromkeys([(case, kernel), *(("baseline", name) for name in (kernel, *SMALL))]))
+
+
+@contextmanager
+def compilers(cache: Path) -> Iterator[ProcessPoolExecutor]:
+    """Yield processes for the compilation. `cache` holds compiled kernels."""
     context = multiprocessing.get_context("spawn")
     processes = min(len(os.sched_getaffinity(0)), PROCESSES)
-    jobs = sorted((kernel != "gradients", case, kernel) for case, kernels in BUDGETS.items() for kernel in kernels)
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=(cache,)) as pool:
-        rows = list(pool.map(_compiled, [CASES[case] for _, case, _ in jobs], [kernel for _, _, kernel in jobs]))
-    compiled: dict[str, dict[str, dict[str, Any]]] = {case: {} for case in BUDGETS}
-    for (_, case, kernel), row in zip(jobs, rows, strict=True):
+        yield pool
+
+
+def inputs(programs: Iterable[str]) -> str:
+    """Return the digest of what decides the costs: programs with their options, and versions of the tools."""
+    return sha256("\n".join((*tools(), *programs)).encode()).hexdigest()
+
+
+def programs(pool: ProcessPoolExecutor) -> list[str]:
+    """Return the text of every kernel's program with its compiler options, in the order of `every_kernel`."""
+    kernels = every_kernel()
+    return list(pool.map(program_of, [CASES[case] for case, _ in kernels], [kernel for _, kernel in kernels]))
+
+
+def tools() -> tuple[str, ...]:
+    """Return the versions of TileLang, nvcc and the disassembler, and the digest of the code's reader."""
+    from kernels.mamba3_mimo.cuda.host import attest
+
+    answers = [_version(path) for path in (shutil.which("nvcc"), attest.disassembler())]
+    return version("tilelang"), *answers, attest.READER
+
+
+def _version(program: str | None) -> str:
+    if program is None:
+        return "absent"
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def compile_kernels(pool: ProcessPoolExecutor, kernels: Collection[Kernel]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return case -> kernel -> its attested row, or {"failed": the error}."""
+    rows = pool.map(_compiled, [CASES[case] for case, _ in kernels], [kernel for _, kernel in kernels])
+    compiled: dict[str, dict[str, dict[str, Any]]] = {case: {} for case, _ in kernels}
+    for (case, kernel), row in zip(kernels, rows, strict=True):
         compiled[case][kernel] = row
     return compiled
 
@@ -105,6 +171,14 @@ def _prepare(cache: Path) -> None:
     os.nice(10)  # tests with deadlines run beside
     for stream in (1, 2):  # a compiler that fails prints the whole program
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
+def program_of(case: Case, kernel: str) -> str:
+    """Return the text of a kernel's program with its compiler options."""
+    from tests.kernels.freeze_programs import options, text
+
+    shape, variant = case.shape(), case.variant()
+    return f"{kernel}: {text(kernel, shape, variant)}{options(kernel, variant)}"
 
 
 def _compiled(case: Case, kernel: str) -> dict[str, Any]:
@@ -135,3 +209,37 @@ def excess(name: str, row: Mapping[str, Any], budget: Mapping[str, int]) -> list
         for unit, cost in costs(row).items()
         if cost > budget.get(unit, 0)
     ]
+
+
+def budget(row: Mapping[str, Any]) -> dict[str, int]:
+    """Return the smallest budget that allows a kernel's costs, without spills if there are none."""
+    least = costs(row)
+    least["registers"] = min(-(-least["registers"] // REGISTERS) * REGISTERS, 255)
+    return {unit: cost for unit, cost in least.items() if cost or unit != "spills"}
+
+
+def written(digest: str, kernels: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
+    """Return the text of budgets.json, with one line per kernel."""
+    cases = [
+        f"  {json.dumps(case)}: {{\n"
+        + ",\n".join(f"   {json.dumps(name)}: {json.dumps(of_case[name])}" for name in sorted(of_case))
+        + "\n  }"
+        for case, of_case in kernels.items()
+    ]
+    return f'{{\n "inputs": "{digest}",\n "kernels": {{\n' + ",\n".join(cases) + "\n }\n}\n"
+
+
+def main() -> str | None:
+    """Compile every kernel and store its costs; return what failed."""
+    with tempfile.TemporaryDirectory() as cache, compilers(Path(cache)) as pool:
+        digest, compiled = inputs(programs(pool)), compile_kernels(pool, every_kernel())
+    rows = {(case, kernel): row for case, of_case in compiled.items() for kernel, row in of_case.items()}
+    if failed := [f"{case}: {kernel}: {row['failed']}" for (case, kernel), row in rows.items() if "failed" in row]:
+        return "\n".join(failed)
+    least = {case: {kernel: budget(rows[case, kernel]) for kernel in of_case} for case, of_case in BUDGETS.items()}
+    FILE.write_text(written(digest, least))
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

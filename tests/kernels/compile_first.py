@@ -18,10 +18,11 @@ NOT_COMPILED = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser):
-    """Add --compile-kernels."""
+    """Add --compile-kernels, and --every-kernel for test_mamba3_cuda_budgets.py."""
     parser.addoption(
         "--compile-kernels", action="store_true", help="first compile the kernels of the GPU tests, a process per core"
     )
+    parser.addoption("--every-kernel", action="store_true", help="compile every kernel with a budget, not a sample")
 
 
 def gpu_is_here() -> bool:
