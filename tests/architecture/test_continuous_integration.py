@@ -53,7 +53,10 @@ def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, lis
 @pytest.mark.parametrize("failing", ["", "nightly-result"])
 def test_without_its_environment_the_last_run_of_lane_xla_decides(tmp_path: Path, failing: str) -> None:
     status, targets, output = integrated(tmp_path, lane=False, failing=failing)
-    assert (status, targets) == (3 * bool(failing), ["chaos", "check", "nightly-result", "test", "test-containers"])
+    assert (status, targets) == (
+        3 * bool(failing),
+        ["chaos", "check", "install", "nightly-result", "test", "test-containers"],
+    )
     assert "lane xla: NOT RUN, .venv-tpu is not there (make tpu)" in output
     assert f"--- make nightly-result {'FAILED' if failing else 'passed'}" in output
 
@@ -82,10 +85,22 @@ def test_the_stored_run_of_lane_xla_can_be_read() -> None:
     assert nightly.Run(**json.loads(nightly.STORED.read_text())).passed > 0
 
 
+def test_nightly_compiles_every_kernel_before_it_stores_its_result() -> None:
+    command = ["make", "--dry-run", "--old-file=.venv/.installed", "--old-file=.venv-tpu/.installed", "nightly"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split(" -m ")[1] for line in lines if " -m " in line] == [
+        "pytest --every-kernel tests/kernels/test_mamba3_cuda_budgets.py",
+        "tests.xla.nightly",
+    ]
+
+
 @pytest.mark.parametrize("failing", ["", *SAID])
 def test_with_it_one_target_runs_it_and_any_failure_is_the_end(tmp_path: Path, failing: str) -> None:
     status, targets, output = integrated(tmp_path, lane=True, failing=failing)
-    assert (status, targets) == (3 if failing else 0, ["chaos", "check", "test", "test-containers", "test-tpu"])
+    assert (status, targets) == (
+        3 if failing else 0,
+        ["chaos", "check", "install", "test", "test-containers", "test-tpu"],
+    )
     assert "NOT RUN" not in output
     ends = {target: "FAILED" if target == failing else "passed" for target in SAID}
     lines = (
@@ -96,7 +111,7 @@ def test_with_it_one_target_runs_it_and_any_failure_is_the_end(tmp_path: Path, f
 
 def test_what_does_not_pass_the_checks_is_not_tested(tmp_path: Path) -> None:
     status, targets, _ = integrated(tmp_path, lane=True, failing="check")
-    assert (status, targets) == (3, ["check"])
+    assert (status, targets) == (3, ["chaos", "check", "install"])
 
 
 def test_the_check_after_the_installation_of_lane_xla_calls_functions_that_exist() -> None:
