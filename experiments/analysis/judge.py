@@ -24,11 +24,12 @@ from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
-from experiments.analysis.requirements import judge_requirement
+from experiments.analysis.requirements import judge_requirement, result_of
 from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict, unit_of_shares
 from experiments.block_numbers import block_list, block_name
+from experiments.design.comparison.comparability import other_model, other_work
 from experiments.design.metrics import EXACT_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS, declared_in
 from experiments.design.plan import Plan
 from experiments.design.power import level_shares
@@ -37,19 +38,19 @@ from experiments.design.rule import (
     ADOPTION_SINCE,
     NOISE_SINCE,
     RULE_VERSION,
-    other_model,
-    other_work,
+    TRAINING_SINCE,
     rule_of,
     version_of,
 )
 from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
 from experiments.design.trainable import trainable
-from experiments.design.verdict_rule import Primary
+from experiments.design.verdict_rule import Primary, Requirement
 from experiments.documents import seal
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord, Circumstances
 from experiments.records.receipts import Receipt
 from kernels.backends import NODE_CLASSES
+from model.measurements import Metric
 
 HITS_BY_CHANCE = 1
 """Largest surplus of guard hits in one arm that counts as chance."""
@@ -179,10 +180,8 @@ class _Judge:
         if exact is not None:
             primary = None
         requirements = () if exclusion else self._requirements(evidence)
-        metric, base = self._spec.metric, self._plan.baseline
-        other = other_work(metric, evidence.arm.config, base.config) or (
-            other_tokens(evidence) if metric.kind == "ratio" else None
-        )
+        base = self._plan.baseline
+        other = self._other_work(evidence, self._spec.metric)
         answer = with_broken_requirements(self._answer(evidence, exclusion, exact or primary, other), requirements)
         when_met = exact.decision if exact else self._adopts(primary)
         chances = self._chances(name, answer, primary)
@@ -224,14 +223,29 @@ class _Judge:
             step_kernels=kernels,
         )
 
+    def _other_work(self, evidence: Evidence, metric: Metric) -> str | None:
+        """Say how the work of the arms differs in what `metric` counts; None if it does not."""
+        if metric.kind == "loss" and self.version < TRAINING_SINCE:
+            return None
+        planned = other_work(metric, evidence.arm.config, self._plan.baseline.config)
+        return planned or (None if metric.kind == "absolute" else other_tokens(evidence, in_all=metric.kind == "loss"))
+
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
         level = self._alpha(evidence) / len(self._plan.variants)
         uncalibrated = self._circumstances.admission.refused_because
         return tuple(
-            judge_requirement(entry, evidence, node_class, level, uncalibrated=uncalibrated)
+            self._of_other_work(entry, evidence)
+            or judge_requirement(entry, evidence, node_class, level, uncalibrated=uncalibrated)
             for entry in self._spec.verdict.require
         )
+
+    def _of_other_work(self, requirement: Requirement, evidence: Evidence) -> RequirementResult | None:
+        """Return the result of a required loss that does not compare the arms; None for any other requirement."""
+        if requirement.metric not in LOSS_METRICS or requirement.max_value is not None:
+            return None
+        other = self._other_work(evidence, METRICS[requirement.metric])
+        return None if other is None else result_of(requirement, None, f"{other}, so the two are not comparable")
 
     def _answer(
         self,

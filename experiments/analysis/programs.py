@@ -22,11 +22,15 @@ _NAMED = 2
 """Kernels that a note names."""
 
 
-def other_tokens(evidence: Evidence) -> str | None:
-    """Say how the tokens of a command's steps differ between a variant and the baseline; None if they do not."""
+def other_tokens(evidence: Evidence, *, in_all: bool = False) -> str | None:
+    """Say how the tokens of a command's steps differ between a variant and the baseline; None if they do not.
+
+    With `in_all` only their sum counts.
+    """
     for pair in evidence.pairs:
         own, other = ([step.tokens for step in receipt.steps] for receipt in (pair.variant, pair.baseline))
-        if trainable(pair.baseline.config).work is None and own != other:
+        differ = sum(own) != sum(other) if in_all else own != other
+        if trainable(pair.baseline.config).work is None and differ:
             return f"{block_name(pair.block_index)}: the steps have {sum(own):,} tokens, the baseline's {sum(other):,}"
     return None
 

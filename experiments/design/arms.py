@@ -103,7 +103,10 @@ class Resolution:
 
 
 def resolve(spec: AblationSpec) -> Resolution:
-    """Resolve the arms of `spec`; there are none when there are problems."""
+    """Resolve the arms of `spec` with its steps; there are none when there are problems.
+
+    For the steps of each arm see `experiments.design.comparison.equal_work`.
+    """
     if spec.workload.recipe is None:
         return _resolve_command(spec)
     if not spec.workload.built_in:
@@ -118,7 +121,9 @@ def resolve(spec: AblationSpec) -> Resolution:
     problems += override_problems
     bases: dict[str, TrainConfig | None] = {}
     for name, own in spec.variants.items():
-        bases[name], own_problems = (base, list(_shared(name, own))) if base is None else _of_variant(spec, name, base)
+        bases[name], own_problems = (
+            (base, list(_not_its_own(spec, name, own))) if base is None else _of_variant(spec, name, base)
+        )
         problems += own_problems
     if problems or base is None:
         return Resolution(arms=(), problems=tuple(problems))
@@ -177,7 +182,10 @@ def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProb
 
 def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, list[SpecProblem]]:
     """Apply steps, devices and overrides; report and leave out each illegal override, to find all of them."""
-    fixed = {"steps": StepsConfig(**spec.workload.steps.model_dump()), "mesh.devices": spec.placement.devices}
+    fixed = {
+        "steps": StepsConfig(**spec.workload.steps.model_dump(exclude={"equal"})),
+        "mesh.devices": spec.placement.devices,
+    }
     left = dict(sorted(spec.workload.overrides.items()))
     problems: list[SpecProblem] = []
     while True:
@@ -194,21 +202,25 @@ def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, l
             return (None if problems else config), problems
 
 
-def _shared(name: str, own: VariantSpec) -> Iterator[SpecProblem]:
-    """Find values of a variant that all arms share, because they train on the same rows with the same threads."""
+def _not_its_own(spec: AblationSpec, name: str, own: VariantSpec) -> Iterator[SpecProblem]:
+    """Find values of a variant that all arms share, and those that a gate sets."""
     for key in own.overrides:
+        where = pointer("variants", name, "overrides", key)
         if key not in OF_AN_ARM:
             detail = (
                 f"'{key}' is one value for all arms, whose rows and threads are the same; allowed: {listed(OF_AN_ARM)}"
             )
-            hint = "set it as a gate" if key in GATES else "set it under workload.overrides"
-            yield SpecProblem(pointer=pointer("variants", name, "overrides", key), detail=detail, hint=hint)
+            yield SpecProblem(pointer=where, detail=detail, hint="set it under workload.overrides")
+        elif key in {**spec.baseline.gates, **(own.gates or {})}:
+            whose = "this variant" if key in (own.gates or {}) else "the baseline"
+            detail = f"'{key}' is set as a gate of {whose}, which would win"
+            yield SpecProblem(pointer=where, detail=detail, hint=f"set '{key}' in one place: under gates")
 
 
 def _of_variant(spec: AblationSpec, name: str, base: TrainConfig) -> tuple[TrainConfig | None, list[SpecProblem]]:
     """Apply a variant's values to the configuration of the workload."""
     own = spec.variants[name]
-    problems = list(_shared(name, own))
+    problems = list(_not_its_own(spec, name, own))
     if problems or not own.overrides:
         return base, problems
     try:

@@ -13,7 +13,9 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from experiments.design.arms import Arm, resolve
+from experiments.design.arms import Arm
+from experiments.design.comparison.comparability import comparison_problems
+from experiments.design.comparison.equal_work import resolve_with_steps
 from experiments.design.config_fields import read_config
 from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
 from experiments.design.power import detectable_per_sd, level_shares
@@ -105,10 +107,10 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
     """
     if spec.design.blocks.auto:
         raise SpecError([unsized(spec)])
-    resolution = resolve(spec)
+    resolution = resolve_with_steps(spec)
     problems = [
         *resolution.problems,
-        *_metric_problems(spec),
+        *(list(_metric_problems(spec)) or comparison_problems(spec, resolution.arms)),
         *_compile_problems(spec, resolution.arms),
         *_block_problems(spec),
         *_seed_problems(spec),

@@ -164,7 +164,9 @@ OVERRIDES: dict[str, Override] = {
     ),
 }
 """Values that a spec may change in a recipe. All others are gates or need another recipe."""
-SHARED = ("seq_len", "micro_batch", "vocab_size", "max_corpus_mib", "corpus", "threads")
-"""Values that all arms share: rows, data and threads. `micro_batch` is a gate too, which an arm may set."""
+SHARED = ("seq_len", "vocab_size", "max_corpus_mib", "corpus", "threads")
+"""Values that all arms share: rows, data and threads."""
 OF_AN_ARM = tuple(name for name in OVERRIDES if name not in SHARED)
-"""Values of the model and the optimiser in which a variant may differ."""
+"""Values in which a variant may differ. `micro_batch` is a gate, too."""
+OF_VALIDATION = ("corpus", "max_corpus_mib", "vocab_size", "seq_len")
+"""Values that decide the validation rows and their tokens."""

@@ -2,31 +2,25 @@
 
 Texts and numbers of the rule are part of its digest. A plan is judged by the version of the rule that it was made with:
 before a text or number changes, `RULE_VERSION` rises, and `_comparison` learns what was different.
-
-Also here: whether the rule may compare two arms at all. An arm that does half the work of a step needs less memory and
-less time for it, which is no improvement.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from experiments.design.arms import Arm
-from experiments.design.gate import Claim, show
+from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.power import ALPHA, level_shares
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import changed_values, trainable
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.design.workload import Steps
 from experiments.digest import digest
-from model.measurements import Metric
 
-RULE_VERSION = 3
+RULE_VERSION = 4
 """1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
-3: adoption by the interval."""
-NOISE_SINCE, ADOPTION_SINCE = 2, 3
-"""First versions with a check of the noise against the A/A blocks, and with adoption by the interval."""
+3: adoption by the interval. 4: losses of unequal training."""
+NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE = 2, 3, 4
+"""First versions with a check of the noise against the A/A blocks, with adoption by the interval, and that compare no
+losses of arms that train on unequal work or over other rows."""
 
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
@@ -110,6 +104,12 @@ OTHER_PROGRAM: dict[str, Any] = {
     "other_work": "no word where the steps of two arms have different tokens, as the program reports them",
 }
 """Addition to the comparison where the arms are commands or recipes of packages."""
+OTHER_TRAINING: dict[str, Any] = {
+    "other_training": "no word of a loss where the arms train on other numbers of tokens, unless their model FLOPs are "
+    "equal up to half a step; of a validation loss where its rows or their tokens differ; of a training loss where the "
+    "rows of a step differ",
+}
+"""Addition to both of them since version 4."""
 
 PROCESS_TIME: dict[str, Any] = {
     "estimate": "wall seconds of the whole process, its start and its end included",
@@ -181,7 +181,7 @@ def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice) | _validated(spec.workload.steps),
-        "comparison": _comparison(primary, version) | _additions(spec),
+        "comparison": _comparison(primary, version) | _additions(spec, version),
         "guards": _guard_limits(spec.placement.max_foreign_load / 100),
     }
 
@@ -218,8 +218,8 @@ def _required(spec: AblationSpec, requirement: Requirement) -> dict[str, Any]:
     return {**values, "better": spec.metric_named(requirement.metric).better}
 
 
-def _additions(spec: AblationSpec) -> dict[str, Any]:
-    return _other_model(spec) | _of_declared(spec) | _of_session(spec)
+def _additions(spec: AblationSpec, version: int) -> dict[str, Any]:
+    return _other_model(spec, version) | _of_declared(spec) | _of_session(spec)
 
 
 def _of_session(spec: AblationSpec) -> dict[str, Any]:
@@ -235,13 +235,13 @@ def _of_declared(spec: AblationSpec) -> dict[str, Any]:
     return (SEEDS if primary.metric not in METRICS else over_seeds) | (NOT_INFERIOR if tested else {})
 
 
-def _other_model(spec: AblationSpec) -> dict[str, Any]:
+def _other_model(spec: AblationSpec, version: int) -> dict[str, Any]:
+    training = OTHER_TRAINING if version >= TRAINING_SINCE else {}
     if not spec.workload.built_in:
-        return OTHER_PROGRAM
+        return OTHER_PROGRAM | training
     gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())
-    if any(arm.overrides for arm in spec.variants.values()):
-        return OTHER_MODEL
-    return OTHER_MODEL if any(GATES[gate].claim is Claim.CHANGES_MODEL for gate in gates) else {}
+    values = any(arm.overrides for arm in spec.variants.values())
+    return OTHER_MODEL | training if values or any(GATES[gate].claim is Claim.CHANGES_MODEL for gate in gates) else {}
 
 
 def rule_digest(spec: AblationSpec) -> str:
@@ -265,38 +265,3 @@ def _guard_limits(max_foreign_load: float) -> dict[str, float | int]:
         "compilations_in_window": 0,
         "reruns_of_a_block": 2,
     }
-
-
-def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
-    """Say how the work of two arms' configurations differs.
-
-    Returns None when it is equal in everything that `metric` counts (`Metric.alike`), and where only the receipts have
-    the work (`experiments.analysis.programs.other_tokens`).
-    """
-    mine, theirs = trainable(own).work, trainable(base).work
-    if mine is None or theirs is None:
-        return None
-    if metric.alike == "step" and mine.tokens != theirs.tokens:
-        return f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}"
-    if metric.alike != "nothing" and mine.flops * theirs.tokens != theirs.flops * mine.tokens:
-        per_token = (f"{work.flops / work.tokens:,.0f}" for work in (mine, theirs))
-        return "a token takes {} model FLOPs, the baseline's {}".format(*per_token)
-    return None
-
-
-def other_model(own: Arm, base: Arm) -> str | None:
-    """List the differing gates and values that change the numerical model.
-
-    None without one, and for commands, which have none.
-    """
-    workload = trainable(base.config)
-    pairs = {name: (value, base.gates[name]) for name, value in own.gates.items() if value != base.gates[name]}
-    changed = {
-        name: pair
-        for name, pair in pairs.items()
-        if workload.attested and workload.claim_of(name) is Claim.CHANGES_MODEL
-    }
-    values = {**changed, **changed_values(own.config, base.config)}
-    return (
-        ", ".join(f"{name} {show(value)} instead of {show(other)}" for name, (value, other) in values.items()) or None
-    )

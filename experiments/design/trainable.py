@@ -17,7 +17,7 @@ from experiments.design.gate_readings import GateReading, declared_readings, rea
 from experiments.design.gates import GATES
 from experiments.design.packages import code_folders, lane_of_package
 from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
-from experiments.design.recipes import OF_AN_ARM, OVERRIDES
+from experiments.design.recipes import OF_AN_ARM, OF_VALIDATION, OVERRIDES
 from experiments.design.workload import ARCHIVE
 from experiments.digest import canonical_json
 from kernels.backends import NodeClass
@@ -38,6 +38,13 @@ class StepWork(NamedTuple):
     tokens: int
     flops: int
     """Model FLOPs, forward and backward."""
+
+
+class LossRows(NamedTuple):
+    """Values by name that decide the rows of a training step, and the validation rows. Empty where nobody knows."""
+
+    training: Mapping[str, Any]
+    validation: Mapping[str, Any]
 
 
 class Trainable(ABC):
@@ -89,6 +96,11 @@ class Trainable(ABC):
     def values(self) -> Mapping[str, Any]:
         """Values besides the gates in which arms may differ, by name; a configuration of earlier code may lack some."""
         return {}
+
+    @property
+    def rows(self) -> LossRows:
+        """Values that decide over which rows a loss is a mean."""
+        return LossRows(training={}, validation={})
 
     @property
     def work(self) -> StepWork | None:
@@ -202,6 +214,12 @@ class BuiltInModel(Trainable):
         """Values of the model and the optimiser."""
         values = {name: value_at(self.config, OVERRIDES[name].path) for name in OF_AN_ARM}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def rows(self) -> LossRows:
+        """Values of data, vocabulary and batch."""
+        validation = {name: value_at(self.config, OVERRIDES[name].path) for name in OF_VALIDATION}
+        return LossRows(training={**validation, "micro_batch": self.config["micro_batch"]}, validation=validation)
 
     @property
     def work(self) -> StepWork:

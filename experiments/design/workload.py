@@ -47,6 +47,8 @@ ARCHIVE = "archive"
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
 MAX_METRICS = 32
+MAX_TIMED = 10_000
+"""Most timed steps of an arm."""
 MAX_ARMS = 65
 """The baseline and the most variants of a spec."""
 
@@ -186,7 +188,13 @@ class Steps(SpecPart):
         le=3600,
         description="Seconds of load before the warm-up steps: passes without an update, so that steps stay the same.",
     )
-    timed: int = Field(default=10, ge=1, le=10_000, description="Steps of the measured window.")
+    timed: int = Field(default=10, ge=1, le=MAX_TIMED, description="Steps of the measured window.")
+    equal: Literal["steps", "tokens", "flops"] = Field(
+        default="steps",
+        exclude_if=lambda value: value == "steps",
+        description="Equal in all arms: steps, or tokens or model FLOPs of training. Then the timed steps are those of "
+        "the baseline, and a variant with another batch or size has its own number.",
+    )
     slice: int = Field(
         default=0,
         ge=0,

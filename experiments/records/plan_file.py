@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from experiments.block_numbers import block_name
-from experiments.design.arms import arm_digest, resolve
+from experiments.design.arms import arm_digest
+from experiments.design.comparison.equal_work import resolve_with_steps
 from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, plan_blocks, questions
 from experiments.design.problems import listed
@@ -191,7 +192,7 @@ def differences(file: PlanFile) -> list[str]:
     except SpecError as error:
         return [f"this code rejects the spec: {error}"]
     changes = [] if spec.digest == plan.spec_digest else [f"the spec's digest is {spec.digest} here"]
-    resolution = resolve(spec)
+    resolution = resolve_with_steps(spec)
     if resolution.problems:
         return [*changes, *(f"{problem.pointer}: {problem.detail}" for problem in resolution.problems)]
     ours = {arm.name: arm.digest for arm in resolution.arms}

@@ -272,10 +272,10 @@ def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
 
 def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     if variant.cause is Cause.OTHER_WORK:
-        yield (
-            "To compare it, decide by a metric that counts the work done, such as tokens_per_s, or give both arms "
-            "equal work."
-        )
+        fair = "decide by a metric that counts the work done, such as tokens_per_s, or give both arms equal work"
+        if verdict.rule["primary"]["metric"] in LOSS_METRICS:
+            fair = "train both arms on equal tokens or with equal FLOPs, and take the loss over equal rows"
+        yield f"To compare it, {fair}."
     exact = variant.exact
     if exact and exact.metric in PEAK_METRICS and exact.seeds and not any(pair.change for pair in exact.seeds):
         yield "Not one byte changed: its gates do not affect memory at the peak. If the peak moves, this may change."

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import sizing_problems, with_number
+from experiments.design.config_fields import steps_of
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
 from experiments.design.problems import pointer
@@ -258,7 +259,7 @@ def _check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:
     if NODE_CLASSES[plan.node_class].compiles_only:  # reports no steps
         return
     arms = 2 + len(spec.variants)  # with the control that an ablation may get
-    steps = 1 + spec.workload.steps.warmup + spec.workload.steps.timed
+    steps = max(steps_of(arm.config).total for arm in plan.arms)
     most = most_bytes // _STEP_BYTES
     if arms * steps > most:
         detail = (

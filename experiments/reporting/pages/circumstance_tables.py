@@ -58,7 +58,9 @@ def _session(comparison: Mapping[str, Any]) -> list[str]:
 def _other_work(comparison: Mapping[str, Any]) -> list[str]:
     if "other_work" not in comparison:
         return []
-    return ["A variant whose steps do other work gets no verdict by a metric that counts whole steps."]
+    losses = "A loss compares arms that trained on equal tokens or with equal model FLOPs, and over equal rows."
+    steps = "A variant whose steps do other work gets no verdict by a metric that counts whole steps."
+    return [steps, losses] if "other_training" in comparison else [steps]
 
 
 def _slices(steps: int) -> list[str]:

@@ -9,6 +9,7 @@ from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.design.rule import rule_of
+from experiments.digest import digest
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED
 from experiments.reporting.pages.circumstance_tables import rule_in_words
@@ -16,6 +17,7 @@ from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import lay_out
 from service.web.answers import read_answer
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
+from tests.program_receipts import program_receipt, program_spec
 
 GATES: dict[str, tuple[Any, ...]] = {
     "micro_batch": (1, 2, 4),
@@ -26,6 +28,12 @@ GATES: dict[str, tuple[Any, ...]] = {
 DEFAULTS = {"micro_batch": 2, "dtype": "float32", "chunk_size": 16, "psiv_cache": False}
 PER_STEP = ("step_s", "peak_allocated_gib")
 PRIMARIES = (*PER_STEP, "tokens_per_s", "model_tflops_per_s")
+
+
+@pytest.fixture(autouse=True)
+def _plans_of_earlier_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan arms that no metric compares: earlier code did, and only the receipts of commands show their work."""
+    monkeypatch.setattr("experiments.design.plan.comparison_problems", lambda _spec, _arms: ())
 
 
 def judged(
@@ -131,6 +139,53 @@ def test_no_more_blocks_run_for_a_variant_that_cannot_be_compared() -> None:
     plan = make_plan(spec)
     told = at_look(plan, spec, make_receipts(plan, {"rows": 2.0}, sd=0.3), CALIBRATED, 0)
     assert not told.go_on
+
+
+@pytest.mark.parametrize(
+    ("version", "equal", "word"),
+    [(3, "steps", VerdictWord.BETTER), (4, "steps", VerdictWord.INCONCLUSIVE), (4, "tokens", VerdictWord.BETTER)],
+)
+def test_a_loss_after_other_tokens_has_no_word_since_version_4(version: int, equal: str, word: VerdictWord) -> None:
+    spec = make_spec(
+        variants={"rows": {"gates": {"micro_batch": 4}}},
+        workload__steps__equal=equal,
+        design={"seeds": 6, "blocks": {"count": 6}},
+        verdict__primary={"metric": "loss_val", "margin": "1%"},
+    )
+    plan = make_plan(spec).model_copy(update={"rule_digest": digest(rule_of(spec, version))})
+    noise = random.Random(1)  # noqa: S311  # not for secrets
+    receipts = [
+        make_receipt(plan, block, arm, loss_val=(5.0 if arm == "rows" else 7.0) + 0.01 * noise.random())
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    (found,) = judge(plan, spec, receipts, CALIBRATED).variants
+    assert (found.verdict, found.measured) == (word, VerdictWord.BETTER)
+    assert (found.cause is Cause.OTHER_WORK) == (word is VerdictWord.INCONCLUSIVE)
+    other = "it trains on 6,144 tokens, the baseline on 3,072"
+    assert found.other_work == (other if version == 4 and equal == "steps" else None)
+
+
+@pytest.mark.parametrize(("version", "cause"), [(3, None), (4, Cause.OTHER_WORK)])
+def test_a_loss_of_commands_after_other_tokens_has_no_word(version: int, cause: Cause | None) -> None:
+    rule = {
+        "primary": {"metric": "loss_final", "margin": "1%"},
+        "require": [{"metric": "loss_step1", "not_worse_by": 0.1}],
+    }
+    spec = program_spec(verdict=rule, design__seeds=[1, 2, 3, 4, 5, 6])
+    plan = make_plan(spec).model_copy(update={"rule_digest": digest(rule_of(spec, version))})
+    receipts = []
+    for block, arm in ((one, arm) for one in plan.blocks for arm in one.order):
+        made = program_receipt(plan, block, arm, reported={})
+        tokens = 100 if arm == plan.baseline.name else 200
+        steps = tuple(step.model_copy(update={"tokens": tokens}) for step in made.steps)
+        receipts.append(made.model_copy(update={"steps": steps}))
+    found = judge(plan, spec, receipts, CALIBRATED).variants[0]
+    assert found.cause is cause
+    assert ("tokens" in str(found.other_work)) == (cause is not None)
+    (required,) = found.requirements
+    assert required.undecided == (cause is not None)
+    assert ("not comparable" in required.detail) == (cause is not None)
 
 
 def test_the_rule_says_so_before_the_first_sample_where_it_can_matter() -> None:

@@ -1,18 +1,27 @@
+import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from experiments.design.arms import resolve
+from experiments.design.comparison.comparability import other_model, other_work
+from experiments.design.comparison.equal_work import resolve_with_steps
 from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS
+from experiments.design.plan import make_plan
 from experiments.design.recipes import HYBRID_TINY
-from experiments.design.rule import other_model, other_work
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError, SpecProblem
 from model.config import TrainConfig
 from model.errors import ConfigError
 from tests.factories import make_spec
+from tests.unit.experiments.design.flop_oracle import step_flops, step_tokens
 
 CHANGES: dict[str, tuple[dict[str, Any], bool, bool]] = {
     "rows": ({"micro_batch": 4}, True, False),
@@ -50,7 +59,7 @@ def test_other_work_is_seen_where_the_metric_counts_it_and_only_there(name: str)
 
 
 def _metric(alike: str) -> Any:
-    return next(metric for metric in METRICS.values() if metric.alike == alike)
+    return next(metric for metric in METRICS.values() if metric.alike == alike and metric.kind != "loss")
 
 
 def test_a_gate_that_changes_work_says_that_it_changes_the_model() -> None:
@@ -73,3 +82,77 @@ def test_another_model_is_named_gate_by_gate() -> None:
     base, both = resolve(spec).arms
     assert other_model(both, base) == "micro_batch 4 instead of 2, dtype bfloat16 instead of float32"
     assert other_model(base, base) is None
+
+
+SPEEDS = ("tokens_per_s", "step_s", "model_tflops_per_s")
+LOSSES = ("loss_val", "loss_final", "loss_step1")
+
+
+def _drawn(chance: random.Random) -> dict[str, Any]:
+    """Draw values from the whole range, edges included, that a small model can have."""
+    choices: dict[str, Any] = {
+        "micro_batch": chance.choice((1, 4096, chance.randint(2, 64))),
+        "d_model": 64 * chance.choice((1, 2, 3, 256)),
+        "pattern": "".join(chance.choices("MAF", k=chance.choice((1, 2, 256)))),
+        "expand": chance.randint(1, 8),
+        "d_state": 4 * chance.choice((2, 64, chance.randint(3, 63))),
+        "mimo_rank": chance.choice((1, 2, 4, 8)),
+        "mlp_ratio": chance.choice((0.5, 8.0, chance.uniform(0.5, 8.0))),
+        "learning_rate": chance.choice((1e-8, 1.0)),
+        "norm": "layer",
+        "rope_theta": chance.choice((100.0, 1e8)),
+        "lr_warmup_steps": chance.choice((0, 1_000_000)),
+    }
+    return {name: choices[name] for name in chance.sample(sorted(choices), chance.randint(1, 4))}
+
+
+def _alike(metric: str, own: dict[str, Any], base: dict[str, Any], *, required: bool) -> bool:
+    """Say by a count of its own whether a metric compares two arms."""
+    totals = [(1 + c["steps"]["warmup"] + c["steps"]["timed"]) for c in (own, base)]
+    tokens, flops = [step_tokens(c) for c in (own, base)], [step_flops(c) for c in (own, base)]
+    if metric in LOSSES:
+        trained = [tokens[n] * totals[n] for n in (0, 1)]
+        apart = abs(flops[0] * totals[0] - flops[1] * totals[1])
+        equal = trained[0] == trained[1] or apart <= flops[0] / 2
+        return equal and (metric == "loss_val" or own["micro_batch"] == base["micro_batch"])
+    per_token = [Fraction(f, t) for f, t in zip(flops, tokens, strict=True)]
+    same_step = tokens[0] == tokens[1]
+    if required:
+        return metric != "step_s" or same_step
+    wanted = {"tokens_per_s": [per_token], "step_s": [tokens, per_token], "model_tflops_per_s": []}[metric]
+    return all(one == other for one, other in wanted)
+
+
+def _problems(spec: AblationSpec) -> Sequence[SpecProblem]:
+    try:
+        make_plan(spec)
+    except SpecError as error:
+        return error.problems
+    return ()
+
+
+def test_drawn_arms_are_refused_exactly_where_a_metric_of_the_rule_does_not_compare_them() -> None:
+    chance, seen = random.Random(6), Counter[bool]()  # noqa: S311  # not for secrets
+    for _ in range(120):
+        primary, second = chance.choice((*SPEEDS, *LOSSES)), chance.choice((*SPEEDS, *LOSSES))
+        bound = {"max_delta": 1.0} if second in LOSSES and chance.random() < 0.3 else {"not_worse_by": "5%"}
+        spec = make_spec(
+            workload__steps={"warmup": 1, "warmup_s": 0, "timed": chance.randint(20, 300), "val_rows": 2}
+            | chance.choice(({}, {"equal": "tokens"}, {"equal": "flops"})),
+            baseline={},
+            variants={"other": {"overrides": _drawn(chance)}},
+            design={"seeds": 6, "blocks": {"count": 12}},
+            verdict__primary={"metric": primary, "margin": "1%"},
+            verdict__require=[{"metric": second, **bound}],
+        )
+        arms = resolve_with_steps(spec).arms
+        if not arms:  # values that fit no model, or steps that do not divide, have tests of their own
+            continue
+        base, own = ({**arm.config} for arm in arms)
+        expected = set() if _alike(primary, own, base, required=False) else {"#/verdict/primary/metric"}
+        expected |= set() if _alike(second, own, base, required=True) else {"#/verdict/require/0/metric"}
+        problems = _problems(spec)
+        assert {problem.pointer for problem in problems} == expected, (primary, second, spec.variants)
+        assert all("fair: " in str(problem.hint) and "'other'" in problem.detail for problem in problems)
+        seen[bool(problems)] += 1
+    assert min(seen[True], seen[False]) > 20

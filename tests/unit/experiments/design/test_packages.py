@@ -14,13 +14,13 @@ from experiments.analysis.evidence import weakest_claim
 from experiments.design import packages
 from experiments.design.aa_spec import bare_spec, calibration_spec
 from experiments.design.arms import resolve
+from experiments.design.comparison.comparability import other_model, other_work
 from experiments.design.gate import Claim
 from experiments.design.listings import gates_of, public_gates, public_recipes
 from experiments.design.load import parse_spec
 from experiments.design.metrics import METRICS
 from experiments.design.plan import make_plan, questions
 from experiments.design.program import lane_of, read_program
-from experiments.design.rule import other_model, other_work
 from experiments.design.spec import AblationSpec, ablation_json_schema
 from experiments.design.spec_values import MOST_LETTERS
 from experiments.design.trainable import trainable

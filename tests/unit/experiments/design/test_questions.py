@@ -229,8 +229,9 @@ def test_no_other_metric_is_an_alias(metric: str) -> None:
 def test_metrics_of_the_window_differ_where_arms_do_other_work() -> None:
     """Half the rows take half the time, and say nothing about the speed of a token."""
     rows = {"half": {"gates": {"micro_batch": 1}}}
-    per_metric = [asked(variants=rows, verdict__primary={"metric": metric, "margin": "1%"}) for metric in sorted(ALIKE)]
-    assert len({one["half"] for one in per_metric}) == 3
+    comparable = sorted({*ALIKE} - {"step_s"})
+    per_metric = [asked(variants=rows, verdict__primary={"metric": metric, "margin": "1%"}) for metric in comparable]
+    assert len({one["half"] for one in per_metric}) == 2
 
 
 def test_a_command_is_the_same_wherever_its_arguments_stand() -> None:

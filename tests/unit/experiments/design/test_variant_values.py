@@ -6,11 +6,11 @@ import pytest
 
 from experiments.analysis.evidence import weakest_claim
 from experiments.design.arms import resolve
+from experiments.design.comparison.comparability import other_model
 from experiments.design.config_fields import read_config, read_field
 from experiments.design.gate import Claim
 from experiments.design.plan import make_plan, questions
 from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
-from experiments.design.rule import other_model
 from experiments.reporting.wording import changed_gates
 from tests.factories import make_spec
 
@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "weight_decay": 0.5,
     "grad_clip": 0.1,
     "loss_chunk_tokens": 128,
+    "micro_batch": 3,
 }
 """A value of each that `hybrid-tiny` does not have."""
 
@@ -60,7 +61,8 @@ def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> Non
     path = OVERRIDES[name].path
     recipe = RECIPES[spec.workload.recipe or ""].config
     assert [read_field(config, path) for config in configs] == [read_field(recipe, path), OTHER[name]]
-    assert other.gates == base.gates
+    changed = {"micro_batch": 3} if name == "micro_batch" else {}
+    assert other.gates == {**base.gates, **changed}
     assert other.digest != base.digest
     assert weakest_claim(other, base) is Claim.CHANGES_MODEL
     said = other_model(other, base)
@@ -91,7 +93,16 @@ def test_rows_data_and_threads_are_the_same_for_all_arms(name: str) -> None:
     value = "/data/corpus" if name == "corpus" else 512
     (problem,) = resolve(with_values(**{name: value})).problems
     assert problem.pointer == f"#/variants/other/overrides/{name}"
-    assert problem.hint == ("set it as a gate" if name == "micro_batch" else "set it under workload.overrides")
+    assert problem.hint == "set it under workload.overrides"
+
+
+@pytest.mark.parametrize(("baseline", "whose"), [({"micro_batch": 4}, "the baseline"), ({}, "this variant")])
+def test_a_batch_is_set_in_one_place(baseline: dict[str, Any], whose: str) -> None:
+    gates = {} if baseline else {"micro_batch": 4}
+    variant = {"overrides": {"micro_batch": 3}} | ({"gates": gates} if gates else {})
+    (problem,) = resolve(make_spec(baseline={"gates": baseline}, variants={"other": variant})).problems
+    assert problem.pointer == "#/variants/other/overrides/micro_batch"
+    assert whose in problem.detail
 
 
 @pytest.mark.parametrize(

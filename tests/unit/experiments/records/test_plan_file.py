@@ -85,12 +85,12 @@ def test_differences_name_another_order_seed_and_spec() -> None:
 
 def test_differences_name_arms_that_resolve_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_file()
-    real = plan_file.resolve
+    real = plan_file.resolve_with_steps
 
     def other(spec: Any) -> Any:
         found = real(spec)
         first = found.arms[0].model_copy(update={"digest": "sha256:other"})
         return type(found)(arms=(first, *found.arms[1:]), problems=())
 
-    monkeypatch.setattr(plan_file, "resolve", other)
+    monkeypatch.setattr(plan_file, "resolve_with_steps", other)
     assert differences(file) == ["arm 'baseline' resolves to another configuration"]

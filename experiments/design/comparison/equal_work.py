@@ -1,0 +1,103 @@
+"""Steps of arms that train on equal tokens or with equal model FLOPs (`workload.steps.equal`).
+
+The steps of the spec are those of the baseline. A variant with another batch, row length or size gets its own number of
+timed steps.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from experiments.design.arms import Arm, Resolution, arm_digest, resolve
+from experiments.design.config_fields import steps_of
+from experiments.design.problems import listed, pointer
+from experiments.design.spec import AblationSpec
+from experiments.design.trainable import trainable
+from experiments.design.workload import MAX_TIMED
+from experiments.errors import SpecProblem
+from experiments.outcomes import BASELINE
+from model.config import StepsConfig
+
+_EQUAL = pointer("workload", "steps", "equal")
+_TIMED = pointer("workload", "steps", "timed")
+
+
+def resolve_with_steps(spec: AblationSpec) -> Resolution:
+    """Resolve the arms of `spec`, each with the steps in which it does the work that all arms have in common."""
+    resolved = resolve(spec)
+    if resolved.problems or spec.workload.steps.equal == "steps":
+        return resolved
+    configs = {arm.name: arm.config for arm in resolved.arms}
+    problems = tuple(_problems(spec, configs))
+    if problems:
+        return Resolution(arms=(), problems=problems)
+    amounts = _amounts(spec, configs)
+    return Resolution(
+        arms=tuple(_with_steps(arm, amounts[arm.name], amounts[BASELINE]) for arm in resolved.arms), problems=()
+    )
+
+
+def _with_steps(arm: Arm, amount: int, base: int) -> Arm:
+    """Return the arm with its timed steps and its schedule of validations, both to the nearest step."""
+    steps = steps_of(arm.config)
+    own = {"timed": _timed(steps, amount, base)}
+    if steps.val_every:
+        own["val_every"] = min(max(1, _nearest(steps.val_every * base, amount)), own["timed"])
+    config = {**arm.config, "steps": {**arm.config["steps"], **own}}
+    return arm.model_copy(update={"config": config, "digest": arm_digest(arm.gates, config)})
+
+
+def _problems(spec: AblationSpec, configs: Mapping[str, Mapping[str, Any]]) -> Iterator[SpecProblem]:
+    """Find reasons why the arms cannot train on equal work in whole steps."""
+    kind, steps = spec.workload.steps.equal, steps_of(configs[BASELINE])
+    if steps.slice:
+        detail = f"trials in slices take turns after equally many steps; equal {kind} gives each arm its own number"
+        yield SpecProblem(pointer=_EQUAL, detail=detail, hint="leave slice out, or equal")
+    elif any(trainable(config).work is None for config in configs.values()):
+        why = "a command" if spec.workload.recipe is None else "a recipe without tokens_per_step and flops_per_step"
+        detail = f"the {kind} of a step are unknown before the run: the workload is {why}"
+        yield SpecProblem(pointer=_EQUAL, detail=detail, hint="leave equal out")
+    else:
+        yield from _unequal(kind, steps, _amounts(spec, configs))
+
+
+def _amounts(spec: AblationSpec, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Return by arm the work of a step of which all arms have equally much."""
+    return {name: int(getattr(trainable(one).work, spec.workload.steps.equal)) for name, one in configs.items()}
+
+
+def _timed(steps: StepsConfig, amount: int, base: int) -> int:
+    return _nearest(steps.total * base, amount) - 1 - steps.warmup
+
+
+def _nearest(whole: int, part: int) -> int:
+    """Return whole / part to the nearest integer, halves up."""
+    return (2 * whole + part) // (2 * part)
+
+
+def _unequal(kind: str, steps: StepsConfig, amounts: Mapping[str, int]) -> Iterator[SpecProblem]:
+    base = amounts[BASELINE]
+    for arm, amount in amounts.items():
+        timed = _timed(steps, amount, base)
+        if kind == "tokens" and steps.total * base % amount:
+            detail = (
+                f"{steps.total:,} steps of the baseline have {steps.total * base:,} tokens, which are no whole number "
+                f"of steps of variant '{arm}', each with {amount:,}"
+            )
+            yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"numbers that divide: {_fitting(steps, amounts)}")
+        elif not 1 <= timed <= MAX_TIMED:
+            detail = f"for equal {kind} variant '{arm}' needs {timed:,} timed steps; allowed: 1 to {MAX_TIMED:,}"
+            yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"use {'more' if timed < 1 else 'fewer'} timed steps")
+
+
+def _fitting(steps: StepsConfig, amounts: Mapping[str, int]) -> str:
+    """Return the nearest numbers of timed steps, below and above, with which the tokens of all arms divide."""
+    base, untimed = amounts[BASELINE], 1 + steps.warmup
+    period = math.lcm(*(amount // math.gcd(amount, base) for amount in amounts.values()))
+    fitting = [
+        total - untimed
+        for total in range(period, untimed + MAX_TIMED + 1, period)
+        if all(1 <= total * base // amount - untimed <= MAX_TIMED for amount in amounts.values())
+    ]
+    below, above = [n for n in fitting if n < steps.timed], [n for n in fitting if n > steps.timed]
+    return listed([*below[-1:], *above[:1]])

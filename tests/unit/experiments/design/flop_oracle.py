@@ -1,0 +1,26 @@
+"""Tokens and model FLOPs of a step, counted from the shapes of the matrices, independently of `model.counts`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def step_tokens(config: Mapping[str, Any]) -> int:
+    return int(config["micro_batch"]) * int(config["data"]["seq_len"])
+
+
+def step_flops(config: Mapping[str, Any]) -> int:
+    """Two FLOPs a multiply-add, backward twice the forward pass, whole score matrices, least work of the scan."""
+    model, length = config["model"], int(config["data"]["seq_len"])
+    width, mamba = int(model["d_model"]), model["mamba"]
+    inner, state, rank = width * mamba["expand"], mamba["d_state"], mamba["mimo_rank"]
+    heads = inner // mamba["headdim"]
+    angles = int(state * mamba["rope_fraction"]) // 2
+    outputs = 2 * inner + 2 * state * mamba["ngroups"] * rank + 3 * heads + angles
+    hidden = int(width * model["mlp_ratio"])
+    multiply_adds = {
+        "M": width * outputs + inner * width + heads * rank * 2 * state * mamba["headdim"],
+        "A": 4 * width * width + 2 * length * width,
+        "F": 3 * width * hidden,
+    }
+    per_token = sum(multiply_adds[letter] for letter in model["pattern"]) + width * model["vocab_size"]
+    return 3 * 2 * per_token * step_tokens(config)
