@@ -22,6 +22,7 @@ from experiments.analysis.comparing import Levels, baseline_mean, compare, sampl
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
+from experiments.analysis.influences import influences
 from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement, result_of
@@ -36,9 +37,11 @@ from experiments.design.power import level_shares
 from experiments.design.program import DECLARED
 from experiments.design.rule import (
     ADOPTION_SINCE,
+    LOPSIDED_SINCE,
     NOISE_SINCE,
     RULE_VERSION,
     TRAINING_SINCE,
+    blocks_for_rarest_event,
     rule_of,
     version_of,
 )
@@ -136,6 +139,7 @@ class _Judge:
     ) -> None:
         self._plan = plan
         self._spec = spec
+        self._whole = whole
         self.primary = spec.verdict.primary
         if not self.primary.margin.relative:
             self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, self.primary.metric)))
@@ -216,6 +220,7 @@ class _Judge:
                 *notes,
                 *not_exact_notes,
                 *(exact.notes if exact else self._notes(answer, primary, chances)),
+                *(self._influences(evidence) if primary is not None else ()),
                 *program_notes(evidence, rule.metric),
                 *([kernel_note(kernels)] if kernels else []),
                 *self._family_notes(name),
@@ -229,6 +234,10 @@ class _Judge:
             return None
         planned = other_work(metric, evidence.arm.config, self._plan.baseline.config)
         return planned or (None if metric.kind == "absolute" else other_tokens(evidence, in_all=metric.kind == "loss"))
+
+    def _influences(self, evidence: Evidence) -> Iterator[str]:
+        sample = sample_of(evidence, self.primary.metric)
+        return iter(()) if sample is None else influences(evidence, self._whole, sample)
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
@@ -275,7 +284,10 @@ class _Judge:
         answer = capped(answer, Cause.OTHER_WORK, other)
         answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
         over_seeds = self.primary.over_seeds or self.primary.metric in self._better
-        answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=over_seeds))
+        any_spread = self.version < LOPSIDED_SINCE
+        spreads = spreads_differ(sample, over_seeds=over_seeds, any_spread=any_spread)
+        answer = capped(answer, Cause.SPREADS, spreads)
+        answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
         noise = noise_differs(primary, self._circumstances.admission.calibrations)
@@ -283,6 +295,13 @@ class _Judge:
         answer = capped(answer, Cause.NOISE, noise if judged else None)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
         return capped(answer, Cause.UNCALIBRATED, None if self.primary.metric in EXACT_METRICS else refused)
+
+    def _too_few_for_events(self, primary: Comparison) -> str | None:
+        needed, share = blocks_for_rarest_event(self._spec), self._spec.verdict.rarest_event
+        if needed is None or primary.blocks >= needed:
+            return None
+        runs = "blocks" if primary.baseline is None else "seeds"
+        return f"events in {share:g} % of one arm's runs need {needed:,} {runs}, {primary.blocks:,} counted"
 
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
         if answer.cause is not Cause.NOT_PROVED or primary is None:

@@ -71,7 +71,7 @@ def _undecided(variant: VariantVerdict, spec: AblationSpec) -> bool:
     """Return whether more blocks may bring an answer. For an exact metric and for other work they cannot."""
     results = zip(spec.verdict.require, variant.requirements, strict=False)  # an excluded variant has no results
     margins = any(rule.not_worse_by is not None and result.undecided for rule, result in results)
-    unanswered = variant.measured is VerdictWord.INCONCLUSIVE or variant.cause is Cause.SPREADS
+    unanswered = variant.measured is VerdictWord.INCONCLUSIVE or variant.cause in (Cause.SPREADS, Cause.RARE_EVENTS)
     unanswered |= margins and variant.measured in _MAY_BE_ADOPTED
     fixed = variant.exact is not None or variant.other_work is not None
     return unanswered and variant.cause not in _HOPELESS and not fixed

@@ -54,10 +54,16 @@ FLIPS_FROM = 16
 """Number of blocks from which a sign-flip test is used: it needs more blocks and is robust to heavy tails."""
 CLEAR = 6.0
 """Distance of the estimate from zero that no tail explains, in standard deviations of the noisier arm's trials."""
+LOPSIDED = 0.783
+"""Distance of mean and median that 30 % of normal samples exceed, in standard deviations over the root of their number:
+the 85 % point of a normal distribution times the root of pi / 2 - 1."""
 
 
-def spreads_differ(sample: Sample, *, over_seeds: bool = False) -> str | None:
+def spreads_differ(sample: Sample, *, over_seeds: bool = False, any_spread: bool = False) -> str | None:
     """Return the numbers that show that the arms' spreads differ, or None if they do not or it does not matter.
+
+    Unequal spreads matter for a t test of differences only if they have a tail on one side. From `FLIPS_FROM` blocks on
+    the trials show that. `any_spread` is for earlier versions of the rule, which did not look.
 
     `over_seeds`: the arms of a block share the luck of its seed, which is in the spread of their trials and not in d.
     The estimate is then compared with the spread of d, which is at least that of the noisier arm's own noise.
@@ -68,7 +74,7 @@ def spreads_differ(sample: Sample, *, over_seeds: bool = False) -> str | None:
     p = float(p_equal_spread(d, sums))
     mean = fit(d, sample.places).mean
     clear = abs(float(mean)) > CLEAR * float(np.std(d, ddof=1)) if over_seeds else bool(is_clear(d, sums, mean))
-    if p > SPREAD_LEVEL or clear:
+    if p > SPREAD_LEVEL or clear or (not any_spread and not bool(may_have_a_tail(d, sums))):
         return None
     own, other = (100 * float(np.std(part, ddof=1)) for part in _arms(d, sums))
     return f"trials of the variant scatter by {own:.2g} %, of the baseline by {other:.2g} % (p {p:.2g})"
@@ -110,6 +116,36 @@ def is_clear(d: Array, sums: Array, mean: Array) -> NDArray[np.bool_]:
     """
     own, other = (np.std(part, axis=-1, ddof=1) for part in _arms(d, sums))
     return np.asarray(np.abs(mean) > CLEAR * np.maximum(own, other), dtype=np.bool_)
+
+
+def may_have_a_tail(d: Array, sums: Array) -> NDArray[np.bool_]:
+    """Return whether the trials of the noisier arm may lie on one side of their median; few blocks do not show it."""
+    own, other = _arms(d, sums)
+    if d.shape[-1] < FLIPS_FROM:
+        return np.ones(d.shape[:-1], dtype=np.bool_)
+    noisier = np.where((np.var(own, axis=-1) > np.var(other, axis=-1))[..., None], own, other)
+    away = np.abs(noisier.mean(axis=-1) - np.median(noisier, axis=-1))
+    return np.asarray(away * d.shape[-1] ** 0.5 > LOPSIDED * np.std(noisier, axis=-1, ddof=1), dtype=np.bool_)
+
+
+def spread_ratio(sample: Sample, level: float = SPREAD_LEVEL) -> tuple[float, float, float] | None:
+    """Return the variant's standard deviation over the baseline's with its interval, if that excludes 1; else None.
+
+    The interval is that of Pitman and Morgan for pairs (Pitman, 1939, "A note on normal correlation"), and assumes
+    normal trials.
+    """
+    if sample.sums is None or not np.isfinite(sample.sums).all():
+        return None
+    own, other = _arms(np.asarray(sample.differences), np.asarray(sample.sums))
+    first, second = (float(np.std(part, ddof=1)) for part in (own, other))
+    if not (first > 0 and second > 0):
+        return None
+    blocks, shared = own.size, float(np.corrcoef(own, other)[0, 1])
+    t = float(scipy.special.stdtrit(blocks - 2, 1 - level / 2))
+    wide = 1 + 2 * (1 - min(shared**2, 1.0)) * t**2 / (blocks - 2)
+    factor = (wide + (wide**2 - 1) ** 0.5) ** 0.5
+    ratio = first / second
+    return (ratio, ratio / factor, ratio * factor) if max(ratio, 1 / ratio) > factor else None
 
 
 def _arms(d: Array, sums: Array) -> tuple[Array, Array]:

@@ -20,7 +20,9 @@ from experiments.design.power import (
     level_shares,
 )
 from experiments.design.problems import pointer
+from experiments.design.rule import blocks_for_rarest_event
 from experiments.design.spec import MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
+from experiments.design.spec_values import show_percent
 from experiments.design.verdict_rule import Primary
 from experiments.errors import SpecError, SpecProblem
 from experiments.records.calibration import Calibration, Sizing, workload_digest
@@ -49,6 +51,11 @@ def _planned(values: dict[str, Any]) -> AblationSpec:
     seeds = values["design"].get("seeds", ())
     number = seeds if isinstance(seeds, int) else len(seeds)
     values["design"]["blocks"] = {"count": max(MIN_BLOCKS, 2 * number)}
+    spec = parse_spec(spec_yaml(values), CONTENT_TYPE)
+    events = blocks_for_rarest_event(spec)
+    if events is None or events <= spec.design.blocks.number:
+        return spec
+    values["design"]["blocks"] = {"count": min(events, MAX_BLOCKS)}
     return parse_spec(spec_yaml(values), CONTENT_TYPE)
 
 
@@ -74,6 +81,9 @@ def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[in
     seeds = len(spec.design.seeds) if of_losses else 0
     noise = f"sd of d at most {sizing.sd_upper_pct:.2f} % ({sizing.calibration})"
     beyond = f"beyond the margin of {spec.verdict.primary.margin_pct:g} %"
+    events = blocks_for_rarest_event(spec)
+    if events is not None and events > max(sizing.blocks_needed, seeds):
+        return events, f"verdict.rarest_event {show_percent(spec.verdict.rarest_event or 0.0)} needs so many"
     return max(sizing.blocks_needed, seeds), f"{noise}, to prove a gain of {sizing.aim_pct:g} % {beyond}"
 
 

@@ -69,6 +69,8 @@ class Cause(StrEnum):
     NOISE = "noise differs"
     """The blocks scatter far more than the A/A blocks that admit the device."""
     RERUNS = "reruns"
+    RARE_EVENTS = "rare events"
+    """The rule names a rarest event, for which the blocks so far are too few."""
     UNCALIBRATED = "uncalibrated"
     OTHER_WORK = "other work"
     NO_RATIO = "no ratio"

@@ -18,11 +18,12 @@ from experiments.design.comparison.comparability import comparison_problems
 from experiments.design.comparison.equal_work import resolve_with_steps
 from experiments.design.config_fields import read_config
 from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
-from experiments.design.power import detectable_per_sd, level_shares
+from experiments.design.power import MAX_BLOCKS, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.recipes import RECIPES
-from experiments.design.rule import rule_digest
+from experiments.design.rule import blocks_for_rarest_event, rule_digest
 from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
+from experiments.design.spec_values import show_percent
 from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import EARLIER_RULES
 from experiments.digest import digest
@@ -113,6 +114,7 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         *(list(_metric_problems(spec)) or comparison_problems(spec, resolution.arms)),
         *_compile_problems(spec, resolution.arms),
         *_block_problems(spec),
+        *_event_problems(spec),
         *_seed_problems(spec),
         *_requirement_problems(spec),
     ]
@@ -300,6 +302,25 @@ def _block_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail += f"{blocks} blocks over {seeds} seeds"
         hint = f"use at least {2 * seeds} blocks, or fewer seeds"
         yield SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
+
+
+def _event_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find designs with too few runs for the rarest event that must not make a wrong verdict."""
+    needed, primary = blocks_for_rarest_event(spec), spec.verdict.primary
+    if needed is None or spec.purpose == "calibration":
+        return
+    where, share = pointer("verdict", "rarest_event"), show_percent(spec.verdict.rarest_event or 0.0)
+    if primary.exact:
+        detail = f"'{primary.metric}' decides by its value, and no number of runs bounds what rare events do to it"
+        yield SpecProblem(pointer=where, detail=detail, hint="leave rarest_event out")
+        return
+    runs = len(spec.design.seeds) if primary.over_seeds else spec.design.blocks.number
+    most, unit = (MAX_SEEDS, "seeds") if primary.over_seeds else (MAX_BLOCKS, "blocks")
+    if runs >= needed:
+        return
+    detail = f"events in {share} of one arm's runs need {needed:,} {unit}, the design has {runs:,}"
+    hint = f"use {needed:,} {unit}, or a larger share" if needed <= most else f"{unit} end at {most:,}: a larger share"
+    yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
 
 def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:

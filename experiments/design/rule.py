@@ -9,7 +9,7 @@ from typing import Any
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
 from experiments.design.metrics import METRICS, PROCESS_METRIC
-from experiments.design.power import ALPHA, level_shares
+from experiments.design.power import ALPHA, blocks_for_events, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.design.workload import Steps
@@ -17,10 +17,10 @@ from experiments.digest import digest
 
 RULE_VERSION = 4
 """1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
-3: adoption by the interval. 4: losses of unequal training."""
-NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE = 2, 3, 4
-"""First versions with a check of the noise against the A/A blocks, with adoption by the interval, and that compare no
-losses of arms that train on unequal work or over other rows."""
+3: adoption by the interval. 4: losses of unequal training; unequal spreads alone withhold nothing from 16 blocks on."""
+NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE, LOPSIDED_SINCE = 2, 3, 4, 4
+"""First versions with a check of the noise against the A/A blocks, with adoption by the interval, that compare no
+losses of arms that train on unequal work or over other rows, and with verdicts on arms of unequal spreads."""
 
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
@@ -73,7 +73,8 @@ COMPARISON: dict[str, Any] = {
     "same": "two one-sided t tests against the margin, corrected p at most the level",
     "looks": "each look has its own share of the level, from (blocks / all blocks) ** 2; futile below a chance of 10 %",
     "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
-    "from there) and the estimate lies within 6 standard deviations of that arm",
+    "from there), the estimate lies within 6 standard deviations of that arm, and, from 16 blocks on, the mean of that "
+    "arm's trials is further from their median than in 70 % of normal samples",
     "noise": "no word where d scatters by three times the standard deviation of the A/A blocks or more (F test, 1 %)",
     "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
     "exact_requirement": "a failed one rejects whatever the speed does",
@@ -194,6 +195,13 @@ _ENVELOPE = {"envelope": "prediction intervals of the baseline's repeats within 
 """Part of the first version."""
 
 
+_ANY_SPREADS = {
+    "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
+    "from there) and the estimate lies within 6 standard deviations of that arm"
+}
+"""Part of the versions before 4."""
+
+
 def _comparison(primary: Primary, version: int) -> dict[str, Any]:
     since = {"noise": NOISE_SINCE, "adoption": ADOPTION_SINCE}
     without = {part for part, first in since.items() if version < first}
@@ -201,6 +209,8 @@ def _comparison(primary: Primary, version: int) -> dict[str, Any]:
         without.add("noise")
     texts = EXACT_COMPARISON if primary.exact else COMPARISON
     earlier = _ENVELOPE if version == 1 else {}
+    if version < LOPSIDED_SINCE and not primary.exact:
+        earlier = earlier | _ANY_SPREADS
     return {part: text for part, text in texts.items() if part not in without} | earlier
 
 
@@ -219,7 +229,21 @@ def _required(spec: AblationSpec, requirement: Requirement) -> dict[str, Any]:
 
 
 def _additions(spec: AblationSpec, version: int) -> dict[str, Any]:
-    return _other_model(spec, version) | _of_declared(spec) | _of_session(spec)
+    return _other_model(spec, version) | _of_declared(spec) | _of_session(spec) | _of_events(spec)
+
+
+def _of_events(spec: AblationSpec) -> dict[str, Any]:
+    share, blocks = spec.verdict.rarest_event, blocks_for_rarest_event(spec)
+    return {} if blocks is None else {"rarest_event_pct": share, "blocks_for_rarest_event": blocks}
+
+
+def blocks_for_rarest_event(spec: AblationSpec) -> int | None:
+    """Return the blocks, or the seeds of a loss, that the rarest event of the rule needs; None without one."""
+    share = spec.verdict.rarest_event
+    if share is None:
+        return None
+    level = spec.verdict.level_of(1) * level_shares(spec.design.blocks.schedule)[-1] / len(spec.variants)
+    return blocks_for_events(share / 100, level)
 
 
 def _of_session(spec: AblationSpec) -> dict[str, Any]:

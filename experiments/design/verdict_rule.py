@@ -28,6 +28,7 @@ from experiments.design.spec_values import (
     Gain,
     Margin,
     Name,
+    Percent,
     number_in,
     one_of,
     refuse,
@@ -274,7 +275,7 @@ class SessionLevel(SpecPart):
 
 
 def _rule_schema(schema: dict[str, Any]) -> None:
-    without_null(schema, "session")
+    without_null(schema, "session", "rarest_event")
 
 
 class VerdictRule(SpecPart):
@@ -287,6 +288,12 @@ class VerdictRule(SpecPart):
         tuple[Requirement, ...],
         Field(strict=False, max_length=MAX_REQUIREMENTS, description="Further conditions for adopting a variant."),
     ] = ()
+    rarest_event: Percent | None = Field(
+        default=None,
+        exclude_if=lambda value: value is None,
+        description="Smallest share of runs at which an event of one arm alone, such as a slow mode, must not make a "
+        "wrong verdict; without it, the verdict speaks of events in every run.",
+    )
     session: SessionLevel | None = Field(
         default=None,
         exclude_if=lambda value: value is None,

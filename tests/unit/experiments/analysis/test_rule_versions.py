@@ -52,7 +52,8 @@ def test_every_version_has_a_digest_of_its_own_and_a_changed_rule_has_none() -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "decision"), [(1, Decision.ADOPT), (2, Decision.ADOPT), (3, Decision.INCONCLUSIVE)]
+    ("version", "decision"),
+    [(1, Decision.ADOPT), (2, Decision.ADOPT), (3, Decision.INCONCLUSIVE), (4, Decision.INCONCLUSIVE)],
 )
 def test_adoption_follows_the_version(version: int, decision: Decision) -> None:
     spec = make_spec(verdict__primary={"metric": "tokens_per_s", "margin": "1%", "adopt_if": "1%"})

@@ -1,0 +1,163 @@
+"""Influences on the differences besides the arms' change: trials that act on the next one, nodes, and steadier arms.
+
+They are reported beside a verdict and do not change it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+import numpy as np
+import scipy
+
+from experiments.analysis.comparing import Sample
+from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
+from experiments.analysis.sample_checks import spread_ratio
+from experiments.analysis.statistics import Array, percent
+from experiments.records.receipts import Receipt
+
+LEVEL = 0.05
+"""Level of each test."""
+LONGEST_GAP_S = 120.0
+"""A trial that began later than this after the end of another one does not follow it."""
+_FEWEST_ON_A_NODE = 2
+
+
+def influences(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterator[str]:
+    """Yield what besides the variant's change moves or describes the differences of `sample`, one note for each."""
+    ratio = spread_ratio(sample)
+    if ratio is not None:
+        share, low, high = ratio
+        factor = f"steadier by a factor of {1 / share:.2g}" if share < 1 else f"less steady by a factor of {share:.2g}"
+        deviation = f"{share:.2g} of the baseline's standard deviation [{low:.2g}, {high:.2g}]"
+        yield f"the variant's runs are {factor}: {deviation}"
+    if sample.baseline is None and len(sample.differences) == len(evidence.pairs):
+        yield from _carried_over(evidence, whole, sample)
+        yield from _by_node(evidence.pairs, sample)
+
+
+def _carried_over(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterator[str]:
+    after = follows(evidence, whole)
+    tested = carry_over(sample, after) if any(after) else None
+    if tested is None or tested.p > LEVEL:
+        return
+    change = f"a trial right after one of this arm differs by {percent(tested.carried):+.2f} % (p {tested.p:.2g})"
+    yield f"{change}; without that, the effect is {percent(tested.mean):+.2f} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarryOver:
+    """Effect of a trial of the variant on the trial after it."""
+
+    mean: float
+    """Effect of the variant, with the trial before in the model; in natural log units."""
+    carried: float
+    """Change of the metric in a trial that follows one of the variant; in natural log units."""
+    p: float
+    """Two-sided p value that nothing is carried over."""
+
+
+def carry_over(sample: Sample, after: Sequence[int]) -> CarryOver | None:
+    """Fit d = mean + slope x place + carried x `after`; None if the blocks cannot tell the three apart.
+
+    `after`: 1 where the variant's trial follows one of the variant, -1 where the baseline's does, 0 otherwise.
+    """
+    d = np.asarray(sample.differences)
+    columns = np.stack([np.ones(d.size), np.asarray(sample.places), np.asarray(after, dtype=np.float64)], axis=1)
+    solved = _least_squares(columns, d)
+    if solved is None:
+        return None
+    values, errors, freedom = solved
+    t = abs(float(values[2])) / float(errors[2]) if errors[2] > 0 else np.inf
+    p = float(2 * scipy.special.stdtr(freedom, -t)) if values[2] else 1.0
+    return CarryOver(mean=float(values[0]), carried=float(values[2]), p=p)
+
+
+def _least_squares(columns: Array, d: Array) -> tuple[Array, Array, int] | None:
+    """Return (coefficients, standard errors, degrees of freedom); None without at least two of these or full rank."""
+    freedom = d.size - columns.shape[1]
+    if freedom < 2 or np.linalg.matrix_rank(columns) < columns.shape[1]:
+        return None
+    inverse = np.linalg.inv(columns.T @ columns)
+    values = inverse @ columns.T @ d
+    variance = float(np.sum((d - columns @ values) ** 2)) / freedom
+    return values, np.sqrt(variance * np.diag(inverse)), freedom
+
+
+def follows(evidence: Evidence, whole: WholeBlocks) -> list[int]:
+    """Return for each pair which of its trials ran right after a trial of the variant: 1, -1, or 0 (`carry_over`)."""
+    before = _before(whole)
+    name = evidence.arm.name
+    return [
+        (before.get(pair.variant.digest) == name) - (before.get(pair.baseline.digest) == name)
+        for pair in evidence.pairs
+    ]
+
+
+def _before(whole: WholeBlocks) -> dict[str, str]:
+    """Return by receipt the arm of the trial that ended right before it on the same device."""
+    by_device: dict[str, list[Receipt]] = {}
+    for block in whole.plan.blocks:
+        for receipt in whole.in_block(block.index):
+            by_device.setdefault(f"{receipt.ids.node} {receipt.ids.device}", []).append(receipt)
+    before = {}
+    for receipts in by_device.values():
+        ordered = sorted(receipts, key=_started)
+        for earlier, later in pairwise(ordered):
+            if _started(later) - _started(earlier) - earlier.wall_s <= LONGEST_GAP_S and later.waited_s is None:
+                before[later.digest] = earlier.arm
+    return before
+
+
+def _started(receipt: Receipt) -> float:
+    return datetime.fromisoformat(receipt.started_at).timestamp()
+
+
+def _by_node(pairs: Sequence[Pair], sample: Sample) -> Iterator[str]:
+    nodes = [pair.variant.environment.node_name for pair in pairs]
+    effects = node_effects(nodes, sample)
+    if effects is None:
+        return
+    counts = {node: nodes.count(node) for node in effects.by_node}
+    each = ", ".join(f"{node} {percent(d):+.2f} % ({counts[node]} blocks)" for node, d in effects.by_node.items())
+    word = "they differ" if effects.p <= LEVEL else "no difference between them is proved"
+    yield f"effect by node: {each}; {word} (F test, p {effects.p:.2g}); the verdict speaks of these nodes together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEffects:
+    """The effect on each node, and whether nodes differ."""
+
+    by_node: dict[str, float]
+    """Mean of d at equal places, in natural log units, by the name of the node."""
+    p: float
+    """p value that all nodes have one effect."""
+
+
+def node_effects(nodes: Sequence[str], sample: Sample) -> NodeEffects | None:
+    """Return the effect by node; None with one node, or with too few blocks to compare them."""
+    names = sorted(set(nodes))
+    if len(names) < 2 or min(nodes.count(name) for name in names) < _FEWEST_ON_A_NODE:
+        return None
+    d, places = np.asarray(sample.differences), np.asarray(sample.places, dtype=np.float64)
+    each = np.array([[node == name for name in names] for node in nodes], dtype=np.float64)
+    with_places = np.column_stack([each, places])
+    place = np.linalg.matrix_rank(with_places) > len(names)  # not if it is the same in all blocks of a node
+    whole = with_places if place else each
+    freedom = d.size - whole.shape[1]
+    if freedom < 2:
+        return None
+    values, squares = _fitted(whole, d)
+    _, more = _fitted(np.column_stack([np.ones(d.size), whole[:, len(names) :]]), d)
+    between = max(0.0, more - squares) / (len(names) - 1)
+    ratio = between / (squares / freedom) if squares > 0 else np.inf
+    rounding = 1e-20 * float(d @ d)
+    p = float(scipy.special.fdtrc(len(names) - 1, freedom, ratio)) if between > rounding else 1.0
+    return NodeEffects(by_node={name: float(value) for name, value in zip(names, values, strict=False)}, p=p)
+
+
+def _fitted(columns: Array, d: Array) -> tuple[Array, float]:
+    """Return (coefficients, sum of squared residuals)."""
+    values = np.asarray(np.linalg.lstsq(columns, d, rcond=None)[0], dtype=np.float64)
+    return values, float(np.sum((d - columns @ values) ** 2))
