@@ -81,15 +81,14 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
         home.run("down")
 
 
-@pytest.mark.parametrize("content", [b"", GARBAGE])
-def test_a_damaged_signing_key_stops_the_start_with_its_remedy(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_signing_key_stops_the_start_with_its_remedy(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     key = home.files.home / "keys" / "node"
     key.parent.mkdir(parents=True)
-    key.write_bytes(content)
+    key.write_bytes(GARBAGE)
     key.chmod(0o600)
     done = home.run("up")
     assert done.returncode == 5
     assert "is no private key in PEM format" in " ".join(done.stderr.split())
     assert "remove it to sign with a new key" in " ".join(done.stderr.split())
-    assert key.read_bytes() == content
+    assert key.read_bytes() == GARBAGE

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,18 @@ from tests.programs import LOOP, write_program
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    made = Home(tmp_path / "home")
-    made.environment |= {"ABLATE_CONTROL_EVERY": "0"}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("own-code")
+
+
+@pytest.fixture(scope="module")
+def home(folder: Path) -> Iterator[Home]:
+    """Start one stack for all tests, whose node takes code from one folder only, and archives."""
+    made = Home(folder / "home")
+    made.environment |= {"ABLATE_CONTROL_EVERY": "0", "ABLATE_CODE_DIRS": str(folder / "code")}
+    made.environment |= {"ABLATE_ACCEPT_CODE": "true"}
+    made.up()
     yield made
     made.run("down")
 
@@ -53,11 +62,12 @@ def answer(home: Home, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(home: Home, tmp_path: Path) -> None:
-    code = write_program(tmp_path / "code")
+def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
+    home: Home, folder: Path, tmp_path: Path
+) -> None:
+    code = write_program(folder / "code" / "sleeper")
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(spec_for(code)))
-    home.up()
     ran = home.run("run", str(spec))
     assert ran.returncode in range(5), ran.stdout + ran.stderr
     verdict = answer(home, "verdict", "sleeper")
@@ -90,15 +100,14 @@ def _receipts(home: Home) -> None:
     assert verify({name: value for name, value in damaged.items() if name != "signature"}) != []
 
 
-def test_a_program_without_marks_is_judged_by_the_time_of_its_process(home: Home, tmp_path: Path) -> None:
+def test_a_program_without_marks_is_judged_by_the_time_of_its_process(home: Home, folder: Path, tmp_path: Path) -> None:
     source = "import sys, time; time.sleep(float(sys.argv[-1])); print('METRIC val_bpb=1.25')"
-    spec = spec_for(write_program(tmp_path / "code", source), ablation="whole")
+    spec = spec_for(write_program(folder / "code" / "whole", source), ablation="whole")
     spec["workload"] |= {"command": ["python", "train.py", "0.2"]}
     spec["variants"] = {"slow": {"args": ["0.6"]}}
     spec["verdict"] = {"primary": {"metric": "process_s", "margin": "5%", "adopt_if": "10%"}}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
-    home.up()
     ran = home.run("run", str(path))
     assert ran.returncode in range(5), ran.stdout + ran.stderr
     (slow,) = answer(home, "verdict", "whole")["variants"]
@@ -111,11 +120,20 @@ def test_a_program_without_marks_is_judged_by_the_time_of_its_process(home: Home
     assert home.run("report", "whole", "-o", str(tmp_path / "page.html")).returncode == 0
 
 
-def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(home: Home, tmp_path: Path) -> None:
+def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.environment |= {"ABLATE_ACCEPT_CODE": "false", "ABLATE_PORT": str(28_000 + os.getpid() % 4_000)}
+    home.up()
+    try:
+        _nothing_runs(home, tmp_path)
+    finally:
+        home.environment.pop("ABLATE_TOKEN", None)
+        home.run("down")
+
+
+def _nothing_runs(home: Home, tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code"))))
-    home.environment |= {"ABLATE_ACCEPT_CODE": "false"}
-    home.up()
     secret = answer(home, "tokens", "create", "ada", "--scope", "submit")["secret"]
     home.environment["ABLATE_TOKEN"] = secret
     refused = home.run("submit", str(spec))
@@ -132,13 +150,11 @@ def test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing(h
 def test_a_folder_is_sent_once_and_every_receipt_names_its_content(home: Home, tmp_path: Path) -> None:
     lab = write_program(tmp_path / "lab")
     other = write_program(tmp_path / "lab/other", "import time; time.sleep(0.6)\n" + LOOP)
-    home.environment |= {"ABLATE_CODE_DIRS": str(tmp_path / "nothing"), "ABLATE_ACCEPT_CODE": "true"}
     values = spec_for(lab, ablation="sent")
     values["workload"] |= {"code": "."}
     values["variants"] = {"slow": {"args": ["--step", "0.03"]}, "else": {"code": "./other"}}
     spec = lab / "spec.yaml"
     spec.write_text(yaml.safe_dump(values))
-    home.up()
     ran = home.run("run", str(spec))
     assert ran.returncode in range(5), ran.stdout + ran.stderr
     receipts = json.loads(home.run("receipts", "get", "sent").stdout)
@@ -168,7 +184,6 @@ def test_an_archive_that_leaves_its_folder_runs_nowhere_and_says_why(home: Home,
     spec["workload"] |= {"code": {"archive": digest}}
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
-    home.up()
     refused = home.run("submit", str(path))
     assert refused.returncode == 5
     assert f"#/workload/code  the service has no archive {digest}" in refused.stderr

@@ -1,4 +1,7 @@
-"""Secrets that were planted in a real stack, and searched for in all that it left and said after a real ablation."""
+"""Secrets that were planted in a real stack, and searched for in all that it left and said after a real ablation.
+
+The stack is open to other machines, so its broker has a port and a password.
+"""
 
 import base64
 import json
@@ -12,8 +15,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from redis import AuthenticationError, Redis
 
 from experiments.runtime.processes import wait_until
+from experiments.runtime.wake import celery_app, wake_subscription
 from service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
 from tests.receiver import Receiver, receiving
@@ -26,7 +31,7 @@ MAY_HOLD = ("tokens", "keys")
 """Folders below a home that are there to hold secrets."""
 
 
-def test_no_secret_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path) -> None:
+def test_no_secret_of_an_open_stack_is_in_any_log_event_receipt_tag_page_or_answer(tmp_path: Path) -> None:
     with receiving() as receiver:
         _search(Home(tmp_path / "home"), tmp_path / "smallest.yaml", receiver)
 
@@ -36,6 +41,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
     home.environment |= {
         "ABLATE_WEBHOOK_URL": f"{receiver.url}?key={OF_THE_SHELL}",
         "ABLATE_WEBHOOK_SECRET": f" whsec_{webhook}\r\n",
+        "ABLATE_HOST": "0.0.0.0",  # noqa: S104
         **dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "REDISCLI_AUTH"), OF_THE_SHELL),
     }
     spec.write_text(EXACT)
@@ -43,6 +49,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         stack = home.up()
         planted = {name: (home.files.home / "tokens" / name).read_text().strip() for name in ("admin", "worker")}
         planted |= {"shell": OF_THE_SHELL, "webhook": webhook, "key": _key_of(home.files.home / "keys" / "node")}
+        planted["broker"] = home.files.broker_password.read_text().strip()
         for name, command in (("ada", "tokens create ada --scope submit"), ("gpu-7", "nodes add gpu-7 --class h200")):
             planted[name] = json.loads(home.run(*command.split(), "--json").stdout)["secret"]
         home.environment["ABLATE_TOKEN"] = planted["ada"]
@@ -61,6 +68,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         command_lines = [
             " ".join(psutil.Process(pid).cmdline()) for pid in part_processes.stack_mark(stack["stack_id"]).members()
         ]
+        _another_machine_needs_the_password(home, stack["broker_port"], planted["broker"], spec)
     finally:
         home.run("down")
     assert receiver.got, "the webhook was sent"
@@ -70,23 +78,52 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         path: path.read_bytes() for path in home.files.home.rglob("*") if path.is_file() and _is_searched(home, path)
     }
     assert {"api.log", "worker.log", "background.log", "mlflow.db"} <= {path.name for path in left}
+    assert environments, "the fork server was seen"
     everything = {
         **{str(path): data for path, data in left.items()},
         "command lines": "\n".join(command_lines).encode(),
+        **{f"environment {number}": one.encode() for number, one in enumerate(environments)},
+        **{f"answer {number}": text.encode() for number, text in enumerate(said)},
+        **{f"webhook {number}": str(got).encode() for number, got in enumerate(receiver.got)},
     }
-    assert environments, "the fork server was seen"
-    everything |= {f"environment {number}": one.encode() for number, one in enumerate(environments)}
-    everything |= {f"answer {number}": text.encode() for number, text in enumerate(said)}
-    everything |= {f"webhook {number}": str(got).encode() for number, got in enumerate(receiver.got)}
     leaks = [
         (name, where)
         for where, data in everything.items()
         for name, secret in planted.items()
-        if secret.encode() in data and (name, where.split()[0]) != ("shell", "webhook")
+        if secret.encode() in data and (name, where.split()[0]) not in _may_hold(home)
     ]
     fencing = [(name, where) for name, where in leaks if name.startswith("fencing") and "ablate.db" in where]
     assert [leak for leak in leaks if leak not in fencing] == []
     assert fencing, "the search finds what is there: the database holds the tokens of attempts"
+
+
+def _may_hold(home: Home) -> set[tuple[str, str]]:
+    """Return secrets with the places that have to hold them."""
+    broker = {("broker", str(file)) for file in (home.files.broker_password, home.files.broker_config)}
+    return {("shell", "webhook"), *broker}
+
+
+def _another_machine_needs_the_password(home: Home, port: int, password: str, spec: Path) -> None:
+    with pytest.raises(AuthenticationError):
+        Redis(port=port).ping()
+    with pytest.raises(AuthenticationError):
+        Redis(port=port, password="wrong").ping()
+    assert Redis(port=port, password=password).ping()
+    assert hears_a_submission(home, f"redis://:{password}@127.0.0.1:{port}/0", spec)
+
+
+def hears_a_submission(home: Home, broker_url: str, spec: Path) -> bool:
+    """Listen as a worker of class cpu on another machine does, and submit."""
+    heard: list[object] = []
+    with celery_app(broker_url, name="elsewhere").connection_for_read() as connection:
+        queue = wake_subscription("cpu")
+        with connection.Consumer([queue], callbacks=[lambda body, _message: heard.append(body)], accept=["json"]):
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.5)  # it subscribes when it first waits
+            assert home.run("submit", str(spec)).returncode == 0
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=30)
+    return bool(heard)
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from tests.ports import free_port
 from tests.service_process import is_up
 
 CLIENTS = 4
+PAUSE_S = 0.04
+"""Between two submissions of a client. Most of the time passes while processes start, which need the processor too."""
 HEADERS = {"Authorization": f"Bearer {ADMIN}"}
 
 
@@ -82,6 +84,7 @@ class Client(threading.Thread):
             key = f"client-{self._number}-{count}"
             self.answered[key] = self._submit(key, first=count)
             count += 1
+            time.sleep(PAUSE_S)
 
     def _submit(self, key: str, *, first: int) -> str:
         values = spec_values(ablation=key)
