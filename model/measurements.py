@@ -55,9 +55,12 @@ class Metric:
     also holds libraries and freed pages and differs from run to run, so the metric cannot decide there."""
     cold: bool = False
     """Whether trials start with empty compiler caches on disk where this metric decides."""
-    decides: Literal["paired", "exact"] | None = "exact"
+    clocked: bool = False
+    """Whether a number of a validation curve depends on the clock."""
+    decides: Literal["paired", "exact", "curve"] | None = "exact"
     """How it decides as primary metric. `paired`: by a t test over block differences. `exact`: by its value, which must
-    be bit-identical whenever one arm runs again with one seed. None: it cannot."""
+    be bit-identical whenever one arm runs again with one seed. `curve`: by a t test over seeds, from the validation
+    curves of both trials of a block (`experiments.analysis.curves`). None: it cannot."""
 
 
 class Step(BaseModel):

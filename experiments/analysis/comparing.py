@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from experiments.analysis.curves import readings
 from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
 from experiments.analysis.statistics import (
     MOST_APART,
@@ -21,8 +22,9 @@ from experiments.analysis.statistics import (
     widening,
 )
 from experiments.analysis.verdicts import Comparison, unit_of_shares
-from experiments.design.metrics import LOSS_METRICS, METRICS, WINDOW_METRICS
+from experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
+from experiments.design.spec_values import Difference
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_named
 
@@ -52,6 +54,14 @@ class Sample:
     """None if the metric is not one of the window."""
     baseline: float | None = None
     """Mean of the baseline in the metric's unit, for differences by subtraction."""
+    independent: bool = False
+    """Whether the differences of blocks do not resemble their neighbours', because no clock is in them."""
+    bias: float | None = None
+    """Of numbers of curves: the mean of the differences' estimated errors."""
+
+    def fit(self) -> Fit:
+        """Fit the mean of the differences."""
+        return replace(fit(self.differences, self.places), bias=self.bias or 0.0)
 
     @property
     def scale(self) -> Scale:
@@ -74,9 +84,39 @@ class Levels:
     """Direction of improvement of a declared metric."""
 
 
-def sample_of(evidence: Evidence, metric: str) -> Sample | None:
-    """Return d of every block, or of every seed of a loss; None with too few. Missing data fails: it gives None."""
+def sample_of(evidence: Evidence, metric: str, target: Difference | None = None) -> Sample | None:
+    """Return d of every block, or of every seed of a loss; None with too few. Missing data fails: it gives None.
+
+    `target` is the loss that is to be reached.
+    """
+    if metric in CURVE_METRICS:
+        return _curve_sample(evidence, metric, None if target is None else target.value)
     return seed_sample(evidence, metric) if metric in LOSS_METRICS else _block_sample(evidence, metric)
+
+
+def _curve_sample(evidence: Evidence, metric: str, target: float | None) -> Sample | None:
+    """Return the difference of every block from the curves of its trials."""
+    found = [readings(pair, metric, target) for pair in evidence.pairs]
+    read = [both for both in found if both is not None]
+    if len(read) < max(len(found), FEWEST_BLOCKS):
+        return None
+    clocked = METRICS[metric].clocked
+    places = tuple((pair.variant.ids.position - pair.baseline.ids.position) * clocked for pair in evidence.pairs)
+    error = mean_of([own.error + base.error for own, base in read])
+    if METRICS[metric].kind == "loss":
+        finals = [_finite("loss_val", pair.baseline) or 0.0 for pair in evidence.pairs]
+        sample = _by_subtraction(
+            [(own.value, base.value) for own, base in read], places=places, baseline=mean_of(finals)
+        )
+        return sample and replace(sample, independent=False, bias=error / unit_of_shares(sample.baseline))
+    logs = [(math.log(own.value), math.log(base.value)) for own, base in read]
+    return Sample(
+        differences=tuple(own - base for own, base in logs),
+        sums=tuple(own + base for own, base in logs),
+        places=places,
+        independent=not clocked,
+        bias=error,
+    )
 
 
 def seed_sample(evidence: Evidence, metric: str) -> Sample | None:
@@ -98,15 +138,20 @@ def seed_sample(evidence: Evidence, metric: str) -> Sample | None:
     return _by_subtraction(means, places=(0,) * len(means))
 
 
-def _by_subtraction(values: Sequence[tuple[float, float]], *, places: tuple[int, ...]) -> Sample | None:
-    """Return the sample of (variant, baseline); None if they are too far apart for statistics."""
-    baseline = mean_of([base for _, base in values])
+def _by_subtraction(
+    values: Sequence[tuple[float, float]], *, places: tuple[int, ...], baseline: float | None = None
+) -> Sample | None:
+    """Return the sample of (variant, baseline) in shares of `baseline`, by default of the baseline's mean.
+
+    None if they are too far apart for statistics.
+    """
+    baseline = mean_of([base for _, base in values]) if baseline is None else baseline
     scale = unit_of_shares(baseline)
     if any(abs(value) / scale > MOST_APART for pair in values for value in pair):
         return None
     differences = tuple((own - base) / scale for own, base in values)
     sums = tuple((own + base) / scale for own, base in values)
-    return Sample(differences=differences, sums=sums, places=places, baseline=baseline)
+    return Sample(differences=differences, sums=sums, places=places, baseline=baseline, independent=True)
 
 
 def _finite(metric: str, receipt: Receipt) -> float | None:
@@ -193,13 +238,13 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
 
 
 def _fit(sample: Sample, dependence: float) -> Fit:
-    fitted = fit(sample.differences, sample.places)
+    fitted = sample.fit()
     return fitted.widened(_widening(sample, dependence))
 
 
 def _widening(sample: Sample, dependence: float) -> float:
-    """Return the factor for dependent blocks; seeds are independent."""
-    return widening(dependence, len(sample.differences)) if sample.baseline is None else 1.0
+    """Return the factor for dependent blocks."""
+    return 1.0 if sample.independent else widening(dependence, len(sample.differences))
 
 
 def _corrected(p_values: Sequence[object], levels: Levels) -> list[float]:
@@ -242,7 +287,8 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         sd_pct=100 * sd,
         widened=widened,
         place_pct=percent(float(fitted.slope)),
-        mde_pct=percent(detectable_per_sd(fitted.blocks, level=alpha / family) * sd * widened),
+        mde_pct=percent(detectable_per_sd(fitted.blocks, level=alpha / family) * sd * widened + fitted.bias),
+        bias_pct=None if sample.bias is None else percent(sample.bias),
         differences_pct=tuple(percent(difference) for difference in sample.differences),
         better=tests.levels.better,
         baseline=sample.baseline,

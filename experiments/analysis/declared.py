@@ -3,7 +3,7 @@
 from experiments.analysis.evidence import Evidence
 from experiments.analysis.statistics import MOST_APART, log_of_ratio
 from experiments.block_numbers import block_name
-from experiments.design.metrics import LOSS_METRICS, METRICS
+from experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, SEED_METRICS
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_named
 
@@ -40,11 +40,12 @@ def _measured(receipt: Receipt) -> bool:
 def one_value(evidence: Evidence, name: str) -> str | None:
     """Say which arm reports one number with every seed although the arms differ; None if no arm does.
 
-    For losses and declared metrics.
+    For losses, numbers of their curves (the last loss stands for the curve) and declared metrics.
     Such an arm ignores its seed. Its blocks repeat one run, so they do not show what another run would give.
     """
-    if name in METRICS and name not in LOSS_METRICS:
+    if name in METRICS and name not in SEED_METRICS:
         return None
+    name = "loss_val" if name in CURVE_METRICS else name
     values = [(read_named(name, pair.variant), read_named(name, pair.baseline)) for pair in evidence.pairs]
     if len({pair.seed for pair in evidence.pairs}) < 2 or all(own == base for own, base in values):
         return None

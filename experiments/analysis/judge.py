@@ -19,6 +19,7 @@ from experiments.analysis.answer import (
 )
 from experiments.analysis.arm_summary import summarise_arm
 from experiments.analysis.comparing import Levels, baseline_mean, compare, sample_of
+from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
@@ -31,7 +32,15 @@ from experiments.analysis.statistics import dependence_of
 from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict, unit_of_shares
 from experiments.block_numbers import block_list, block_name
 from experiments.design.comparison.comparability import other_model, other_work
-from experiments.design.metrics import EXACT_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS, declared_in
+from experiments.design.metrics import (
+    CURVE_METRICS,
+    EXACT_METRICS,
+    LOSS_METRICS,
+    METRICS,
+    SEED_METRICS,
+    WINDOW_METRICS,
+    declared_in,
+)
 from experiments.design.plan import Plan
 from experiments.design.power import level_shares
 from experiments.design.program import DECLARED
@@ -142,7 +151,8 @@ class _Judge:
         self._whole = whole
         self.primary = spec.verdict.primary
         if not self.primary.margin.relative:
-            self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, self.primary.metric)))
+            own = "loss_val" if self.primary.metric in CURVE_METRICS else self.primary.metric
+            self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, own)))
         self.version = version
         self._better = _declared_directions(plan, self.primary.metric)
         ours = (name for name in METRICS if name == self.primary.metric or name in WINDOW_METRICS)
@@ -161,7 +171,8 @@ class _Judge:
                 dependence=dependence_of(self._circumstances.admission.calibrations),
                 better=self._better.get(metric),
             )
-            samples = {one.arm.name: sample for one in evidence if (sample := sample_of(one, metric)) is not None}
+            target = self.primary.target
+            samples = {o.arm.name: sample for o in evidence if (sample := sample_of(o, metric, target)) is not None}
             by_place |= {(arm, metric): compared for arm, compared in compare(metric, samples, levels).items()}
         return by_place
 
@@ -251,10 +262,16 @@ class _Judge:
 
     def _of_other_work(self, requirement: Requirement, evidence: Evidence) -> RequirementResult | None:
         """Return the result of a required loss that does not compare the arms; None for any other requirement."""
-        if requirement.metric not in LOSS_METRICS or requirement.max_value is not None:
+        if requirement.metric not in SEED_METRICS or requirement.max_value is not None:
             return None
         other = self._other_work(evidence, METRICS[requirement.metric])
         return None if other is None else result_of(requirement, None, f"{other}, so the two are not comparable")
+
+    def _off_the_curves(self, evidence: Evidence) -> str | None:
+        if self.primary.metric not in CURVE_METRICS:
+            return None
+        target = None if self.primary.target is None else self.primary.target.value
+        return off_the_curves(evidence, self.primary.metric, target, self._alpha(evidence) / len(self._plan.variants))
 
     def _answer(
         self,
@@ -266,14 +283,16 @@ class _Judge:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
         absent = _missing(self._spec, evidence.pairs, self._circumstances)
-        impossible = no_ratio(evidence, self.primary.metric)
-        if impossible and not absent:
-            return undecided(Cause.NO_RATIO, impossible)
+        no_number = no_ratio(evidence, self.primary.metric)
+        cause = Cause.NO_RATIO if no_number else Cause.TARGET
+        no_number = no_number or self._off_the_curves(evidence)
+        if no_number and not absent:
+            return undecided(cause, no_number)
         if absent or primary is None:
             return undecided(Cause.MISSING, _reason_missing(absent, primary))
         if isinstance(primary, ExactResult):
             return capped(as_measured(primary.word, primary.reason), Cause.OTHER_WORK, other)
-        sample = sample_of(evidence, self.primary.metric)
+        sample = sample_of(evidence, self.primary.metric, self.primary.target)
         if sample is None:
             raise AssertionError("a comparison without a sample")
         stalls = stalls_differ(sample, self.primary.margin_pct)
@@ -291,10 +310,10 @@ class _Judge:
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
         noise = noise_differs(primary, self._circumstances.admission.calibrations)
-        judged = self.version >= NOISE_SINCE and self.primary.metric not in EXACT_METRICS
+        judged = self.version >= NOISE_SINCE and self.primary.metric not in (*EXACT_METRICS, *CURVE_METRICS)
         answer = capped(answer, Cause.NOISE, noise if judged else None)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
-        return capped(answer, Cause.UNCALIBRATED, None if self.primary.metric in EXACT_METRICS else refused)
+        return capped(answer, Cause.UNCALIBRATED, refused if self.primary.timed else None)
 
     def _too_few_for_events(self, primary: Comparison) -> str | None:
         needed, share = blocks_for_rarest_event(self._spec), self._spec.verdict.rarest_event
@@ -304,10 +323,14 @@ class _Judge:
         return f"events in {share:g} % of one arm's runs need {needed:,} {runs}, {primary.blocks:,} counted"
 
     def _chances(self, arm: str, answer: Answer, primary: Comparison | None) -> dict[int, float]:
-        if answer.cause is not Cause.NOT_PROVED or primary is None:
+        if answer.cause is not Cause.NOT_PROVED or primary is None or self._coarse(primary):
             return {}
         level = self._spec.verdict.level_of(self._circumstances.family.number_of(arm) + 1) / len(self._plan.variants)
         return chances_of(primary, level=level, margin_pct=self.primary.margin_pct)
+
+    def _coarse(self, primary: Comparison) -> bool:
+        """Return whether validations are so far apart that more seeds may not answer."""
+        return (primary.bias_pct or 0.0) > self.primary.margin_pct / 2
 
     def _adopts(self, primary: Comparison | None) -> Decision:
         return adopt_or_reject(primary, self.primary, by_estimate=self.version < ADOPTION_SINCE)
@@ -325,7 +348,11 @@ class _Judge:
             yield f"not adopted: the interval is not beyond the margin of {self.primary.margin_pct:.4g} %"
         if primary is not None and chances and max(chances.values()) < ENOUGH:
             yield f"no number of blocks up to {most_blocks(primary)} would answer this with a chance of {ENOUGH:.0%}"
-        calibrations = self._circumstances.admission.calibrations
+        if primary is not None and primary.bias_pct is not None:
+            yield f"curves are linear between validations; the interval allows for an error of {primary.bias_pct:.2g} %"
+            if self._coarse(primary):
+                yield "that is more than half of the margin: validate more often (val_every)"
+        calibrations = () if self.primary.over_seeds else self._circumstances.admission.calibrations
         if primary is not None and answer.cause is not Cause.NOISE and (more := noisier(primary, calibrations)):
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:

@@ -49,7 +49,7 @@ def estimate_of(comparison: Comparison) -> Estimate | None:
 
 def most_blocks(comparison: Comparison) -> int:
     """Return the most blocks of an ablation of this metric: the most seeds where each block needs one."""
-    own_seeds = comparison.baseline is not None or comparison.better is not None
+    own_seeds = comparison.baseline is not None or comparison.better is not None or comparison.bias_pct is not None
     return MAX_SEEDS if own_seeds else MAX_BLOCKS
 
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from experiments.analysis.comparing import Sample, paired_sample, sample_of
+from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.statistics import Fit, fit
+from experiments.analysis.statistics import Fit
 from experiments.analysis.verdicts import RequirementResult, unit_of_shares
 from experiments.block_numbers import block_name
-from experiments.design.metrics import LOSS_METRICS, METRICS, WINDOW_METRICS, find_metric
+from experiments.design.metrics import CURVE_METRICS, METRICS, SEED_METRICS, TIMED_METRICS, find_metric
 from experiments.design.plan import is_resident
 from experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
 from experiments.design.spec_values import Difference
@@ -57,15 +58,21 @@ def _judge_by_test(
     requirement: Requirement, bound: Difference, evidence: Evidence, level: float, uncalibrated: str | None
 ) -> RequirementResult:
     name = requirement.metric
-    relative = bound.relative or name in LOSS_METRICS
-    sample = sample_of(evidence, name) if relative else paired_sample(evidence, name)
+    relative = bound.relative or name in SEED_METRICS
+    sample = sample_of(evidence, name, requirement.target) if relative else paired_sample(evidence, name)
+    off = None
+    if name in CURVE_METRICS:
+        goal = None if requirement.target is None else requirement.target.value
+        off = off_the_curves(evidence, name, goal, level)
+    if off is not None:
+        return result_of(requirement, None, off)
     if sample is None:
         seeds = len({pair.seed for pair in evidence.pairs})
-        few = f"{seeds} seeds" if name in LOSS_METRICS else f"{len(evidence.pairs)} blocks"
+        few = f"{seeds} seeds" if name in SEED_METRICS else f"{len(evidence.pairs)} blocks"
         return result_of(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
     better = find_metric(name, evidence.arm.config).better or "lower"
     passed, detail = proved(sample, bound, better, level, unit=_unit(name))
-    blind = one_value(evidence, name) or (uncalibrated if name in WINDOW_METRICS else None)
+    blind = one_value(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
     return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)
 
 
@@ -88,7 +95,7 @@ def proved(
 
     Returns (True or False, numbers), and (None, numbers with the need of blocks or seeds) without proof of either.
     """
-    fitted, limit = fit(sample.differences, sample.places), _natural(sample, bound, better)
+    fitted, limit = sample.fit(), _natural(sample, bound, better)
     within, beyond = (-math.inf, limit), (limit, math.inf)
     if better == "higher":
         within, beyond = (limit, math.inf), (-math.inf, limit)
@@ -147,7 +154,8 @@ def rule_text(requirement: Requirement) -> str:
     unit = _unit(requirement.metric)
     if requirement.not_worse_by is not None:
         bound = requirement.not_worse_by
-        return f"worse by less than {bound.value:g} {'%' if bound.relative else bound.unit or unit}".rstrip()
+        text = f"worse by less than {bound.value:g} {'%' if bound.relative else bound.unit or unit}".rstrip()
+        return text if requirement.target is None else f"{text}, to {requirement.target}"
     if requirement.max_value is not None:
         return f"max_value {requirement.max_value:g} {unit}"
     if requirement.max_delta is not None:

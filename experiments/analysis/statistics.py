@@ -95,6 +95,8 @@ class Fit:
     slope: Array
     """Effect of one place later in the block."""
     freedom: Array
+    bias: float = 0.0
+    """Largest error of the mean that no number of blocks makes smaller; tests and intervals allow for it."""
 
     def widened(self, factor: ArrayLike) -> "Fit":
         """Return the fit with a `factor` times larger standard error."""
@@ -102,16 +104,17 @@ class Fit:
 
     def p_different(self) -> Array:
         """Return two-sided p values of the hypothesis that the mean is zero."""
-        return np.asarray(2 * scipy.special.stdtr(self.freedom, -np.abs(self._t(self.mean))), dtype=np.float64)
+        distance = self._t(np.maximum(np.abs(self.mean) - self.bias, 0.0))
+        return np.asarray(2 * scipy.special.stdtr(self.freedom, -distance), dtype=np.float64)
 
     def p_same(self, low: float, high: float) -> Array:
         """Return p values of two one-sided tests; small ones prove a mean between `low` and `high`."""
-        above, below = self._t(self.mean - low), self._t(high - self.mean)
+        above, below = self._t(self.mean - low - self.bias), self._t(high - self.mean - self.bias)
         return np.asarray(scipy.special.stdtr(self.freedom, -np.minimum(above, below)), dtype=np.float64)
 
     def interval(self, level: ArrayLike) -> tuple[Array, Array]:
         """Return the two-sided interval of the mean that misses it with probability `level`."""
-        reach = scipy.special.stdtrit(self.freedom, 1 - np.asarray(level) / 2) * self.se
+        reach = scipy.special.stdtrit(self.freedom, 1 - np.asarray(level) / 2) * self.se + self.bias
         return self.mean - reach, self.mean + reach
 
     def _t(self, distance: Array) -> Array:

@@ -75,6 +75,8 @@ class Cause(StrEnum):
     OTHER_WORK = "other work"
     NO_RATIO = "no ratio"
     """A declared metric is not above zero in some trial, so a relative margin means nothing."""
+    TARGET = "target outside of the curves"
+    """A trial does not reach the target loss, or has reached it at its first validation."""
     ONE_VALUE = "one value for all seeds"
     """A declared metric does not depend on the seed, so blocks are no independent samples."""
 
@@ -117,6 +119,9 @@ class Comparison(Frozen):
     """Effect of one place later in the block."""
     mde_pct: float
     """Minimum detectable effect (80 % power) at these blocks, this sd and this level, corrected for the variants."""
+    bias_pct: OmitNone[float] = None
+    """Estimated largest error of curves that are linear between validations, as a mean over the blocks; both intervals
+    and both p values allow for it. None for other metrics."""
     differences_pct: tuple[float, ...]
     """d of every block as percent, in block order."""
     better: OmitNone[Literal["higher", "lower"]] = None

@@ -10,6 +10,18 @@ def _loss(name: str, label: str) -> Metric:
     return Metric(name, label, "nats", f"summary.{name}", kind="loss", alike="nothing", source="step")
 
 
+def _of_curve(name: str, label: str, unit: str, *, clocked: bool, kind: Literal["loss", "ratio"] = "ratio") -> Metric:
+    told: Mapping[str, Any] = {"kind": kind, "clocked": clocked, "alike": "nothing"}
+    return Metric(name, label, unit, "summary.curve", decides="curve", **told)
+
+
+_CURVES = (
+    _of_curve("loss_val_at_time", "validation loss at equal training time", "nats", clocked=True, kind="loss"),
+    _of_curve("tokens_to_loss", "number of tokens to the target loss", "tokens", clocked=False),
+    _of_curve("seconds_to_loss", "training time to the target loss", "s", clocked=True),
+)
+"""Metrics of the validation curves of a block's trials; no receipt has them alone."""
+
 _SUMMARY = (
     Metric(
         "tokens_per_s",
@@ -65,7 +77,7 @@ _KINDS = ("ratio", "absolute", "loss")
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in sorted(
-        [*_SUMMARY, *metrics_of(TrialMeasurements), *_COMPILATION],
+        [*_SUMMARY, *metrics_of(TrialMeasurements), *_COMPILATION, *_CURVES],
         key=lambda metric: (_KINDS.index(metric.kind), metric.counted or metric.summed is not None),
     )
 }
@@ -86,17 +98,31 @@ EXACT_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() 
 METRIC_LABELS: dict[str, str] = {name: metric.label for name, metric in METRICS.items()}
 """Names in reports by names in specs."""
 
-PRIMARY_METRICS: tuple[str, ...] = PAIRED_METRICS + EXACT_METRICS
+CURVE_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.decides == "curve")
+"""Metrics that decide by statistics over seeds, from the validation curves of a block."""
+
+TARGET_METRICS: tuple[str, ...] = tuple(name for name in CURVE_METRICS if METRICS[name].kind == "ratio")
+"""Those that need a target loss."""
+
+PRIMARY_METRICS: tuple[str, ...] = PAIRED_METRICS + EXACT_METRICS + CURVE_METRICS
 """Metrics that can decide."""
 
-LOSS_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind == "loss")
+LOSS_METRICS: tuple[str, ...] = tuple(name for name in EXACT_METRICS if METRICS[name].kind == "loss")
 """Metrics that decide by identity without a margin, and by statistics over seeds with one."""
 
-BUDGETED_METRICS: tuple[str, ...] = tuple(name for name, metric in METRICS.items() if metric.kind != "ratio")
+BUDGETED_METRICS: tuple[str, ...] = tuple(
+    name for name, metric in METRICS.items() if metric.kind != "ratio" and name not in CURVE_METRICS
+)
 """Metrics that a requirement can bound in every block."""
 
-PROVED_METRICS: tuple[str, ...] = WINDOW_METRICS + LOSS_METRICS
+PROVED_METRICS: tuple[str, ...] = WINDOW_METRICS + LOSS_METRICS + CURVE_METRICS
 """Metrics of ours that a requirement can prove to be no worse than the baseline's."""
+
+SEED_METRICS: tuple[str, ...] = LOSS_METRICS + CURVE_METRICS
+"""Metrics of ours whose sample is the seed."""
+
+TIMED_METRICS: tuple[str, ...] = WINDOW_METRICS + tuple(name for name in CURVE_METRICS if METRICS[name].clocked)
+"""Metrics of ours that a requirement can prove on a calibrated device only."""
 
 REQUIRED_METRICS: tuple[str, ...] = tuple(n for n in METRICS if n in BUDGETED_METRICS or n in PROVED_METRICS)
 """Metrics that a requirement can name."""

@@ -5,6 +5,7 @@ node class. Names of ablations, recipes and arms, other arms beside them, seeds,
 limits and labels do not change the question, nor does a metric that follows from the same number.
 """
 
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -16,8 +17,15 @@ from pydantic import Field
 from experiments.design.arms import Arm
 from experiments.design.comparison.comparability import comparison_problems
 from experiments.design.comparison.equal_work import resolve_with_steps
-from experiments.design.config_fields import read_config
-from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS, PRIMARY_METRICS, WINDOW_METRICS
+from experiments.design.config_fields import read_config, steps_of
+from experiments.design.metrics import (
+    CURVE_METRICS,
+    METRICS,
+    PEAK_METRICS,
+    PRIMARY_METRICS,
+    SEED_METRICS,
+    WINDOW_METRICS,
+)
 from experiments.design.power import MAX_BLOCKS, detectable_per_sd, level_shares
 from experiments.design.problems import listed, pointer
 from experiments.design.recipes import RECIPES
@@ -25,7 +33,7 @@ from experiments.design.rule import blocks_for_rarest_event, rule_digest
 from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
 from experiments.design.spec_values import show_percent
 from experiments.design.trainable import trainable
-from experiments.design.verdict_rule import EARLIER_RULES
+from experiments.design.verdict_rule import EARLIER_RULES, Primary, Requirement
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
@@ -34,6 +42,10 @@ from kernels.backends import NODE_CLASSES, NodeClass
 from model.config import generates_code
 
 Item = TypeVar("Item")
+
+
+MIN_POINTS = 3
+"""Fewest validations of a curve: the error between two of them is estimated from three."""
 
 
 class BlockPlan(Frozen):
@@ -117,6 +129,7 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         *_event_problems(spec),
         *_seed_problems(spec),
         *_requirement_problems(spec),
+        *_curve_problems(spec, resolution.arms),
     ]
     if problems:
         raise SpecError(problems)
@@ -336,7 +349,7 @@ def _seed_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             pointer=pointer("design", "seeds"), detail=detail, hint=f"use seeds: {MIN_SEEDS}, and as many blocks"
         )
     declared = [primary.metric, *(one.metric for one in spec.verdict.require)]
-    named = next((name for name in declared if name not in METRICS), None)
+    named = next((name for name in declared if name not in METRICS or name in CURVE_METRICS), None)
     blocks, seeds = spec.design.blocks.number, len(spec.design.seeds)
     if named is None or seeds >= blocks or spec.purpose == "calibration":
         return
@@ -364,10 +377,36 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             hint = "a test over seeds: not_worse_by: 0.05; a bound in every block: max_delta: 0.02; or rule: identical"
             yield SpecProblem(pointer=pointer("verdict", "require", index, "rule"), detail=detail, hint=hint)
         seeds = _seeds_used(spec)
-        if requirement.not_worse_by is not None and requirement.metric in LOSS_METRICS and seeds < MIN_PROVING_SEEDS:
-            detail = f"a loss is tested over seeds, at least {MIN_PROVING_SEEDS}; given: {seeds}"
+        if requirement.not_worse_by is not None and requirement.metric in SEED_METRICS and seeds < MIN_PROVING_SEEDS:
+            detail = f"'{requirement.metric}' is tested over seeds, at least {MIN_PROVING_SEEDS}; given: {seeds}"
             hint = f"use seeds: {MIN_SEEDS}, and as many blocks"
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
+
+
+def _curve_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
+    """Find numbers of validation curves that no trial can have."""
+    rule, steps = spec.verdict, spec.workload.steps
+    parts: dict[tuple[str | int, ...], Primary | Requirement] = {("primary",): rule.primary}
+    parts |= {("require", index): one for index, one in enumerate(rule.require)}
+    of_curves = {part: one for part, one in parts.items() if one.metric in CURVE_METRICS}
+    executed = spec.workload.built_in and not NODE_CLASSES[spec.placement.node_class].compiles_only
+    if not of_curves or not arms or not executed:  # the metric itself is refused
+        return
+    points = min(len(steps_of(arm.config).validated) for arm in arms)
+    if points < MIN_POINTS:
+        name = next(iter(of_curves.values())).metric
+        detail = f"'{name}' is read from a validation curve of at least {MIN_POINTS} points; val_every = "
+        most = max(1, (steps.timed - 1) // (MIN_POINTS - 1))
+        hint = f"use val_every: {most} or less, with {MIN_POINTS} timed steps at least"
+        where = pointer("workload", "steps", "val_every")
+        yield SpecProblem(pointer=where, detail=f"{detail}{steps.val_every} gives {points}", hint=hint)
+    untrained = min(math.log(read_config({**arm.config, "seed": 0}).model.vocab_size) for arm in arms)
+    for part, one in of_curves.items():
+        if one.target is not None and one.target.value >= untrained:
+            detail = f"a model that was not trained is already at {untrained:.4g} nats, the logarithm of its vocabulary"
+            where = pointer("verdict", *part, "target")
+            hint = "give a loss that the runs reach on their way"
+            yield SpecProblem(pointer=where, detail=f"'{one.metric}' has the target {one.target}; {detail}", hint=hint)
 
 
 def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.design.gate import Claim
 from experiments.design.gates import GATES
-from experiments.design.metrics import METRICS, PROCESS_METRIC
+from experiments.design.metrics import CURVE_METRICS, METRICS, PROCESS_METRIC, TARGET_METRICS
 from experiments.design.power import ALPHA, blocks_for_events, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.design.verdict_rule import Primary, Requirement
@@ -147,6 +147,26 @@ OVER_SEEDS: dict[str, Any] = {
 """Changes of the comparison where a loss decides by statistics."""
 
 
+OVER_CURVES: dict[str, Any] = {
+    "unit": "one difference per block, each with a seed of its own, from the validation curves of both trials",
+    "curve": "linear between validations; the mean of its estimated errors is added to both ends of an interval, and "
+    "tests allow for it",
+    "tokens": "of all steps, step 0 and warm-up included",
+    "seconds": "of the timed steps, and for each step before them the mean of the timed ones",
+    "seeds": OVER_SEEDS["seeds"],
+    "spreads_over_seeds": OVER_SEEDS["spreads_over_seeds"],
+}
+"""Changes of the comparison where a number of validation curves decides."""
+AT_EQUAL_TIME: dict[str, Any] = {
+    "value": "validation loss at the largest training time that both trials of the block reached, in percent of the "
+    "mean of the baseline's last validation losses",
+}
+TO_TARGET: dict[str, Any] = {
+    "value": "until the validation loss first is at most the target; d = ln(variant / baseline)",
+    "censored": "no word where a trial does not reach the target, or has reached it at its first validation",
+}
+
+
 SESSION: dict[str, Any] = {
     "askings": "the session gives each proposal its level, whatever was asked before (LORD++: 5 % wrong ones among the "
     "kept ones); a proposal spends it when it is submitted, and only a kept one gives some back",
@@ -175,6 +195,7 @@ def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
         "primary": {
             "metric": primary.metric,
             **amounts_of(primary),
+            **({} if primary.target is None else {"target": str(primary.target)}),
             **({} if primary.metric in METRICS else {"better": spec.metric.better}),
         },
         "require": [_required(spec, requirement) for requirement in spec.verdict.require],
@@ -255,8 +276,15 @@ def _of_session(spec: AblationSpec) -> dict[str, Any]:
 def _of_declared(spec: AblationSpec) -> dict[str, Any]:
     tested = any(requirement.not_worse_by is not None for requirement in spec.verdict.require)
     primary = spec.verdict.primary
-    over_seeds = OVER_SEEDS if primary.over_seeds else {}
+    over_seeds = _over_curves(primary.metric) if primary.metric in CURVE_METRICS else {}
+    over_seeds = over_seeds or (OVER_SEEDS if primary.over_seeds else {})
     return (SEEDS if primary.metric not in METRICS else over_seeds) | (NOT_INFERIOR if tested else {})
+
+
+def _over_curves(metric: str) -> dict[str, Any]:
+    without_clock = {part: OVER_SEEDS[part] for part in ("covariate", "dependence", "calibration")}
+    value = TO_TARGET if metric in TARGET_METRICS else AT_EQUAL_TIME
+    return {**OVER_CURVES, **value, **({} if METRICS[metric].clocked else without_clock)}
 
 
 def _other_model(spec: AblationSpec, version: int) -> dict[str, Any]:

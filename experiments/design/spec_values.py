@@ -33,6 +33,7 @@ PERCENT_PATTERN = r"^(0\.[0-9]{0,3}[1-9][0-9]{0,3}|[1-9][0-9]?(\.[0-9]{1,4})?)%$
 PERCENT = "%"
 AMOUNT_PATTERN = "^([0-9]{1,9}(?:\\.[0-9]{1,9})?) ([A-Za-z][A-Za-z/]{0,15})$"
 """A number with a unit."""
+TARGET_PATTERN = "^[0-9]{1,9}(\\.[0-9]{1,9})? nats$"
 MOST_DIFFERENCE = 1e9
 DURATION_PATTERN = "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"
 MAX_LABELS = 32
@@ -158,6 +159,16 @@ def _checked(number: float, unit: str, written: object) -> Difference:
     return Difference(number, unit)
 
 
+def _target(value: object) -> object:
+    """Read "3.2 nats"."""
+    if isinstance(value, Difference):
+        return value
+    written = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+    if written is None or written[2] != "nats":
+        raise refuse(f"{shown(value)} is no loss; allowed: text such as '3.2 nats'")
+    return _checked(float(written[1]), written[2], value)
+
+
 def _margin(value: object) -> object:
     return Difference(0.0, PERCENT) if value == NO_MARGIN else _gain(value, f"from {NO_MARGIN}")
 
@@ -215,6 +226,13 @@ Gain: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"{PERCENT_PATTERN}|{AMOUNT_PATTERN}", "examples": ["0.5%"]}),
 ]
 """An improvement: a percent, or an amount with its unit."""
+Target: TypeAlias = Annotated[
+    Difference,
+    BeforeValidator(_target),
+    PlainSerializer(_written),
+    WithJsonSchema({"type": "string", "pattern": TARGET_PATTERN, "examples": ["3.2 nats"]}),
+]
+"""A loss in nats: "3.2 nats"."""
 Bound: TypeAlias = Annotated[
     Difference,
     BeforeValidator(_bound),

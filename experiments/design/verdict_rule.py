@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from experiments.design.metrics import (
     BUDGETED_METRICS,
+    CURVE_METRICS,
     EXACT_METRICS,
     LOSS_METRICS,
     METRIC_LABELS,
@@ -15,7 +16,8 @@ from experiments.design.metrics import (
     PRIMARY_METRICS,
     PROVED_METRICS,
     REQUIRED_METRICS,
-    WINDOW_METRICS,
+    TARGET_METRICS,
+    TIMED_METRICS,
 )
 from experiments.design.power import SESSION_ALPHA, alpha_of
 from experiments.design.problems import listed, shown
@@ -29,6 +31,7 @@ from experiments.design.spec_values import (
     Margin,
     Name,
     Percent,
+    Target,
     number_in,
     one_of,
     refuse,
@@ -52,14 +55,23 @@ def _primary_schema(schema: dict[str, Any]) -> None:
     exact = {"required": ["metric"], "properties": {"metric": {"enum": directed}, "margin": percent}}
     alone = {"margin": {"const": NO_MARGIN}, "adopt_if": {"type": "null"}}
     identical = {"required": ["metric"], "properties": {"metric": {"enum": [*LOSS_METRICS]}, **alone}}
+    not_zero = {"margin": {"not": {"const": NO_MARGIN}}}
     over_seeds = {
         "required": ["metric"],
-        "properties": {
-            "metric": {"anyOf": [{"enum": [*LOSS_METRICS]}, NOT_OURS]},
-            "margin": {"not": {"const": NO_MARGIN}},
-        },
+        "properties": {"metric": {"anyOf": [{"enum": [*LOSS_METRICS]}, NOT_OURS]}, **not_zero},
     }
-    schema["oneOf"] = [paired, exact, identical, over_seeds]
+    at_time = {"required": ["metric"], "properties": {"metric": {"enum": _untargeted()}, **not_zero}}
+    without = [{**one, "not": {"required": ["target"]}} for one in (paired, exact, identical, over_seeds, at_time)]
+    to_target = {
+        "required": ["metric", "target"],
+        "properties": {"metric": {"enum": [*TARGET_METRICS]}, "margin": {"type": "string", "pattern": PERCENT_PATTERN}},
+    }
+    schema["oneOf"] = [*without, to_target]
+    without_null(schema, "target")
+
+
+def _untargeted() -> list[str]:
+    return [name for name in CURVE_METRICS if name not in TARGET_METRICS]
 
 
 def _requirement_schema(schema: dict[str, Any]) -> None:
@@ -67,12 +79,16 @@ def _requirement_schema(schema: dict[str, Any]) -> None:
     without_null(schema, "max_delta", "max_value", "rule", "not_worse_by")
     schema["properties"]["rule"] = {"const": "identical", "description": schema["properties"]["rule"]["description"]}
     schema["properties"].pop("tolerance")
+    without_null(schema, "target")
     ours, loss = ({"properties": {"metric": {"enum": [*names]}}} for names in (BUDGETED_METRICS, LOSS_METRICS))
+    free = [name for name in PROVED_METRICS if name not in TARGET_METRICS]
+    none = {"not": {"required": ["target"]}}
     schema["oneOf"] = [
-        {"required": ["max_delta"], **ours},
-        {"required": ["max_value"], **ours},
-        {"required": ["rule"], **loss},
-        {"required": ["not_worse_by"], "properties": {"metric": _ours_or_declared(PROVED_METRICS)}},
+        {"required": ["max_delta"], **ours, **none},
+        {"required": ["max_value"], **ours, **none},
+        {"required": ["rule"], **loss, **none},
+        {"required": ["not_worse_by"], "properties": {"metric": _ours_or_declared(free)}, **none},
+        {"required": ["not_worse_by", "target"], "properties": {"metric": {"enum": [*TARGET_METRICS]}}},
     ]
 
 
@@ -90,6 +106,17 @@ def required_name(name: str, declared: Iterable[str]) -> str:
     """Return the name of a metric that can be bounded; reject any other."""
     allowed = (*REQUIRED_METRICS, *declared)
     return one_of(name, allowed, f"metric {shown(name)} cannot be required; allowed", METRIC_LABELS)
+
+
+def _check_target(target: Difference | None, metric: str | None) -> None:
+    """Reject a missing target, and one of a metric without a use for it."""
+    if metric in TARGET_METRICS and target is None:
+        raise refuse(f"'{metric}' needs a target, the loss that is to be reached", "write for example target: 3.2 nats")
+    if metric is not None and metric not in TARGET_METRICS and target is not None:
+        raise refuse(f"'{metric}' has no target; allowed with {listed(TARGET_METRICS)}", "leave target out")
+
+
+_TARGET = "Validation loss that is to be reached, for tokens_to_loss and seconds_to_loss."
 
 
 class Primary(SpecPart):
@@ -114,10 +141,20 @@ class Primary(SpecPart):
         description="Improvement from which a variant is adopted, if it is proved to be beyond the margin.",
     )
 
+    target: Target | None = Field(
+        default=None, validate_default=True, exclude_if=lambda value: value is None, description=_TARGET
+    )
+
     @field_validator("metric")
     @classmethod
     def _known(cls, value: str) -> str:
         return value if is_declarable(value) else primary_name(value, ())
+
+    @field_validator("target")
+    @classmethod
+    def _of_a_curve(cls, value: Difference | None, info: ValidationInfo) -> Difference | None:
+        _check_target(value, info.data.get("metric"))
+        return value
 
     @field_validator("margin")
     @classmethod
@@ -150,8 +187,13 @@ class Primary(SpecPart):
 
     @property
     def over_seeds(self) -> bool:
-        """Whether a loss decides by statistics over seeds."""
-        return self.metric in LOSS_METRICS and self.margin.value > 0
+        """Whether a loss, or a number of its curve, decides by statistics over seeds."""
+        return self.metric in CURVE_METRICS or (self.metric in LOSS_METRICS and self.margin.value > 0)
+
+    @property
+    def timed(self) -> bool:
+        """Whether a time decides."""
+        return not (self.exact or self.over_seeds) or self.metric in TIMED_METRICS
 
     @property
     def threshold(self) -> Difference:
@@ -190,7 +232,7 @@ def _check_unit(metric: str | None, amount: Difference) -> None:
     """Reject an amount whose unit is not the metric's. A declared metric has the unit that the spec gives it."""
     if metric is None or metric not in METRICS or amount.relative:
         return
-    if metric not in LOSS_METRICS:
+    if METRICS[metric].kind != "loss":
         raise refuse(f"{amount} is no percent, and '{metric}' is compared in percent", "write for example 0.5%")
     if amount.unit not in ("", METRICS[metric].unit):
         raise refuse(
@@ -224,6 +266,15 @@ class Requirement(SpecPart):
         description="For losses, speeds and declared metrics: a test must prove that the variant is worse by less, a "
         "percent or an amount.",
     )
+    target: Target | None = Field(
+        default=None, validate_default=True, exclude_if=lambda value: value is None, description=_TARGET
+    )
+
+    @field_validator("target")
+    @classmethod
+    def _of_a_curve(cls, value: Difference | None, info: ValidationInfo) -> Difference | None:
+        _check_target(value, info.data.get("metric"))
+        return value
 
     @field_validator("metric")
     @classmethod
@@ -303,8 +354,7 @@ class VerdictRule(SpecPart):
     @property
     def timed(self) -> bool:
         """Whether times decide, or are bounded by a test: only then the noise of the machine matters."""
-        decides = not (self.primary.exact or self.primary.over_seeds)
-        return decides or any(one.not_worse_by and one.metric in WINDOW_METRICS for one in self.require)
+        return self.primary.timed or any(one.not_worse_by and one.metric in TIMED_METRICS for one in self.require)
 
     def level_of(self, asking: int) -> float:
         """Return the two-sided level of the `asking`-th asking of a question; in a session that of the proposal."""

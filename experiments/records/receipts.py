@@ -313,7 +313,12 @@ def outlier_cutoff(seconds: Sequence[float]) -> float:
 
 
 def read_metric(metric: Metric, receipt: Receipt) -> float | None:
-    """Return `metric` in its unit; None when the receipt has no value: no window, no memory, no generated kernel."""
+    """Return `metric` in its unit; None when the receipt has no value: no window, no memory, no generated kernel.
+
+    A number of a curve has none, because it depends on the other trial or on the rule.
+    """
+    if metric.decides == "curve":
+        return None
     field: Any = reduce(_attribute, metric.field.split("."), receipt)  # type: ignore[arg-type]
     if metric.counted:
         return len(field) or None

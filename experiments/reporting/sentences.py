@@ -20,7 +20,7 @@ WITHOUT_STATISTICS: dict[VerdictWord, str] = {
 NO_ANSWER = (VerdictWord.TIMEOUT, VerdictWord.FAILED)
 """Verdicts of arms whose trials did not finish. Running out of memory is not among them: it is a result."""
 
-_WITHOUT_NUMBERS = (Cause.MISSING, Cause.NO_RATIO)
+_WITHOUT_NUMBERS = (Cause.MISSING, Cause.NO_RATIO, Cause.TARGET)
 """Causes that leave nothing to compare."""
 
 LEADS: dict[Decision, str] = {

@@ -12,6 +12,7 @@ from experiments.analysis.noise.admission import admission_of, keep_ledger, mend
 from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, Verdict
+from experiments.design.metrics import CURVE_METRICS
 from experiments.design.plan import Plan
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.bundle import Bundle, attempt_records
@@ -89,8 +90,18 @@ class AblationView:
 
         These are the verdict's `differences_pct`, block by block.
         """
+        if metric in CURVE_METRICS:
+            return self._changes_of_curves(variant, metric)
         pairs = {pair.block_index: pair.log_ratio(metric) for pair in self.whole_blocks.pairs(variant)}
         return {block_index: percent(d) for block_index, d in pairs.items() if d is not None}
+
+    def _changes_of_curves(self, variant: str, metric: str) -> dict[int, float]:
+        judged = [] if self.verdict is None else [one.primary for one in self.verdict.variants if one.arm == variant]
+        compared = next((one for one in judged if one is not None and one.metric == metric), None)
+        if compared is None:
+            return {}
+        indices = (pair.block_index for pair in self.whole_blocks.pairs(variant))
+        return dict(zip(indices, compared.differences_pct, strict=True))
 
     @cached_property
     def arms(self) -> dict[str, ArmSummary]:

@@ -36,6 +36,8 @@ def unlike(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> U
 
     None too where only the receipts have the work (`experiments.analysis.programs.other_tokens`).
     """
+    if metric.decides == "curve":  # equal tokens, or equal seconds, are on the curves
+        return _other_rows(metric, own, base)
     if metric.kind == "loss":
         return _other_rows(metric, own, base) or _other_total(own, base)
     return _other_tokens(metric, own, base) or _other_flops(metric, own, base)
@@ -88,7 +90,10 @@ def _other_total(own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | No
     if mine is None or theirs is None or mine.tokens == theirs.tokens or equal_flops(own, base):
         return None
     why = f"it trains on {mine.tokens:,} tokens, the baseline on {theirs.tokens:,}"
-    return Unlike(why, "after equal tokens (workload.steps.equal: tokens), or after equal FLOPs (equal: flops)")
+    return Unlike(
+        why,
+        "after equal tokens (workload.steps.equal: tokens), equal FLOPs (equal: flops), or equal time (loss_val_at_time)",
+    )
 
 
 def trained(config: Mapping[str, Any]) -> StepWork | None:

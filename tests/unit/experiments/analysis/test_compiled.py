@@ -6,7 +6,7 @@ import pytest
 
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Verdict
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, TARGET_METRICS
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
 from experiments.outcomes import Decision, Outcome, VerdictWord
@@ -119,8 +119,10 @@ def test_steps_in_a_compiled_receipt_are_found() -> None:
     "metric", [name for name, metric in METRICS.items() if metric.decides and metric.source == "training"]
 )
 def test_what_only_training_measures_cannot_decide_a_compilation(metric: str) -> None:
-    primary = {"metric": metric, "margin": "0%" if metric.startswith("loss") else "1%"}
-    spec = compiled_spec(verdict={"primary": primary}, design={"seeds": [1], "blocks": {"count": 6}})
+    primary = {"metric": metric, "margin": "0%" if metric in LOSS_METRICS else "1%"}
+    primary |= {"target": "3 nats"} if metric in TARGET_METRICS else {}
+    seeds = 6 if metric in CURVE_METRICS else 1
+    spec = compiled_spec(verdict={"primary": primary}, design={"seeds": seeds, "blocks": {"count": 6}})
     with pytest.raises(SpecError) as caught:
         make_plan(spec)
     (problem,) = caught.value.problems

@@ -1,0 +1,394 @@
+"""Numbers of validation curves, and verdicts on them, compared with numpy and scipy on drawn curves."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import interpolate, stats
+
+from experiments.analysis.curves import loss_at, place_of
+from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import Cause, VariantVerdict
+from experiments.design.plan import Plan, make_plan
+from experiments.design.power import ALPHA, FIRST_SHARE
+from experiments.design.rule import rule_of
+from experiments.design.spec import AblationSpec
+from experiments.errors import SpecError
+from experiments.outcomes import Decision, VerdictWord
+from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
+from experiments.reporting.verdict_layout import lay_out
+from tests.factories import make_receipt, make_spec
+
+LEVEL = FIRST_SHARE * ALPHA
+TIMED, EVERY, WARMUP = 60, 6, 1
+POINTS = TIMED // EVERY
+Curves = Mapping[tuple[int, str], Sequence[float]]
+
+
+def curve_spec(metric: str, seeds: int = 8, **changes: Any) -> AblationSpec:
+    given = {"metric": metric, "margin": "2%", "adopt_if": "5%"}
+    if metric != "loss_val_at_time":
+        given["target"] = "5 nats"
+    steps = {"warmup": WARMUP, "warmup_s": 0, "timed": TIMED, "val_rows": 2, "val_every": EVERY}
+    return make_spec(
+        **{
+            "workload__steps": steps,
+            "variants": {"wider": {"gates": {"dtype": "bfloat16"}}},
+            "design__seeds": seeds,
+            "design__blocks": {"count": seeds},
+            "verdict__primary": given,
+            "verdict__require": [],
+            **changes,
+        }
+    )
+
+
+def judged(
+    spec: AblationSpec, curves: Curves, known: Circumstances = CALIBRATED, speeds: Mapping[tuple[int, str], float] = {}
+) -> VariantVerdict:
+    plan = make_plan(spec)
+    verdict = judge(plan, spec, receipts_of(plan, curves, speeds), known)
+    assert lay_out(verdict).variants
+    (variant,) = verdict.variants
+    return variant
+
+
+def receipts_of(plan: Plan, curves: Curves, speeds: Mapping[tuple[int, str], float] = {}) -> list[Any]:
+    return [
+        make_receipt(
+            plan,
+            block,
+            arm,
+            val_losses=curves[block.index, arm],
+            tokens_per_s=speeds.get((block.index, arm), 5000.0),
+            wall_s=120.0,
+        )
+        for block in plan.blocks
+        for arm in block.order
+    ]
+
+
+def drawn_curves(rng: np.random.Generator, seeds: int, effect: float = 0.0, noise: float = 0.0) -> Curves:
+    """Draw falling curves of power laws, with luck of the seed, an effect of the variant, and noise of validations."""
+    steps = EVERY * np.arange(1, POINTS + 1)
+    curves = {}
+    for seed in range(seeds):
+        start, power = rng.uniform(7.0, 7.2), rng.uniform(0.1, 0.12)
+        for arm in ("baseline", "wider"):
+            own = start * steps ** -(power + rng.normal(0, 0.002)) + effect * (arm == "wider")
+            curves[seed, arm] = [float(loss) for loss in own + rng.normal(0, noise, POINTS)]
+    return curves
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_loss_at_a_place_is_that_of_numpy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    number = int(rng.integers(3, 40))
+    places = np.cumsum(10.0 ** rng.uniform(-3, 6, number))
+    losses = rng.uniform(0, 1e3, number)
+    curve = list(zip(places.tolist(), losses.tolist(), strict=True))
+    for place in [*rng.uniform(places[0], places[-1], 20), *places]:
+        found = loss_at(curve, float(place))
+        assert found.value == pytest.approx(float(np.interp(place, places, losses)), rel=1e-9, abs=1e-9)
+        assert found.error >= 0
+    for outside in (places[0] * (1 - 1e-9), places[-1] * (1 + 1e-9)):
+        with pytest.raises(ValueError, match="outside of the curve"):
+            loss_at(curve, float(outside))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_place_of_a_target_is_the_first_crossing_of_the_line(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    number = int(rng.integers(3, 40))
+    places = np.cumsum(10.0 ** rng.uniform(-3, 6, number))
+    losses = np.sort(rng.uniform(0, 10, number))[::-1] + rng.normal(0, rng.choice([0.0, 1.0]), number)
+    curve = list(zip(places.tolist(), losses.tolist(), strict=True))
+    for target in [*rng.uniform(losses.min(), losses.max(), 20), losses.min(), losses.max()]:
+        found = place_of(curve, float(target))
+        below = np.flatnonzero(losses <= target)
+        if below[0] == 0:
+            assert found is None
+            continue
+        first = below[0]
+        low, high = float(places[first - 1]), float(places[first])
+        expected = float(np.interp(-target, [-losses[first - 1], -losses[first]], [low, high]))
+        assert found is not None
+        assert found.value == pytest.approx(expected, rel=1e-9)
+        assert 0 <= found.error <= math.log(high / low) + 1e-12
+    assert place_of(curve, float(losses.min()) - 1e-6) is None
+
+
+SMOOTH: dict[str, Callable[[Any], Any]] = {
+    "power law": lambda x: 6 * x**-0.3,
+    "exponential": lambda x: 3 + 5 * np.exp(-x / 30),
+    "logarithm": lambda x: 9 - np.log(x),
+    "parabola": lambda x: 3 + (x - 120) ** 2 / 5000,
+}
+
+
+@pytest.mark.parametrize("shape", SMOOTH)
+def test_the_estimated_error_covers_the_true_one_of_smooth_curves(shape: str) -> None:
+    true = SMOOTH[shape]
+    places = np.arange(10.0, 101.0, 10.0)
+    curve = list(zip(places.tolist(), true(places).tolist(), strict=True))
+    inverse = interpolate.PchipInterpolator(-true(np.linspace(10, 100, 20_001)), np.linspace(10, 100, 20_001))
+    for place in np.linspace(10.5, 99.5, 90):
+        found = loss_at(curve, float(place))
+        assert abs(found.value - true(place)) <= found.error * 1.0001 + 1e-12
+        reached = place_of(curve, float(true(place)))
+        assert reached is not None
+        assert abs(math.log(reached.value / float(inverse(-true(place))))) <= reached.error * 1.0001 + 1e-9
+    assert max(loss_at(curve, p).error for p in (25.0, 55.0, 95.0)) < 0.2
+
+
+def oracle_place(receipt: Any, losses: Sequence[float], metric: str) -> float:
+    """Return tokens or seconds to 5 nats by numpy, from the steps of a trial."""
+    timed = receipt.steps[1 + WARMUP :]
+    tokens = metric == "tokens_to_loss"
+    cost = [step.tokens if tokens else step.seconds for step in timed]
+    before = (1 + WARMUP) * float(np.mean(cost))
+    at = before + np.cumsum(cost)[EVERY - 1 :: EVERY]
+    return float(np.interp(-5.0, -np.array(losses), at))
+
+
+@pytest.mark.parametrize("metric", ["tokens_to_loss", "seconds_to_loss"])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_target_is_judged_like_the_oracle(seed: int, metric: str) -> None:
+    rng = np.random.default_rng([seed, metric == "tokens_to_loss"])
+    seeds = int(rng.integers(6, 16))
+    spec = curve_spec(metric, seeds)
+    plan = make_plan(spec)
+    curves = drawn_curves(rng, seeds, effect=float(rng.normal(0, 0.02)))
+    speeds = {
+        (block, arm): 5000.0 * math.exp(rng.normal(0, 0.02)) for block in range(seeds) for arm in ("wider", "baseline")
+    }
+    variant = judged(spec, curves, speeds=speeds)
+    receipts = {(one.ids.block_index, one.arm): one for one in receipts_of(plan, curves, speeds)}
+
+    at = {key: oracle_place(receipt, curves[key], metric) for key, receipt in receipts.items()}
+    d = np.array([math.log(at[b, "wider"] / at[b, "baseline"]) for b in range(seeds)])
+    primary = variant.primary
+    assert primary is not None
+    assert primary.bias_pct is not None
+    bias = math.log1p(primary.bias_pct / 100)
+    assert primary.blocks == seeds
+    assert primary.differences_pct == pytest.approx(100 * np.expm1(d), rel=1e-6, abs=1e-7)
+    if metric == "tokens_to_loss":
+        se = float(np.std(d, ddof=1)) / math.sqrt(seeds)
+        mean, freedom = float(np.mean(d)), seeds - 1
+        assert (primary.place_pct, primary.widened) == (0.0, 1.0)
+    else:
+        x = [receipts[b, "wider"].ids.position - receipts[b, "baseline"].ids.position for b in range(seeds)]
+        line = stats.linregress(x, d)
+        mean, se, freedom = line.intercept, line.intercept_stderr, seeds - 2
+    assert primary.delta_pct == pytest.approx(100 * math.expm1(mean), rel=1e-6)
+    p = 2 * stats.t.sf(max(abs(mean) - bias, 0) / se, freedom)
+    assert primary.p_holm == pytest.approx(p, rel=1e-5, abs=1e-12)
+    margin = math.log1p(-0.02), math.log1p(0.02)
+    p_same = max(
+        stats.t.sf((mean - bias - margin[0]) / se, freedom), stats.t.sf((margin[1] - mean - bias) / se, freedom)
+    )
+    assert primary.p_same == pytest.approx(p_same, rel=1e-5, abs=1e-12)
+    reach = stats.t.ppf(1 - LEVEL / 2, freedom) * se + bias
+    if p > LEVEL:
+        ends = [100 * math.expm1(mean - reach), 100 * math.expm1(mean + reach)]
+        assert [primary.ci_low_pct, primary.ci_high_pct] == pytest.approx(ends, rel=1e-5)
+    if variant.measured is VerdictWord.BETTER:
+        assert mean < 0
+        assert p <= LEVEL
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_loss_at_equal_time_is_that_of_the_slower_arms_end(seed: int) -> None:
+    """The variant is slower by a third; its loss at its end is compared with the baseline's at that time."""
+    rng = np.random.default_rng(seed)
+    spec = curve_spec("loss_val_at_time", 8)
+    plan = make_plan(spec)
+    curves = drawn_curves(rng, 8, noise=0.001)
+    speeds = {(b, arm): 5000.0 * (1 if arm == "wider" else 4 / 3) for b in range(8) for arm in ("wider", "baseline")}
+    receipts = {(one.ids.block_index, one.arm): one for one in receipts_of(plan, curves, speeds)}
+    finals = float(np.mean([curves[b, "baseline"][-1] for b in range(8)]))
+    shares = []
+    for block in range(8):
+        own, base = (receipts[block, arm].summary.curve for arm in ("wider", "baseline"))
+        end = min(own[-1].seconds, base[-1].seconds)
+        at = [np.interp(end, [p.seconds for p in curve], [p.loss for p in curve]) for curve in (own, base)]
+        assert base[-1].seconds == pytest.approx(0.75 * own[-1].seconds, rel=0.01)
+        shares.append(100 * (at[0] - at[1]) / finals)
+    variant = judged(spec, curves, speeds=speeds)
+    primary = variant.primary
+    assert primary is not None
+    assert primary.differences_pct == pytest.approx(shares, rel=1e-6)
+    assert primary.baseline == pytest.approx(finals)
+    assert variant.measured is VerdictWord.WORSE, "equal curves over tokens, and a slower variant"
+    assert variant.other_work is None
+
+
+def test_a_faster_arm_with_the_same_curve_over_tokens_is_better_at_equal_time_only() -> None:
+    curves = drawn_curves(np.random.default_rng(1), 8)
+    same = {key: curves[key[0], "baseline"] for key in curves}
+    speeds = {(b, "wider"): 6500.0 for b in range(8)}
+    words = {
+        metric: judged(curve_spec(metric), same, speeds=speeds)
+        for metric in ("tokens_to_loss", "seconds_to_loss", "loss_val_at_time")
+    }
+    assert words["seconds_to_loss"].verdict is VerdictWord.BETTER
+    primary = words["seconds_to_loss"].primary
+    assert primary is not None
+    assert primary.delta_pct == pytest.approx(100 * (5000 / 6500 - 1), abs=0.5)
+    assert words["loss_val_at_time"].verdict is VerdictWord.BETTER
+    assert words["tokens_to_loss"].measured in (VerdictWord.SAME, VerdictWord.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("metric", "needs_blocks"), [("tokens_to_loss", False), ("seconds_to_loss", True), ("loss_val_at_time", True)]
+)
+def test_only_numbers_of_seconds_need_a_calibrated_device(metric: str, needs_blocks: bool) -> None:
+    curves = drawn_curves(np.random.default_rng(2), 8, effect=-0.3)
+    spec = curve_spec(metric)
+    assert spec.verdict.timed is needs_blocks
+    assert make_plan(spec).timed is needs_blocks
+    found = judged(spec, curves, UNCALIBRATED)
+    assert found.measured is VerdictWord.BETTER
+    assert found.cause is (Cause.UNCALIBRATED if needs_blocks else None)
+    assert judged(spec, curves, CALIBRATED).verdict is VerdictWord.BETTER
+
+
+def test_a_target_that_one_arm_never_reaches_is_said_and_decides_nothing() -> None:
+    curves = dict(drawn_curves(np.random.default_rng(3), 8))
+    falling = [float(loss) for loss in np.linspace(6, 4.5, POINTS)]
+    never = [float(loss) for loss in np.linspace(6, 5.25, POINTS)]
+    for block in range(8):
+        curves[block, "wider"], curves[block, "baseline"] = falling, never
+    found = judged(curve_spec("tokens_to_loss"), curves)
+    assert (found.verdict, found.cause, found.decision) == (
+        VerdictWord.INCONCLUSIVE,
+        Cause.TARGET,
+        Decision.INCONCLUSIVE,
+    )
+    assert "arm 'wider' reached 5 nats with 8 of 8 seeds" in found.reason
+    assert "the baseline reached 5 nats with 0 of 8 seeds (lowest: 5.25)" in found.reason
+    assert "arm 'wider' needs fewer tokens (sign test over 8 seeds, p 0.0078)" in found.reason
+    curves[3, "baseline"] = falling
+    found = judged(curve_spec("tokens_to_loss"), curves)
+    assert "with 1 of 8 seeds" in found.reason
+    assert "sign test" not in found.reason
+    swapped = {(block, "wider" if arm == "baseline" else "baseline"): own for (block, arm), own in curves.items()}
+    swapped[3, "wider"] = never
+    assert "the baseline needs fewer tokens" in judged(curve_spec("tokens_to_loss"), swapped).reason
+
+
+def test_seconds_of_a_run_that_ended_before_the_other_reached_the_target_have_no_order() -> None:
+    """The baseline never reaches it, but ended in half of the time that the variant takes to reach it."""
+    curves = {(b, "wider"): np.linspace(6, 4.99, POINTS).tolist() for b in range(8)}
+    curves |= {(b, "baseline"): np.linspace(6, 5.25, POINTS).tolist() for b in range(8)}
+    speeds = {(b, "baseline"): 10_000.0 for b in range(8)}
+    found = judged(curve_spec("seconds_to_loss"), curves, speeds=speeds)
+    assert found.cause is Cause.TARGET
+    assert "sign test" not in found.reason
+    assert "sign test" in judged(curve_spec("seconds_to_loss"), curves).reason
+
+
+def test_a_target_that_is_reached_at_the_first_validation_has_no_number() -> None:
+    curves = dict(drawn_curves(np.random.default_rng(4), 8))
+    curves[2, "wider"] = [5.0, *curves[2, "wider"][1:]]
+    found = judged(curve_spec("tokens_to_loss"), curves)
+    assert found.cause is Cause.TARGET
+    assert "1 of 16 trials are at or below 5 nats at their first validation" in found.reason
+
+
+def test_validations_that_are_far_apart_widen_the_interval_and_say_so() -> None:
+    """A steep curve of three points: no number of seeds shows where between two of them the target was reached."""
+    steps = {"warmup": 1, "warmup_s": 0, "timed": TIMED, "val_rows": 2, "val_every": TIMED // 3}
+    curves = {
+        (b, arm): [7.0 + b / 100, 5.5, 4.0 + b / 100 - 0.02 * (arm == "wider")]
+        for b in range(8)
+        for arm in ("wider", "baseline")
+    }
+    curves = {key: [own[0], 4.6 + key[0] / 1000, own[2]] for key, own in curves.items()}
+    found = judged(curve_spec("tokens_to_loss", workload__steps=steps), curves)
+    assert found.verdict is VerdictWord.INCONCLUSIVE
+    assert found.primary is not None
+    assert (found.primary.bias_pct or 0) > 2
+    assert found.primary.ci_high_pct - found.primary.ci_low_pct > 2 * 2
+    assert any("validate more often" in note for note in found.notes)
+    assert found.blocks_needed is None
+
+
+def test_a_requirement_of_a_curve_is_proved_or_not_by_the_same_numbers() -> None:
+    primary = {"metric": "loss_val", "margin": "1%"}
+    require = [
+        {"metric": "tokens_to_loss", "target": "5 nats", "not_worse_by": "10%"},
+        {"metric": "loss_val_at_time", "not_worse_by": 0.2},
+        {"metric": "seconds_to_loss", "target": "4.0 nats", "not_worse_by": "10%"},
+    ]
+    spec = curve_spec("tokens_to_loss", verdict__primary=primary, verdict__require=require)
+    assert spec.verdict.timed
+    curves = drawn_curves(np.random.default_rng(5), 8)
+    met, timed, never = judged(spec, curves, CALIBRATED).requirements
+    assert met.passed, met.detail
+    assert met.rule == "worse by less than 10 %, to 5 nats"
+    assert timed.passed, timed.detail
+    assert never.undecided
+    assert not never.passed
+    assert "with 0 of 8 seeds" in never.detail
+    uncalibrated = judged(spec, curves, UNCALIBRATED).requirements
+    assert [one.passed for one in uncalibrated] == [True, False, False]
+    worse = {key: [loss + 0.3 * (key[1] == "wider") for loss in own] for key, own in curves.items()}
+    failed = judged(spec, worse, CALIBRATED).requirements
+    assert [(one.passed, one.undecided) for one in failed[:2]] == [(False, False)] * 2
+
+
+def test_an_arm_that_ignores_its_seed_gets_no_word() -> None:
+    curves = dict(drawn_curves(np.random.default_rng(6), 8, effect=-0.3))
+    for block in range(8):
+        curves[block, "wider"] = curves[0, "wider"]
+    assert judged(curve_spec("tokens_to_loss"), curves).cause is Cause.ONE_VALUE
+
+
+def test_the_rule_has_the_target_and_says_how_curves_are_read() -> None:
+    rule = rule_of(curve_spec("tokens_to_loss"))
+    assert rule["primary"]["target"] == "5 nats"
+    assert "linear between validations" in rule["comparison"]["curve"]
+    assert "calibration" in rule["comparison"]
+    assert rule["estimator"]["val_every"] == EVERY
+    assert "calibration" not in rule_of(curve_spec("seconds_to_loss"))["comparison"]
+
+
+TO = {"metric": "tokens_to_loss", "margin": "1%", "target": "5 nats"}
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no schedule": ({"workload__steps": {"timed": 60, "val_rows": 2}}, "#/workload/steps/val_every", "gives 0"),
+    "too few points": (
+        {"workload__steps": {"timed": 60, "val_rows": 2, "val_every": 30}},
+        "#/workload/steps/val_every",
+        "at least 3 points",
+    ),
+    "an untrained loss": (
+        {"verdict__primary": {**TO, "target": "8.5 nats"}},
+        "#/verdict/primary/target",
+        "not trained is already at 8.3",
+    ),
+    "a seed twice": ({"design__blocks": {"count": 16}}, "#/design/seeds", "a seed of its own"),
+    "few seeds": ({"design__seeds": 5, "design__blocks": {"count": 6}}, "#/design/seeds", "at least 6; given: 5"),
+    "a required target": (
+        {
+            "verdict__primary": {"metric": "loss_val", "margin": "1%"},
+            "verdict__require": [{**TO, "margin": ..., "not_worse_by": "1%", "target": "9 nats"}],
+        },
+        "#/verdict/require/0/target",
+        "not trained",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_questions_that_no_trial_can_answer_are_refused(what: str) -> None:
+    changes, where, said = REFUSED[what]
+    required = changes.get("verdict__require", [])
+    changes = {**changes, "verdict__require": [{k: v for k, v in one.items() if v is not ...} for one in required]}
+    with pytest.raises(SpecError) as found:
+        make_plan(curve_spec("tokens_to_loss", **changes))
+    assert {problem.pointer for problem in found.value.problems} == {where}
+    assert said in found.value.problems[0].detail
