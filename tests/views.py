@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.analysis.judge import judge
 from experiments.design.arms import Arm
+from experiments.design.config_fields import steps_of
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
@@ -19,7 +20,7 @@ from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumst
 from experiments.records.receipts import Memory, Receipt
 from experiments.reporting.view import AblationView, TrialView
 from model.measurements import Step
-from tests.factories import NOTHING_HAPPENED, clocked, make_receipt, observed_facts
+from tests.factories import NOTHING_HAPPENED, VALIDATION_S, clocked, make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
 GIB = 2**30
@@ -76,7 +77,13 @@ def many(count: int) -> dict[str, Effect]:
 
 
 def spec_text(
-    arms: Mapping[str, Effect], *, num_blocks: int, node_class: str, timed: int, primary: str = "tokens_per_s"
+    arms: Mapping[str, Effect],
+    *,
+    num_blocks: int,
+    node_class: str,
+    timed: int,
+    primary: str = "tokens_per_s",
+    val_every: int = 0,
 ) -> str:
     """Return the spec as JSON text."""
     cpu = node_class == "cpu"
@@ -85,7 +92,7 @@ def spec_text(
         "question": QUESTION,
         "workload": {
             "recipe": "hybrid-tiny" if cpu else "hybrid-ref-h200",
-            "steps": {"warmup": 3, "warmup_s": 0, "timed": timed, "val_rows": 8},
+            "steps": {"warmup": 3, "warmup_s": 0, "timed": timed, "val_rows": 8, "val_every": val_every},
         },
         "baseline": {"gates": {"chunk_size": 16} if cpu else {"chunk_size": 16, "tma": False}},
         "variants": {name: {"gates": dict(effect.gates)} for name, effect in arms.items() if name != "baseline"},
@@ -128,7 +135,8 @@ def _steps(
                 clock_mhz=None if cpu else clock + chance.gauss(0, 4),
             )
             for i, phase in enumerate(phases)
-        ]
+        ],
+        validated=steps_of(config).validated,
     )
 
 
@@ -179,7 +187,8 @@ def _receipt(
     speed = (1 + effect.speed_pct / 100) * math.exp(chance.gauss(0, noise)) * (1 - 0.0006 * block.index)
     speed *= nodes.get(node or "", 1.0)
     steps = _steps(chance, arm.config, speed, effect, block.seed) if effect.outcome in RAN else ()
-    took_s = sum(step.seconds for step in steps)
+    validated = steps_of(arm.config).validated
+    took_s = sum(step.seconds for step in steps) + VALIDATION_S * len(validated)
     started = START + _slot(arm.config, cpu) * (block.index * len(the_plan.arms) + block.order.index(arm.name))
     allocated = int((0.31 if cpu else 104.1 + effect.memory_gib) * GIB)
     live = {**arm.gates, effect.dead_gate: False} if effect.dead_gate else arm.gates
@@ -194,6 +203,7 @@ def _receipt(
         facts=observed_facts(live),
         steps=steps,
         loss_val=steps[-1].loss + 0.06 if steps else None,
+        val_losses=[step.loss + 0.06 for step in steps if step.index in validated],
         memory=Memory(
             peak_allocated_bytes=allocated,
             peak_reserved_bytes=int(allocated * 1.08),
@@ -220,13 +230,16 @@ def view(
     noise: float = 0.0035,
     primary: str = "tokens_per_s",
     nodes: Mapping[str, float] | None = None,
+    val_every: int = 0,
 ) -> AblationView:
     """Build a completed ablation with a receipt for every trial, and its verdict.
 
     `noise` is the standard deviation of ln(speed) between trials. `nodes` (name -> relative speed) take blocks in turn.
     Needs at least six blocks.
     """
-    text = spec_text(arms, num_blocks=num_blocks, node_class=node_class, timed=timed, primary=primary)
+    text = spec_text(
+        arms, num_blocks=num_blocks, node_class=node_class, timed=timed, primary=primary, val_every=val_every
+    )
     spec = parse_spec(text.encode(), "application/json")
     the_plan = make_plan(spec)
     by_name = {arm.name: arm for arm in the_plan.arms}

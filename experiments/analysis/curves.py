@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
+import numpy as np
+
 from experiments.analysis.evidence import Evidence, Pair
+from experiments.analysis.statistics import mean_of
 from experiments.design.metrics import METRICS
 from experiments.outcomes import Outcome
 from experiments.records.receipts import CurvePoint, Receipt
@@ -161,3 +164,39 @@ def _by_signs(arms: Sequence[Sequence[Curve]], goal: float, names: Sequence[str]
             less = f"{names[first]} needs fewer {unit} (sign test over {len(known)} seeds, p {p:.2g})"
             return [f"{less}; by how much, no trial shows"]
     return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandPoint:
+    """One validation of an arm over its seeds."""
+
+    tokens: int
+    seconds: float
+    """Mean over the seeds."""
+    mean: float
+    low: float
+    """The middle half of the seeds lies between `low` and `high`: quartiles, which with few seeds lie between them."""
+    high: float
+
+
+def band_of(receipts: Sequence[Receipt]) -> tuple[BandPoint, ...]:
+    """Return the curve of an arm over its seeds; the blocks of one seed count as one. Empty without curves."""
+    by_seed: dict[int, list[tuple[CurvePoint, ...]]] = {}
+    for receipt in receipts:
+        if receipt.outcome is Outcome.MEASURED and receipt.summary and receipt.summary.curve:
+            by_seed.setdefault(receipt.seed, []).append(receipt.summary.curve)
+    every = [curve for own in by_seed.values() for curve in own]
+    length = min(map(len, every), default=0)
+    return tuple(_band_point([[curve[place] for curve in own] for own in by_seed.values()]) for place in range(length))
+
+
+def _band_point(by_seed: Sequence[Sequence[CurvePoint]]) -> BandPoint:
+    losses = [mean_of([point.loss for point in own]) for own in by_seed]
+    low, high = np.quantile(losses, [0.25, 0.75])
+    return BandPoint(
+        tokens=by_seed[0][0].tokens,
+        seconds=mean_of([mean_of([point.seconds for point in own]) for own in by_seed]),
+        mean=mean_of(losses),
+        low=float(low),
+        high=float(high),
+    )

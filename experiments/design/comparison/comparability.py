@@ -90,10 +90,8 @@ def _other_total(own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | No
     if mine is None or theirs is None or mine.tokens == theirs.tokens or equal_flops(own, base):
         return None
     why = f"it trains on {mine.tokens:,} tokens, the baseline on {theirs.tokens:,}"
-    return Unlike(
-        why,
-        "after equal tokens (workload.steps.equal: tokens), equal FLOPs (equal: flops), or equal time (loss_val_at_time)",
-    )
+    fair = "equal tokens (workload.steps.equal: tokens), equal FLOPs (equal: flops), or equal time (loss_val_at_time)"
+    return Unlike(why, f"after {fair}")
 
 
 def trained(config: Mapping[str, Any]) -> StepWork | None:

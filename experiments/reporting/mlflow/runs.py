@@ -1,9 +1,10 @@
 """The runs of arms and trials under an ablation in MLflow, and its plots, as plain data."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from experiments.analysis.curves import band_of
 from experiments.analysis.programs import changes_of
 from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
@@ -68,7 +69,7 @@ def _measured(view: AblationView, trial: TrialView, receipt: Receipt, arm: Arm) 
             ended_ms=content.receipt_ended_ms(receipt),
             tags=tags,
             params=content.params(arm),
-            points=(*_summary_points(receipt), *_step_points(receipt, started)),
+            points=(*_summary_points(receipt), *_step_points(receipt, started), *_curve_points(receipt, started)),
             texts={"receipt.json": receipt.model_dump_json()},
             datasets=content.datasets([receipt]),
         )
@@ -134,6 +135,22 @@ def _step_points(receipt: Receipt, started_ms: int) -> list[content.Point]:
     return points
 
 
+def _curve_points(receipt: Receipt, started_ms: int) -> Iterator[content.Point]:
+    """Yield the validations of a schedule; their step is the number of tokens."""
+    points = receipt.summary.curve if receipt.summary else None
+    for point in drawing.thin(points or (), MOST_POINTS):
+        yield content.Point(CURVE, point.loss, started_ms + round(1000 * point.seconds), point.tokens)
+        yield content.Point(f"{CURVE}_seconds", point.seconds, started_ms + round(1000 * point.seconds), point.tokens)
+
+
+def _band_points(view: AblationView, receipts: Sequence[Receipt]) -> Iterator[content.Point]:
+    """Yield an arm's curve over its seeds, the mean and the quartiles; their step is the number of tokens."""
+    at_ms = content.ended_ms(view)
+    for point in drawing.thin(band_of(receipts), MOST_POINTS):
+        for name, value in (("mean", point.mean), ("low", point.low), ("high", point.high), ("seconds", point.seconds)):
+            yield content.Point(f"{CURVE}_{name}", value, at_ms, point.tokens)
+
+
 def _step_values(step: Step) -> dict[str, float]:
     values = {"seconds": step.seconds}
     values |= {name: value for name in ("loss", "grad_norm") if (value := getattr(step, name)) is not None}
@@ -144,6 +161,8 @@ def _step_values(step: Step) -> dict[str, float]:
     return values
 
 
+CURVE = "curve/loss_val"
+"""Metric with one value per validation of a schedule, in nats."""
 DIFFERENCE = "difference_pct"
 """Metric with one value per block, in percent."""
 
@@ -225,7 +244,7 @@ def _run(
             ended_ms=at_ms,
             tags=content.common_tags(view, content.RunKind.ARM, identity) | own | content.source_tags(receipts) | tags,
             params=content.params(arm),
-            points=(*_numbers(view, _means(view.arms[arm.name])), *points),
+            points=(*_numbers(view, _means(view.arms[arm.name])), *points, *_band_points(view, receipts)),
             datasets=content.datasets(receipts),
         )
     )

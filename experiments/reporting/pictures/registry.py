@@ -1,6 +1,6 @@
 """All pictures of an ablation, for the report and for MLflow."""
 
-from experiments.reporting.pictures import differences, forest, memory, trials
+from experiments.reporting.pictures import curves, differences, forest, memory, trials
 from experiments.reporting.pictures.drawing import Picture
 from experiments.reporting.view import AblationView
 
@@ -9,6 +9,7 @@ DRAWN = (
     differences.differences,
     trials.step_times,
     trials.losses,
+    curves.validation_curves,
     memory.memory,
 )
 """Pictures in the order of the page."""
