@@ -32,7 +32,7 @@ def influences(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterat
         factor = f"steadier by a factor of {1 / share:.2g}" if share < 1 else f"less steady by a factor of {share:.2g}"
         deviation = f"{share:.2g} of the baseline's standard deviation [{low:.2g}, {high:.2g}]"
         yield f"the variant's runs are {factor}: {deviation}"
-    if sample.baseline is None and len(sample.differences) == len(evidence.pairs):
+    if sample.baseline is None and not sample.independent and len(sample.differences) == len(evidence.pairs):
         yield from _carried_over(evidence, whole, sample)
         yield from _by_node(evidence.pairs, sample)
 

@@ -247,7 +247,7 @@ class _Judge:
         return planned or (None if metric.kind == "absolute" else other_tokens(evidence, in_all=metric.kind == "loss"))
 
     def _influences(self, evidence: Evidence) -> Iterator[str]:
-        sample = sample_of(evidence, self.primary.metric)
+        sample = sample_of(evidence, self.primary.metric, self.primary.target)
         return iter(()) if sample is None else influences(evidence, self._whole, sample)
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:

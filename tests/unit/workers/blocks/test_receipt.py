@@ -1,5 +1,6 @@
 """What a worker makes of a trial that measured and breaks a guard: the block runs again, at most twice."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from experiments.records.receipt_check import verify
 from experiments.retries import Break
 from model.measurements import Step
 from tests.bundles import make_file
-from tests.factories import make_steps
+from tests.factories import make_steps, make_validations
 from tests.trial_files import left_behind
 from workers.errors import BlockBroken
 from workers.identity.node import Node, find_node
@@ -46,6 +47,31 @@ def test_a_trial_that_breaks_no_guard_is_measured(node: Node, tmp_path: Path) ->
     receipt = left_behind(claimed(), node, tmp_path).receipt()
     assert receipt.outcome is Outcome.MEASURED
     assert verify(receipt.model_dump(mode="json")) == []
+
+
+@pytest.mark.parametrize("loss", [7.9, math.nan, math.inf])
+def test_validations_of_a_schedule_are_kept_unless_one_is_no_number(loss: float, node: Node, tmp_path: Path) -> None:
+    block = claimed(
+        workload__steps={"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2, "val_every": 2},
+    )
+    steps = steps_of(block)
+    told = make_validations(block.trials[0].config, steps, [loss, 7.5])
+    receipt = left_behind(block, node, tmp_path, steps=steps, validations=told).receipt()
+    if math.isfinite(loss):
+        assert receipt.summary is not None
+        assert receipt.summary.curve is not None
+        assert [point.loss for point in receipt.summary.curve] == [7.9, 7.5]
+        assert receipt.outcome is Outcome.MEASURED
+    else:
+        assert (receipt.failure_class, receipt.validations) == (FailureClass.NUMERICS, None)
+        assert receipt.message == "a validation loss is not finite"
+    assert verify(receipt.model_dump(mode="json")) == []
+
+
+def test_a_trial_that_leaves_out_its_schedule_breaks_the_block(node: Node, tmp_path: Path) -> None:
+    block = claimed(workload__steps={"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2, "val_every": 2})
+    with pytest.raises(BlockBroken, match="val_every = 2 gives 2 of them"):
+        left_behind(block, node, tmp_path).receipt()
 
 
 SPOILED: dict[str, tuple[Any, str]] = {
