@@ -8,7 +8,7 @@ from experiments.design.config_fields import read_config
 from experiments.documents import write_whole
 from experiments.records.messages import ClaimedBlock
 from model.counts import step_flops
-from tests.factories import make_steps, observed_facts
+from tests.factories import make_steps, make_validations, observed_facts
 from workers.blocks.receipt import TrialRecord
 from workers.blocks.surroundings import changes
 from workers.identity.node import Node
@@ -31,6 +31,7 @@ def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) ->
         "facts": observed_facts(trial.gates),
         "flops_per_step": step_flops(config),
         "loss_val": 7.5,
+        "validations": make_validations(trial.config, steps, [7.5]),
         "data_digest": "sha256:d",
         "peak_allocated_bytes": 10**6,
         "peak_reserved_bytes": 10**8,
