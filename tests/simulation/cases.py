@@ -7,10 +7,12 @@ statistics decide. Wrong sameness is counted with a true effect of exactly the m
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from experiments.analysis.comparing import Sample
+from experiments.analysis.influences import LEVEL, carry_over, node_effects
 from experiments.analysis.requirements import proved
 from experiments.analysis.statistics import Array, log_ratio
 from experiments.design.power import alpha_of, level_shares
@@ -34,14 +36,36 @@ Drawing = Callable[[np.random.Generator, int, int, int], Draw]
 
 NOISES: dict[str, noise.TrialNoise] = {
     "normal": noise.normal,
+    "Student's t, 3 degrees": noise.heavy_tails,
     "5 % of trials ten sd slower": noise.outliers,
+    "lognormal in all arms": noise.lognormal,
     "skewed in all arms": noise.skewed,
+    "two modes in all arms": noise.two_modes,
     "autocorrelated 0.6": noise.autocorrelated,
+    "each arm autocorrelated 0.6": noise.following_arms,
     "drift of 1 %": noise.drifting,
     "shared by the block": noise.shared_by_block,
     "first slot 0.5 % slower": noise.first_slot,
+    "twice as wide as the A/A blocks": noise.doubled,
+    "two nodes, +0.5 % on one and -0.5 % on the other": noise.two_nodes,
+    "1 % slower after a trial of the first variant": noise.carried_over,
+    "three times as wide in the variants": noise.wider_in_variants,
+    "a slow mode in 10 % of the variants' trials": noise.slow_mode_of_variants,
     "heavy skew in the variants only": noise.skewed_in_variants,
 }
+OF_AA: dict[str, noise.TrialNoise] = {
+    name: NOISES[name]
+    for name in (
+        "Student's t, 3 degrees",
+        "5 % of trials ten sd slower",
+        "lognormal in all arms",
+        "skewed in all arms",
+        "two modes in all arms",
+        "autocorrelated 0.6",
+        "each arm autocorrelated 0.6",
+    )
+}
+"""Noise of the A/A blocks; normal under the other names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +87,8 @@ class Outcomes:
 def noisy(name: str) -> Drawing:
     """Return the drawing of ablations under a noise of `NOISES`."""
     chosen = NOISES[name]
-    return lambda rng, repetitions, blocks, arms: draws.noisy(chosen, rng, repetitions, blocks, arms)
+    of_aa = OF_AA.get(name, noise.normal)
+    return lambda rng, repetitions, blocks, arms: draws.noisy(chosen, rng, repetitions, blocks, arms, of_aa=of_aa)
 
 
 def outcomes(drawing: Drawing, *, blocks: int, variants: int, repetitions: int, seed: int = 0) -> Outcomes:
@@ -214,16 +239,54 @@ def _passes(shares: Array, bound: Difference) -> bool:
     return proved(sample, bound, "lower", alpha_of(1), unit="nats")[0] is True
 
 
-def adoptions(*, blocks: int, effect_pct: float, adopt_if_pct: float, repetitions: int) -> tuple[Rate, Rate]:
-    """Return how often a variant with this true effect is adopted.
+@dataclass(frozen=True, kw_only=True)
+class Adoptions:
+    """Rates of one variant with a true effect, among variants without one."""
 
-    First by the rule: an estimate from the threshold on, and the interval beyond the margin of `MARGIN_PCT`. Then by
-    the estimate alone, which was enough before.
-    """
-    by_rule, by_estimate = [], []
-    for windows in windows_in_parts(noisy("normal"), blocks, 1, repetitions, 0):
-        words = words_of(windows, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=np.array([log_ratio(effect_pct)]))
-        enough = words.better & (words.estimate >= log_ratio(adopt_if_pct))
-        by_estimate.append(enough)
-        by_rule.append(enough & (words.low > log_ratio(MARGIN_PCT)))
-    return rate(np.concatenate(by_rule)), rate(np.concatenate(by_estimate))
+    better: Rate
+    beyond: Rate
+    """Better, with the whole interval beyond the margin of `MARGIN_PCT`."""
+    adopted: Rate
+    """Beyond the margin, with an estimate from the threshold on."""
+    by_estimate: Rate
+    """Better, with such an estimate, which was enough before."""
+
+
+def adoptions(*, blocks: int, effect_pct: float, adopt_if_pct: float, repetitions: int, variants: int = 1) -> Adoptions:
+    """Return how often a variant with this true effect is adopted."""
+    effects = np.zeros(variants)
+    effects[0] = log_ratio(effect_pct)
+    better, beyond, enough = [], [], []
+    for windows in windows_in_parts(noisy("normal"), blocks, variants, repetitions, 0):
+        words = words_of(windows, alpha=alpha_of(1), margin_pct=MARGIN_PCT, effects=effects)
+        better.append(words.better[:, 0])
+        beyond.append(words.better[:, 0] & (words.low[:, 0] > log_ratio(MARGIN_PCT)))
+        enough.append(words.estimate[:, 0] >= log_ratio(adopt_if_pct))
+    good, far, large = (np.concatenate(flags) for flags in (better, beyond, enough))
+    return Adoptions(better=rate(good), beyond=rate(far), adopted=rate(far & large), by_estimate=rate(good & large))
+
+
+def with_slow_mode(share: float) -> Drawing:
+    """Return the drawing of ablations in which a `share` of the variants' trials is slow, and no mean differs."""
+    slow = partial(noise.slow_mode_of_variants, share=share)
+    return lambda rng, repetitions, blocks, arms: draws.noisy(slow, rng, repetitions, blocks, arms)
+
+
+def noted(name: str, *, blocks: int, repetitions: int, seed: int = 0) -> tuple[Rate, Rate]:
+    """Return how often a note says that a trial acts on the next one, and that two nodes, by turns, differ."""
+    windows = windows_of(noisy(name)(np.random.default_rng([seed, blocks]), repetitions, blocks, 2))
+    places = windows.places[:, 0]
+    nodes = ["ab"[index % 2] for index in range(blocks)]
+    carried, differing = [], []
+    for d, x in zip(windows.d[:, 0], places, strict=True):
+        sample = Sample(differences=tuple(d.tolist()), places=tuple(x.astype(int).tolist()))
+        tested, effects = carry_over(sample, _after(x)), node_effects(nodes, sample)
+        carried.append(tested is not None and tested.p <= LEVEL)
+        differing.append(effects is not None and effects.p <= LEVEL)
+    return rate(carried), rate(differing)
+
+
+def _after(places: Array) -> list[int]:
+    """Return which trial of each block follows one of the variant (`carry_over`); in block order, without pauses."""
+    variant_was_last = [False, *(places[:-1] > 0)]
+    return [-int((place > 0) == last) for place, last in zip(places, variant_was_last, strict=True)]

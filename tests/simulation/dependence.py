@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import signal
 
-from experiments.analysis.statistics import Array, corrected, fit, widening
+from experiments.analysis.statistics import Array, fit
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import alpha_of
 from tests.simulation.draws import places_of
 from tests.simulation.noise import SD, TRIAL_SD
 from tests.simulation.rates import Rate, rate
+from tests.simulation.words import autocorrelation, dependence_in, factors
 
 STRENGTHS = (0.0, 0.2, 0.4, 0.6)
 _LEVEL_S = 1.7
@@ -71,15 +72,14 @@ def dependent(drawing: Drawing, share: float, *, blocks: int, repetitions: int, 
     rng = np.random.default_rng([seed, blocks, round(100 * share)])
     calibration, _ = drawing(rng, repetitions, ADMITTING_BLOCKS, share)
     d, places = drawing(rng, repetitions, blocks, share)
-    away = calibration - calibration.mean(axis=1, keepdims=True)
-    pairs = np.mean(away[:, 1:] * away[:, :-1], axis=1) / np.mean(away**2, axis=1)
-    factors = np.array([widening(corrected(float(one), ADMITTING_BLOCKS), blocks) for one in pairs])
+    pairs = autocorrelation(calibration)
+    widened = factors(dependence_in(calibration), blocks)
     fitted = fit(d, places)
     return Dependent(
         seen=float(np.mean((ADMITTING_BLOCKS * pairs + 1) / (ADMITTING_BLOCKS - 4))),
         plain=rate(fitted.p_different() <= alpha_of(1)),
-        widened=rate(fitted.widened(factors).p_different() <= alpha_of(1)),
-        factor=float(factors.mean()),
+        widened=rate(fitted.widened(widened).p_different() <= alpha_of(1)),
+        factor=float(widened.mean()),
     )
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from experiments.analysis.statistics import Array
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.plan import orders
 from tests.simulation.noise import STEPS, Draw, TrialNoise, normal, steps_of
 
@@ -14,10 +15,18 @@ STALL = 3.0
 """Duration of a stalled step, in steps."""
 
 
-def noisy(noise: TrialNoise, rng: np.random.Generator, repetitions: int, blocks: int, arms: int) -> Draw:
-    """Return ablations without any effect under this noise of trials."""
+def noisy(
+    noise: TrialNoise, rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, of_aa: TrialNoise = normal
+) -> Draw:
+    """Return ablations without any effect under this noise of trials; `of_aa` is that of the A/A blocks before them."""
     places = places_of(repetitions, blocks, arms)
-    return _clean(steps_of(rng, noise(rng, places)), places)
+    return _clean(steps_of(rng, noise(rng, places)), places, calibration(rng, repetitions, of_aa))
+
+
+def calibration(rng: np.random.Generator, repetitions: int, noise: TrialNoise = normal) -> Array:
+    """Return d of A/A blocks (repetitions, blocks), as many as admit a device."""
+    trials = noise(rng, places_of(repetitions, ADMITTING_BLOCKS, 2))
+    return np.asarray(trials[:, :, 0] - trials[:, :, 1], dtype=np.float64)
 
 
 def stalling(
@@ -28,7 +37,7 @@ def stalling(
     seconds = steps_of(rng, normal(rng, places))
     slow = rng.random(seconds[:, :, 1:].shape) < stalls / STEPS
     seconds[:, :, 1:] *= np.where(slow, STALL, 1.0) * np.exp(-faster)
-    return _clean(seconds, places)
+    return _clean(seconds, places, calibration(rng, repetitions))
 
 
 def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int, *, chance: float) -> Draw:
@@ -39,7 +48,8 @@ def crashing(rng: np.random.Generator, repetitions: int, blocks: int, arms: int,
     places = places_of(repetitions, blocks, arms)
     crashed = np.zeros((repetitions, arms), dtype=np.bool_)
     crashed[:, 1:] = (rng.random((repetitions, blocks, arms - 1)) < chance).any(axis=1)
-    return Draw(seconds=steps_of(rng, normal(rng, places)), places=places, rerun=crashed)
+    aa = calibration(rng, repetitions)
+    return Draw(seconds=steps_of(rng, normal(rng, places)), places=places, rerun=crashed, aa=aa)
 
 
 def true_effect_of_stalls(*, stalls: float, faster: float) -> float:
@@ -55,8 +65,9 @@ def _ways(whole: int, part: int) -> float:
     return float(np.prod(np.arange(whole - part + 1, whole + 1) / np.arange(1, part + 1)))
 
 
-def _clean(seconds: Array, places: Array) -> Draw:
-    return Draw(seconds=seconds, places=places, rerun=np.zeros((places.shape[0], places.shape[2]), dtype=np.bool_))
+def _clean(seconds: Array, places: Array, aa: Array) -> Draw:
+    rerun = np.zeros((places.shape[0], places.shape[2]), dtype=np.bool_)
+    return Draw(seconds=seconds, places=places, rerun=rerun, aa=aa)
 
 
 def places_of(repetitions: int, blocks: int, arms: int) -> Array:

@@ -28,6 +28,9 @@ class Draw:
     """(repetitions, blocks, arms): place of each arm in its block, from 0."""
     rerun: NDArray[np.bool_]
     """(repetitions, arms): whether a trial of the arm ended an attempt that was rerun."""
+    aa: Array | None = None
+    """(repetitions, A/A blocks): d of the blocks that calibrated each ablation's device. Without them no test is
+    widened, and no noise is compared."""
 
 
 TrialNoise = Callable[[np.random.Generator, Array], Array]
@@ -78,6 +81,77 @@ def skewed_in_variants(rng: np.random.Generator, places: Array) -> Array:
     heavy = rng.lognormal(0, 1.5, noise[:, :, 1:].shape)
     noise[:, :, 1:] += TRIAL_SD * (heavy - np.exp(1.5**2 / 2))
     return noise
+
+
+def heavy_tails(rng: np.random.Generator, places: Array) -> Array:
+    """Return noise of Student's t with three degrees of freedom, with the same standard deviation."""
+    return np.asarray(TRIAL_SD * rng.standard_t(3, places.shape) / 3**0.5, dtype=np.float64)
+
+
+def lognormal(rng: np.random.Generator, places: Array) -> Array:
+    """Return lognormal noise towards slower trials, in every arm, with the same standard deviation."""
+    return np.asarray(TRIAL_SD * _standard_lognormal(rng, places.shape), dtype=np.float64)
+
+
+def two_modes(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise; three trials in ten, in any arm, run in a mode that is 1 % slower."""
+    return normal(rng, places) + 0.01 * (rng.random(places.shape) < 0.3)
+
+
+def following_arms(rng: np.random.Generator, places: Array) -> Array:
+    """Return first-order autoregressive noise of 0.6 over the blocks of each arm."""
+    by_arm = np.swapaxes(places, 1, 2)
+    return np.swapaxes(_autoregressive(rng, (by_arm.shape[0] * by_arm.shape[1], by_arm.shape[2], 1), 0.6)
+                       .reshape(by_arm.shape), 1, 2)  # fmt: skip
+
+
+def slow_mode_of_variants(rng: np.random.Generator, places: Array, share: float = 0.1) -> Array:
+    """Return normal noise; a `share` of a variant's trials is 5 % slower, and the others are faster to balance it."""
+    noise = normal(rng, places)
+    noise[:, :, 1:] += 0.05 * ((rng.random(noise[:, :, 1:].shape) < share) - share)
+    return noise
+
+
+def wider_in_variants(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise that is three times as wide in the variants."""
+    noise = normal(rng, places)
+    noise[:, :, 1:] *= 3
+    return noise
+
+
+def doubled(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise, twice as wide as in the A/A blocks."""
+    return 2 * normal(rng, places)
+
+
+def two_nodes(rng: np.random.Generator, places: Array) -> Array:
+    """Return the noise of blocks that two nodes run by turns.
+
+    Every variant is 0.5 % faster on one and 0.5 % slower on the other one.
+    """
+    noise = normal(rng, places)
+    noise[:, ::2, 1:] -= 0.005
+    noise[:, 1::2, 1:] += 0.005
+    return noise
+
+
+def carried_over(rng: np.random.Generator, places: Array) -> Array:
+    """Return normal noise; a trial right after one of the first variant is 1 % slower."""
+    by_place = _in_time_order(normal(rng, places), places)
+    first_variant = np.take_along_axis(places, np.ones_like(places[..., :1], dtype=np.intp), axis=-1)
+    is_variant = np.arange(places.shape[-1]) == first_variant
+    flat = by_place.reshape(len(places), -1)
+    flat[:, 1:] += 0.01 * is_variant.reshape(len(places), -1)[:, :-1]
+    return _in_time(flat.reshape(places.shape), places)
+
+
+def _in_time_order(by_arm: Array, places: Array) -> Array:
+    """Reorder values by arm into values by place in the block."""
+    return np.take_along_axis(by_arm, np.argsort(places, axis=-1), axis=-1)
+
+
+def _standard_lognormal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return np.asarray((rng.lognormal(size=shape) - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e), dtype=np.float64)
 
 
 def _autoregressive(rng: np.random.Generator, shape: tuple[int, ...], share: float) -> Array:

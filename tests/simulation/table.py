@@ -4,8 +4,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.analysis.statistics import percent
-from experiments.design.power import PLANNED_POWER, alpha_of, blocks_to_detect, detectable_per_sd
+from experiments.analysis.statistics import log_ratio, percent
+from experiments.design.power import (
+    PLANNED_POWER,
+    alpha_of,
+    blocks_for_events,
+    blocks_to_detect,
+    detectable_per_sd,
+)
 from tests.simulation import draws, traps
 from tests.simulation.cases import (
     ASKINGS,
@@ -24,9 +30,11 @@ from tests.simulation.cases import (
     asked_again,
     losses_passed,
     noisy,
+    noted,
     outcomes,
     verdict_rates,
     with_looks,
+    with_slow_mode,
 )
 from tests.simulation.dependence import SOURCES, dependent
 from tests.simulation.noise import SD
@@ -37,6 +45,9 @@ _HIDDEN = 0.2
 """Mean number of stalled steps per window; so few that a few blocks may have none."""
 _HIDDEN_NAME = "1 step in 5 windows stalls, the others are faster to balance it"
 _SKEWED = "heavy skew in the variants only"
+_AIMS = (1.0, 1.5, 2.0)
+_MEAN_WIDENING = 1.15
+"""Mean factor of twenty independent A/A blocks (the table of dependence)."""
 
 
 def tables(repetitions: int) -> Iterator[str]:
@@ -49,6 +60,8 @@ def tables(repetitions: int) -> Iterator[str]:
     yield _bootstrap_table(repetitions)
     yield _losses_table(repetitions)
     yield _adoption_table(repetitions)
+    yield _events_table(repetitions)
+    yield _notes_table(repetitions)
     yield _dependence_table(repetitions)
     yield from session_tables(repetitions // 4)
 
@@ -66,19 +79,29 @@ def _noise_table(name: str, repetitions: int) -> str:
 
 def _planned_table(repetitions: int) -> str:
     rows = []
-    for variants in VARIANTS:
-        blocks = planned_blocks(variants)
-        rates = outcomes(noisy("normal"), blocks=blocks, variants=variants, repetitions=repetitions)
-        rows.append((variants, blocks, rates.detected, rates.withheld))
-    return _table("Planned for 1 % at an sd of 0.5 %", ("variants", "planned blocks", "detects 1 %", "withheld"), rows)
+    for aim in _AIMS:
+        for variants in VARIANTS:
+            blocks = planned_blocks(variants, aim)
+            rates = adoptions(
+                blocks=blocks, effect_pct=aim, adopt_if_pct=aim, repetitions=repetitions, variants=variants
+            )
+            rows.append((f"{aim:g} %", variants, blocks, rates.better, rates.beyond, rates.adopted))
+    heads = ("adopted from, and true gain", "variants", "planned blocks", "better", "beyond the margin", "adopted")
+    return _table("Planned for an sd of 0.5 % and a margin of 0.5 %", heads, rows)
 
 
-def planned_blocks(variants: int) -> int:
-    """Return the planned number of blocks for 1 % at an sd of 0.5 %."""
-    level = alpha_of(1) / variants
-    needed = blocks_to_detect(PLANTED_PCT, 100 * SD, minimum=BLOCKS[0], level=level, power=PLANNED_POWER)
+def planned_blocks(variants: int, aim_pct: float) -> int:
+    """Return the planned number of blocks for a gain of `aim_pct` at an sd of 0.5 %, with the mean widening."""
+    needed = blocks_to_detect(
+        log_ratio(aim_pct) - log_ratio(MARGIN_PCT),
+        SD,
+        minimum=BLOCKS[0],
+        level=alpha_of(1) / variants,
+        power=PLANNED_POWER,
+        widening=lambda _blocks: _MEAN_WIDENING,
+    )
     if needed is None:
-        raise AssertionError("an effect of two standard deviations needs few blocks")
+        raise AssertionError("such gains need few blocks")
     return needed
 
 
@@ -172,12 +195,39 @@ def _adoption_table(repetitions: int) -> str:
     rows = []
     for blocks in BLOCKS:
         for effect in (MARGIN_PCT, 1.0, 1.5, 2.0):
-            rates = adoptions(blocks=blocks, effect_pct=effect, adopt_if_pct=1.0, repetitions=repetitions)
-            none = adoptions(blocks=blocks, effect_pct=effect, adopt_if_pct=MARGIN_PCT, repetitions=repetitions)
-            rows.append((blocks, f"{effect:g} %", *rates, *none))
+            some, none = (
+                adoptions(blocks=blocks, effect_pct=effect, adopt_if_pct=adopt_if, repetitions=repetitions)
+                for adopt_if in (1.0, MARGIN_PCT)
+            )
+            rates = (some.adopted, some.by_estimate, none.adopted, none.by_estimate)
+            rows.append((blocks, f"{effect:g} %", *rates))
     heads = ("blocks", "true effect", "adopted from 1 %", "by the estimate alone", "adopted from 0.5 %, the margin",
              "by the estimate alone")  # fmt: skip
     return _table("Adoption, with a margin of 0.5 %", heads, rows)
+
+
+def _events_table(repetitions: int) -> str:
+    rows = []
+    for share in (0.5, 0.2, 0.1):
+        for variants in VARIANTS:
+            enough = blocks_for_events(share, alpha_of(1) / variants)
+            drawing = with_slow_mode(share)
+            few, many = (
+                outcomes(drawing, blocks=blocks, variants=variants, repetitions=repetitions // 4)
+                for blocks in (max(6, enough // 3), enough)
+            )
+            rows.append((f"{share:.0%}", variants, enough, many.wrong_difference, many.detected, few.wrong_difference))
+    heads = ("slow trials of the variants", "variants", "blocks required", "wrong better or worse", "detects 1 %",
+             "wrong with a third of the blocks")  # fmt: skip
+    return _table("Rare events of one arm", heads, rows)
+
+
+def _notes_table(repetitions: int) -> str:
+    names = ("normal", "1 % slower after a trial of the first variant",
+             "two nodes, +0.5 % on one and -0.5 % on the other")  # fmt: skip
+    rows = [(name, blocks, *noted(name, blocks=blocks, repetitions=repetitions)) for name in names for blocks in BLOCKS]
+    heads = ("noise", "blocks", "a trial acts on the next one", "nodes differ")
+    return _table("Notes beside a verdict", heads, rows)
 
 
 def _dependence_table(repetitions: int) -> str:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from experiments.analysis.judge import judge
+from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.verdicts import Cause, VariantVerdict
 from experiments.design.plan import Plan
 from experiments.design.power import alpha_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, VerdictWord
-from experiments.records.circumstances import CALIBRATED, AttemptRecord
+from experiments.records.calibration import Calibration
+from experiments.records.circumstances import Admission, AttemptRecord, Circumstances
 from experiments.records.receipts import Receipt
 from model.measurements import Step
+from tests.calibrations import KEY, make_block
 from tests.factories import clocked, make_plan, make_receipt, make_spec
 from tests.simulation import draws
 from tests.simulation.cases import NOISES, Crashes, Drawing, Stalls, noisy
@@ -84,6 +87,12 @@ def attempts_of(draw: Draw, repetition: int, plan: Plan) -> tuple[AttemptRecord,
     )
 
 
+def calibrated(draw: Draw, repetition: int) -> Calibration:
+    """Return the calibration of the drawn A/A blocks."""
+    assert draw.aa is not None
+    return calibrate(KEY, [make_block(i, difference=float(d)) for i, d in enumerate(draw.aa[repetition])])
+
+
 WORDS: dict[VerdictWord, Callable[[Words], Any]] = {
     VerdictWord.BETTER: lambda words: words.better,
     VerdictWord.WORSE: lambda words: words.worse,
@@ -95,7 +104,7 @@ def check(found: VariantVerdict, words: Words, at: tuple[int, int]) -> None:
     said = {word for word, read in WORDS.items() if read(words)[at]}
     assert said == ({found.verdict} & set(WORDS))
     assert bool(words.stalls[at]) is (found.cause is Cause.STALLS)
-    if found.cause in (Cause.SPREADS, Cause.RERUNS):
+    if found.cause in (Cause.SPREADS, Cause.RERUNS, Cause.NOISE):
         assert words.withheld[at]
     if found.cause is Cause.NOT_PROVED:
         assert not words.withheld[at]
@@ -112,11 +121,12 @@ def test_arrays_and_receipts_say_the_same(case: str, blocks: int, variants: int)
     drawn = CASES[case](np.random.default_rng(blocks), repetitions, blocks, variants + 1)
     seconds = drawn.seconds.copy()
     seconds[:, :, 1:] *= np.exp(-effect)[:, None]
-    draw = Draw(seconds=seconds, places=drawn.places, rerun=drawn.rerun)
+    draw = Draw(seconds=seconds, places=drawn.places, rerun=drawn.rerun, aa=drawn.aa)
     words = words_of(windows_of(draw), alpha=alpha_of(1), margin_pct=0.5, effects=np.zeros(variants))
     for repetition in range(repetitions):
         spec, plan = planned(blocks, variants, repetition)
-        known = CALIBRATED.model_copy(update={"attempts": attempts_of(draw, repetition, plan)})
+        admission = Admission(refused_because=None, calibrations=(calibrated(draw, repetition),))
+        known = Circumstances(admission=admission, attempts=attempts_of(draw, repetition, plan))
         verdict = judge(plan, spec, receipts_of(draw, repetition, plan), known)
         for index, found in enumerate(verdict.variants):
             check(found, words, (repetition, index))
@@ -130,7 +140,9 @@ def test_an_effect_on_all_steps_may_be_added_to_d() -> None:
     levels = {"alpha": 0.04, "margin_pct": 0.5}
     added = words_of(windows_of(draw), effects=effects, **levels)
     timed_so = words_of(
-        windows_of(Draw(seconds=seconds, places=draw.places, rerun=draw.rerun)), effects=np.zeros(2), **levels
+        windows_of(Draw(seconds=seconds, places=draw.places, rerun=draw.rerun, aa=draw.aa)),
+        effects=np.zeros(2),
+        **levels,
     )
     assert added.estimate == pytest.approx(timed_so.estimate)
     for name in ("better", "worse", "same", "stalls", "withheld"):

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
-from experiments.analysis.sample_checks import SPREAD_LEVEL, STALL_LEVEL, is_clear, p_equal_spread
-from experiments.analysis.statistics import Array, count_flip_p, fit, holm, log_ratio
+from experiments.analysis.sample_checks import (
+    FAR_NOISIER,
+    NOISE_LEVEL,
+    SPREAD_LEVEL,
+    STALL_LEVEL,
+    is_clear,
+    may_have_a_tail,
+    p_equal_spread,
+)
+from experiments.analysis.statistics import Array, Fit, corrected, count_flip_p, fit, holm, log_ratio, widening
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
 from tests.simulation.noise import Draw
 
@@ -29,9 +39,13 @@ class Windows:
     more_outliers: NDArray[np.int64]
     """Outlier steps of the variant minus those of the baseline."""
     uneven: Flags
-    """Whether the arms' spreads differ."""
+    """Whether the arms' spreads differ, and the noisier one may have a tail to one side."""
     rerun: Flags
     """(repetitions, variants)."""
+    dependence: Array
+    """(repetitions,): autocorrelation in each ablation's A/A blocks, corrected for bias; 0 without any."""
+    aa_sd: Array
+    """(repetitions,): standard deviation of d in the A/A blocks; infinite without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +58,7 @@ class Words:
     stalls: Flags
     """Whether the verdict is `inconclusive: stalls differ`."""
     withheld: Flags
-    """Whether only stalls, spreads or reruns prevent a verdict."""
+    """Whether only stalls, spreads, noise or reruns prevent a verdict."""
     low: Array
     high: Array
     """Simultaneous interval, in natural log units."""
@@ -66,12 +80,34 @@ def windows_of(draw: Draw) -> Windows:
     return Windows(
         d=d,
         sums=sums,
-        uneven=p_equal_spread(d, sums) <= SPREAD_LEVEL,
+        uneven=_uneven(d, sums),
         by_median=_paired(-np.log(middle)),
         places=_paired(draw.places),
         more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
         rerun=draw.rerun[:, 1:] | draw.rerun[:, :1],
+        dependence=np.zeros(len(d)) if draw.aa is None else dependence_in(draw.aa),
+        aa_sd=np.full(len(d), np.inf) if draw.aa is None else draw.aa.std(axis=1, ddof=1),
     )
+
+
+def _uneven(d: Array, sums: Array) -> Flags:
+    return np.asarray((p_equal_spread(d, sums) <= SPREAD_LEVEL) & may_have_a_tail(d, sums), dtype=np.bool_)
+
+
+def autocorrelation(aa: Array) -> Array:
+    """Return the lag-one autocorrelation of A/A blocks (repetitions, blocks)."""
+    away = aa - aa.mean(axis=1, keepdims=True)
+    return np.asarray(np.mean(away[:, 1:] * away[:, :-1], axis=1) / np.mean(away**2, axis=1), dtype=np.float64)
+
+
+def dependence_in(aa: Array) -> Array:
+    """Return the strength that the judge takes from A/A blocks (repetitions, blocks)."""
+    return np.array([corrected(float(one), aa.shape[1]) for one in autocorrelation(aa)])
+
+
+def factors(dependence: Array, blocks: int) -> Array:
+    """Return the widening factor of each ablation."""
+    return np.array([widening(float(one), blocks) for one in dependence])
 
 
 def _paired(values: Array) -> Array:
@@ -85,18 +121,21 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
     return Windows(
         d=d,
         sums=sums,
-        uneven=p_equal_spread(d, sums) <= SPREAD_LEVEL,
+        uneven=_uneven(d, sums),
         by_median=windows.by_median[..., :blocks],
         places=windows.places[..., :blocks],
         more_outliers=windows.more_outliers[..., :blocks],
         rerun=windows.rerun,
+        dependence=windows.dependence,
+        aa_sd=windows.aa_sd,
     )
 
 
 def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: Array) -> Words:
     """Judge every variant at `alpha`, its throughput changed by `effects` (..., variants) in natural log units."""
     alpha = np.asarray(alpha, dtype=np.float64)
-    fitted = fit(windows.d + effects[..., None], windows.places)
+    plain = fit(windows.d + effects[..., None], windows.places)
+    fitted = plain.widened(factors(windows.dependence, plain.blocks)[:, None])
     mean, family = fitted.mean, fitted.mean.shape[-1]
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
     different = holm(fitted.p_different(), family) <= alpha
@@ -104,7 +143,7 @@ def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: 
     same = ~changed & (holm(fitted.p_same(low, high), family) <= alpha)
     stalls = stalls_of(windows, margin_pct)
     spreads = windows.uneven & ~is_clear(windows.d, windows.sums, mean)
-    free = ~stalls & ~spreads & ~windows.rerun
+    free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows.aa_sd)
     ends = fitted.interval(alpha / family)
     return Words(
         better=changed & (mean > 0) & free,
@@ -116,6 +155,13 @@ def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: 
         high=np.where(different & (mean < 0), np.minimum(ends[1], 0), ends[1]),
         estimate=mean,
     )
+
+
+def _far_noisier(fitted: Fit, aa_sd: Array) -> Flags:
+    """Return whether d scatters so much more than the A/A blocks that they say nothing on its noise."""
+    ratio = fitted.sd / aa_sd[:, None]
+    p = special.fdtrc(fitted.blocks - 2, ADMITTING_BLOCKS - 2, ratio**2)
+    return np.asarray((ratio >= FAR_NOISIER) & (p <= NOISE_LEVEL), dtype=np.bool_)
 
 
 def stalls_of(windows: Windows, margin_pct: float) -> Flags:
