@@ -1,6 +1,6 @@
 """Influences on the differences besides the arms' change: trials that act on the next one, nodes, and steadier arms.
 
-They are reported beside a verdict and do not change it.
+They are notes beside a verdict. A verdict that does not hold without what trials do to the next one is withheld.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,8 @@ import scipy
 from experiments.analysis.comparing import Sample
 from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
 from experiments.analysis.sample_checks import spread_ratio
-from experiments.analysis.statistics import Array, percent
+from experiments.analysis.statistics import Array, Fit, log_ratio, percent
+from experiments.outcomes import VerdictWord
 from experiments.records.receipts import Receipt
 
 LEVEL = 0.05
@@ -22,6 +23,27 @@ LEVEL = 0.05
 LONGEST_GAP_S = 120.0
 """A trial that began later than this after the end of another one does not follow it."""
 _FEWEST_ON_A_NODE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordTests:
+    """The tests of one variant."""
+
+    level: float
+    """Two-sided, of one variant after Bonferroni's correction."""
+    margin_pct: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CarryOver:
+    """Effect of a trial of the variant on the trial after it."""
+
+    fit: Fit
+    """Effect of the variant, with the trial before in the model."""
+    carried: float
+    """Change of the metric in a trial that follows one of the variant; in natural log units."""
+    p: float
+    """Two-sided p value that nothing is carried over."""
 
 
 def influences(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterator[str]:
@@ -42,20 +64,33 @@ def _carried_over(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Ite
     tested = carry_over(sample, after) if any(after) else None
     if tested is None or tested.p > LEVEL:
         return
+    yield _described(tested)
+
+
+def explained_by_carry_over(
+    evidence: Evidence, whole: WholeBlocks, sample: Sample, word: VerdictWord, rule: WordTests
+) -> str | None:
+    """Return what trials do to the next one, if that is proved and `word` does not hold without it; else None."""
+    if sample.baseline is not None or len(sample.differences) != len(evidence.pairs):
+        return None
+    after = follows(evidence, whole)
+    tested = carry_over(sample, after) if any(after) else None
+    if tested is None or tested.p > LEVEL or holds(word, tested.fit, rule):
+        return None
+    return _described(tested)
+
+
+def holds(word: VerdictWord, fitted: Fit, rule: WordTests) -> bool:
+    """Return whether a fit proves a change beyond the margin, or sameness, in accordance with `word`."""
+    low, high = log_ratio(-rule.margin_pct), log_ratio(rule.margin_pct)
+    if word is VerdictWord.SAME:
+        return bool(fitted.p_same(low, high) <= rule.level)
+    return bool(fitted.p_different() <= rule.level) and not low <= float(fitted.mean) <= high
+
+
+def _described(tested: CarryOver) -> str:
     change = f"a trial right after one of this arm differs by {percent(tested.carried):+.2f} % (p {tested.p:.2g})"
-    yield f"{change}; without that, the effect is {percent(tested.mean):+.2f} %"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CarryOver:
-    """Effect of a trial of the variant on the trial after it."""
-
-    mean: float
-    """Effect of the variant, with the trial before in the model; in natural log units."""
-    carried: float
-    """Change of the metric in a trial that follows one of the variant; in natural log units."""
-    p: float
-    """Two-sided p value that nothing is carried over."""
+    return f"{change}; without that, the effect is {percent(float(tested.fit.mean)):+.2f} %"
 
 
 def carry_over(sample: Sample, after: Sequence[int]) -> CarryOver | None:
@@ -68,21 +103,32 @@ def carry_over(sample: Sample, after: Sequence[int]) -> CarryOver | None:
     solved = _least_squares(columns, d)
     if solved is None:
         return None
-    values, errors, freedom = solved
+    values, errors, sd, freedom = solved
     t = abs(float(values[2])) / float(errors[2]) if errors[2] > 0 else np.inf
     p = float(2 * scipy.special.stdtr(freedom, -t)) if values[2] else 1.0
-    return CarryOver(mean=float(values[0]), carried=float(values[2]), p=p)
+    fitted = Fit(
+        blocks=d.size,
+        mean=values[0],
+        se=errors[0],
+        sd=np.asarray(sd),
+        slope=values[1],
+        freedom=np.asarray(float(freedom)),
+    )
+    return CarryOver(fit=fitted, carried=float(values[2]), p=p)
 
 
-def _least_squares(columns: Array, d: Array) -> tuple[Array, Array, int] | None:
-    """Return (coefficients, standard errors, degrees of freedom); None without at least two of these or full rank."""
+def _least_squares(columns: Array, d: Array) -> tuple[Array, Array, float, int] | None:
+    """Return coefficients, their errors, the residual standard deviation and the degrees of freedom.
+
+    None with fewer than two of these, or without full rank.
+    """
     freedom = d.size - columns.shape[1]
     if freedom < 2 or np.linalg.matrix_rank(columns) < columns.shape[1]:
         return None
     inverse = np.linalg.inv(columns.T @ columns)
     values = inverse @ columns.T @ d
-    variance = float(np.sum((d - columns @ values) ** 2)) / freedom
-    return values, np.sqrt(variance * np.diag(inverse)), freedom
+    sd = float(np.sqrt(np.sum((d - columns @ values) ** 2) / freedom))
+    return values, sd * np.sqrt(np.diag(inverse)), sd, freedom
 
 
 def follows(evidence: Evidence, whole: WholeBlocks) -> list[int]:

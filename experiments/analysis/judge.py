@@ -23,7 +23,7 @@ from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
-from experiments.analysis.influences import influences
+from experiments.analysis.influences import WordTests, explained_by_carry_over, influences
 from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement, result_of
@@ -46,6 +46,7 @@ from experiments.design.power import level_shares
 from experiments.design.program import DECLARED
 from experiments.design.rule import (
     ADOPTION_SINCE,
+    CARRY_OVER_SINCE,
     LOPSIDED_SINCE,
     NOISE_SINCE,
     RULE_VERSION,
@@ -306,6 +307,10 @@ class _Judge:
         any_spread = self.version < LOPSIDED_SINCE
         spreads = spreads_differ(sample, over_seeds=over_seeds, any_spread=any_spread)
         answer = capped(answer, Cause.SPREADS, spreads)
+        if self.version >= CARRY_OVER_SINCE:
+            tests = WordTests(level=primary.alpha / len(self._plan.variants), margin_pct=self.primary.margin_pct)
+            carried = explained_by_carry_over(evidence, self._whole, sample, answer.published, tests)
+            answer = capped(answer, Cause.CARRY_OVER, carried)
         answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))
         reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)

@@ -69,6 +69,8 @@ class Cause(StrEnum):
     NOISE = "noise differs"
     """The blocks scatter far more than the A/A blocks that admit the device."""
     RERUNS = "reruns"
+    CARRY_OVER = "carry-over"
+    """The verdict does not hold without what a trial of the arm does to the next trial."""
     RARE_EVENTS = "rare events"
     """The rule names a rarest event, for which the blocks so far are too few."""
     UNCALIBRATED = "uncalibrated"

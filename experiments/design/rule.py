@@ -18,9 +18,10 @@ from experiments.digest import digest
 RULE_VERSION = 4
 """1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
 3: adoption by the interval. 4: losses of unequal training; unequal spreads alone withhold nothing from 16 blocks on."""
-NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE, LOPSIDED_SINCE = 2, 3, 4, 4
+NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE, LOPSIDED_SINCE, CARRY_OVER_SINCE = 2, 3, 4, 4, 4
 """First versions with a check of the noise against the A/A blocks, with adoption by the interval, that compare no
-losses of arms that train on unequal work or over other rows, and with verdicts on arms of unequal spreads."""
+losses of arms that train on unequal work or over other rows, with verdicts on arms of unequal spreads, and with a check
+of what trials do to the next one."""
 
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
@@ -76,6 +77,8 @@ COMPARISON: dict[str, Any] = {
     "from there), the estimate lies within 6 standard deviations of that arm, and, from 16 blocks on, the mean of that "
     "arm's trials is further from their median than in 70 % of normal samples",
     "noise": "no word where d scatters by three times the standard deviation of the A/A blocks or more (F test, 1 %)",
+    "carry_over": "no word where trials right after one of the arm differ (5 %, least squares beside mean and place) "
+    "and the word is not proved beside that",
     "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
     "exact_requirement": "a failed one rejects whatever the speed does",
     "adoption": "better, an estimate from the threshold on, and the whole interval beyond the margin",
@@ -224,10 +227,10 @@ _ANY_SPREADS = {
 
 
 def _comparison(primary: Primary, version: int) -> dict[str, Any]:
-    since = {"noise": NOISE_SINCE, "adoption": ADOPTION_SINCE}
+    since = {"noise": NOISE_SINCE, "adoption": ADOPTION_SINCE, "carry_over": CARRY_OVER_SINCE}
     without = {part for part, first in since.items() if version < first}
     if primary.over_seeds:
-        without.add("noise")
+        without |= {"noise", "carry_over"}
     texts = EXACT_COMPARISON if primary.exact else COMPARISON
     earlier = _ENVELOPE if version == 1 else {}
     if version < LOPSIDED_SINCE and not primary.exact:

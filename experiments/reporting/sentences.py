@@ -194,6 +194,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
     reasons: dict[Cause | None, str] = {
         Cause.SPREADS: "one arm's trials scatter far more than the other's, so no test keeps its error rate",
         Cause.NOISE: "the blocks scatter far more than the A/A blocks, which therefore do not show their noise",
+        Cause.CARRY_OVER: "trials of this arm change the trial after them, and without that the verdict is not proved",
         Cause.RARE_EVENTS: "the runs so far are too few for the rarest event of the rule",
         Cause.RERUNS: "blocks were rerun, and one of the arms may be the cause",
         Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",

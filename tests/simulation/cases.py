@@ -278,15 +278,9 @@ def noted(name: str, *, blocks: int, repetitions: int, seed: int = 0) -> tuple[R
     places = windows.places[:, 0]
     nodes = ["ab"[index % 2] for index in range(blocks)]
     carried, differing = [], []
-    for d, x in zip(windows.d[:, 0], places, strict=True):
+    for d, x, after in zip(windows.d[:, 0], places, windows.after[:, 0], strict=True):
         sample = Sample(differences=tuple(d.tolist()), places=tuple(x.astype(int).tolist()))
-        tested, effects = carry_over(sample, _after(x)), node_effects(nodes, sample)
+        tested, effects = carry_over(sample, after.tolist()), node_effects(nodes, sample)
         carried.append(tested is not None and tested.p <= LEVEL)
         differing.append(effects is not None and effects.p <= LEVEL)
     return rate(carried), rate(differing)
-
-
-def _after(places: Array) -> list[int]:
-    """Return which trial of each block follows one of the variant (`carry_over`); in block order, without pauses."""
-    variant_was_last = [False, *(places[:-1] > 0)]
-    return [-int((place > 0) == last) for place, last in zip(places, variant_was_last, strict=True)]

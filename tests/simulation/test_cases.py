@@ -29,7 +29,6 @@ SKEWED = "heavy skew in the variants only"
 ONE_ARM = {
     SKEWED,
     "a slow mode in 10 % of the variants' trials",
-    "1 % slower after a trial of the first variant",
 }
 """Noises under which no test of six blocks keeps its level."""
 ALIKE = [name for name in NOISES if name not in ONE_ARM]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.plan import Plan
+from experiments.design.plan import BlockPlan, Plan
 from experiments.design.power import alpha_of
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import FailureClass, VerdictWord
@@ -53,9 +54,21 @@ def receipts_of(draw: Draw, repetition: int, plan: Plan) -> list[Receipt]:
         for index, name in enumerate(names):
             assert block.order.index(name) == draw.places[repetition, block.index, index]
             found.append(
-                make_receipt(plan, block, name, steps=timed(plan, draw.seconds[repetition, block.index, index]))
+                make_receipt(
+                    plan,
+                    block,
+                    name,
+                    steps=timed(plan, draw.seconds[repetition, block.index, index]),
+                    started_at=_started(block, name),
+                )
             )
     return found
+
+
+def _started(block: BlockPlan, name: str) -> str:
+    """Return a start that leaves no pause between trials, which have a wall time of a minute at most."""
+    place = len(block.order) * block.index + block.order.index(name)
+    return (datetime(2026, 11, 26, tzinfo=UTC) + timedelta(seconds=60 * place)).isoformat()
 
 
 def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
@@ -104,7 +117,7 @@ def check(found: VariantVerdict, words: Words, at: tuple[int, int]) -> None:
     said = {word for word, read in WORDS.items() if read(words)[at]}
     assert said == ({found.verdict} & set(WORDS))
     assert bool(words.stalls[at]) is (found.cause is Cause.STALLS)
-    if found.cause in (Cause.SPREADS, Cause.RERUNS, Cause.NOISE):
+    if found.cause in (Cause.SPREADS, Cause.RERUNS, Cause.NOISE, Cause.CARRY_OVER):
         assert words.withheld[at]
     if found.cause is Cause.NOT_PROVED:
         assert not words.withheld[at]

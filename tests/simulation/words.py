@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from experiments.analysis.influences import LEVEL
 from experiments.analysis.sample_checks import (
     FAR_NOISIER,
     NOISE_LEVEL,
@@ -44,6 +45,8 @@ class Windows:
     """(repetitions, variants)."""
     dependence: Array
     """(repetitions,): autocorrelation in each ablation's A/A blocks, corrected for bias; 0 without any."""
+    after: Array
+    """Like d: 1 where the variant's trial follows one of the variant, -1 where the baseline's does, 0 otherwise."""
     aa_sd: Array
     """(repetitions,): standard deviation of d in the A/A blocks; infinite without any."""
 
@@ -58,7 +61,7 @@ class Words:
     stalls: Flags
     """Whether the verdict is `inconclusive: stalls differ`."""
     withheld: Flags
-    """Whether only stalls, spreads, noise or reruns prevent a verdict."""
+    """Whether only stalls, spreads, carry-over, noise or reruns prevent a verdict."""
     low: Array
     high: Array
     """Simultaneous interval, in natural log units."""
@@ -86,12 +89,24 @@ def windows_of(draw: Draw) -> Windows:
         more_outliers=_paired(outliers.astype(np.float64)).astype(np.int64),
         rerun=draw.rerun[:, 1:] | draw.rerun[:, :1],
         dependence=np.zeros(len(d)) if draw.aa is None else dependence_in(draw.aa),
+        after=_after(draw.places),
         aa_sd=np.full(len(d), np.inf) if draw.aa is None else draw.aa.std(axis=1, ddof=1),
     )
 
 
 def _uneven(d: Array, sums: Array) -> Flags:
     return np.asarray((p_equal_spread(d, sums) <= SPREAD_LEVEL) & may_have_a_tail(d, sums), dtype=np.bool_)
+
+
+def _after(places: Array) -> Array:
+    """Return which trials follow one of each variant, in blocks without pauses."""
+    repetitions, _, arms = places.shape
+    in_time = np.argsort(places, axis=-1).reshape(repetitions, -1)
+    before = np.concatenate([np.full((repetitions, 1), -1), in_time[:, :-1]], axis=1).reshape(places.shape)
+    by_arm = np.take_along_axis(before, places.astype(np.intp), axis=-1)
+    variants = np.arange(1, arms)
+    after = (by_arm[:, :, 1:] == variants).astype(np.float64) - (by_arm[:, :, :1] == variants)
+    return np.swapaxes(after, 1, 2)
 
 
 def autocorrelation(aa: Array) -> Array:
@@ -127,6 +142,7 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
         more_outliers=windows.more_outliers[..., :blocks],
         rerun=windows.rerun,
         dependence=windows.dependence,
+        after=windows.after[..., :blocks],
         aa_sd=windows.aa_sd,
     )
 
@@ -143,7 +159,8 @@ def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: 
     same = ~changed & (holm(fitted.p_same(low, high), family) <= alpha)
     stalls = stalls_of(windows, margin_pct)
     spreads = windows.uneven & ~is_clear(windows.d, windows.sums, mean)
-    free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows.aa_sd)
+    carried = _carried_over(windows, effects, alpha / family, (low, high), same)
+    free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows.aa_sd) & ~carried
     ends = fitted.interval(alpha / family)
     return Words(
         better=changed & (mean > 0) & free,
@@ -155,6 +172,24 @@ def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: 
         high=np.where(different & (mean < 0), np.minimum(ends[1], 0), ends[1]),
         estimate=mean,
     )
+
+
+def _carried_over(windows: Windows, effects: Array, level: Array, margin: tuple[float, float], same: Flags) -> Flags:
+    """Return whether trials act on the next one and the word, sameness where `same`, does not hold beside that."""
+    d = windows.d + effects[..., None]
+    columns = np.stack([np.ones_like(d), np.broadcast_to(windows.places, d.shape), windows.after], axis=-1)
+    whole = np.linalg.matrix_rank(columns) == 3
+    squares = np.swapaxes(columns, -1, -2) @ columns
+    inverse = np.linalg.inv(np.where(whole[..., None, None], squares, np.eye(3)))
+    values = (inverse @ (np.swapaxes(columns, -1, -2) @ d[..., None]))[..., 0]
+    freedom = d.shape[-1] - 3
+    sd = np.sqrt(np.sum((d - (columns @ values[..., None])[..., 0]) ** 2, axis=-1) / freedom)
+    errors = sd[..., None] * np.sqrt(np.diagonal(inverse, axis1=-2, axis2=-1))
+    acts = 2 * special.stdtr(freedom, -np.abs(values[..., 2] / errors[..., 2])) <= LEVEL
+    mean, error = values[..., 0], errors[..., 0]
+    changed = (2 * special.stdtr(freedom, -np.abs(mean / error)) <= level) & ((mean < margin[0]) | (mean > margin[1]))
+    alike = special.stdtr(freedom, -np.minimum(mean - margin[0], margin[1] - mean) / error) <= level
+    return np.asarray(whole & acts & ~np.where(same, alike, changed), dtype=np.bool_)
 
 
 def _far_noisier(fitted: Fit, aa_sd: Array) -> Flags:

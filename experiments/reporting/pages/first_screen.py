@@ -28,6 +28,7 @@ _PROVISIONAL = {
     Cause.SPREADS: "the arms scatter differently",
     Cause.NOISE: "noisier than its A/A blocks",
     Cause.RERUNS: "blocks were rerun",
+    Cause.CARRY_OVER: "trials act on the next one",
     Cause.RARE_EVENTS: "too few runs for rare events",
 }
 """Why the verdict of the samples alone is not published, in short."""

@@ -61,8 +61,12 @@ def test_what_a_trial_does_to_the_next_one_is_told_from_effect_and_place() -> No
         values, (squares,), *_ = np.linalg.lstsq(columns, d, rcond=None)
         error = np.sqrt(squares / (blocks - 3) * np.linalg.inv(columns.T @ columns)[2, 2])
         assert fitted is not None
-        assert (fitted.mean, fitted.carried) == pytest.approx((values[0], values[2]))
+        assert (float(fitted.fit.mean), fitted.carried) == pytest.approx((values[0], values[2]))
         assert fitted.p == pytest.approx(2 * stats.t.sf(abs(values[2]) / error, blocks - 3), abs=1e-12)
+        own_error = np.sqrt(squares / (blocks - 3) * np.linalg.inv(columns.T @ columns)[0, 0])
+        assert float(fitted.fit.p_different()) == pytest.approx(
+            2 * stats.t.sf(abs(values[0]) / own_error, blocks - 3), abs=1e-12
+        )
     assert carry_over(sample_of([0.1] * 6, [0.0] * 6), [0, -1] * 3) is None, "place and trial before are one"
 
 
