@@ -1,6 +1,7 @@
 """Declared metrics and required kernels in a real stack, with torch: from the spec to MLflow, and without a service."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,12 @@ with ablate.trial(seed=args.seed) as trial:
 """
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    made = Home(tmp_path / "home")
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Start one stack for all tests."""
+    made = Home(tmp_path_factory.mktemp("declared") / "home")
     made.environment |= {"ABLATE_CONTROL_EVERY": "0"}
+    made.up()
     yield made
     made.run("down")
 
@@ -70,10 +73,42 @@ def spec_for(code: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) -> None:
+    """The first test of the stack: it projects everything again."""
+    spec = tmp_path / "spec.json"
+    values = {
+        "ablation": "profiled",
+        "question": "Which operators does the chunked loss add?",
+        "workload": {
+            "recipe": "hybrid-tiny",
+            "profile": True,
+            "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2},
+        },
+        "variants": {"chunked": {"gates": {"loss": "chunked"}}},
+        "design": {"seeds": [1], "blocks": {"count": 2}},
+        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
+        "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "2%"}},
+    }
+    spec.write_text(json.dumps(values))
+    url = answer(home, "status")["stack"]["mlflow_url"]
+    assert home.run("run", str(spec)).returncode in range(5)
+    chunked = variant(home, "profiled", "chunked")
+    assert chunked["step_kernels"]["kernels"] > 10
+    assert not chunked["step_kernels"]["same"]
+    for receipt in json.loads(home.run("receipts", "get", "profiled").stdout):
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
+    assert wait_until(lambda: answer(home, "show", "profiled")["ablation"]["mlflow_url"] is not None, patience_s=120)
+    shown = contents(url)
+    assert any("chunked" in run["name"] for run in shown.values() if "kernels.csv" in dict(run["files"]))
+    rebuilt = json.loads(home.run("mlflow", "rebuild", "--json").stdout)
+    assert rebuilt == {"projected": len(answer(home, "list"))}
+    assert contents(url) == shown
+
+
 def test_a_declared_metric_decides_after_its_own_noise_is_known(home: Home, tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(spec_for(write_program(tmp_path / "code", PROGRAM))))
-    home.up()
     assert home.run("run", str(spec)).returncode in range(5)
     fused = variant(home, "quality", "fused")
     assert (fused["measured"], fused["verdict"], fused["cause"]) == ("better", "inconclusive", "uncalibrated"), fused
@@ -107,63 +142,40 @@ def variant(home: Home, ablation: str, name: str) -> Any:
 
 
 def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_path: Path) -> None:
-    spec, plan, bundle = (tmp_path / name for name in ("spec.json", "plan.json", "bundle"))
-    values = spec_for(write_program(tmp_path / "code", PROGRAM))
+    offline = Home(tmp_path / "offline")
+    code = write_program(tmp_path / "code", PROGRAM)
+    (fused,), _ = _ran_offline(offline, tmp_path / "decided", spec_for(code))
+    assert fused["measured"] == "better"
+    values = spec_for(code, ablation="operators", design={"seeds": [1], "blocks": {"count": 2}})
     values["workload"]["command"].append("--torch")
     values["workload"]["require_kernels"] = {"fused": "^aten::addmm$"}
+    values["verdict"] = {"primary": {"metric": "loss_final", "margin": "0%"}}
+    (fused,), key = _ran_offline(offline, tmp_path / "profiled", values)
+    changes = {one["name"]: one for one in fused["step_kernels"]["changes"]}
+    assert changes["aten::addmm"]["baseline"] is None
+    brought = home.run("import", str(tmp_path / "profiled" / "bundle"), "--trust", key, "--json")
+    assert brought.returncode == 0, brought.stderr
+    assert wait_until(lambda: home.run("verdict", "operators", "--json").returncode in range(5), patience_s=60)
+    shown = home.run("show", "operators").stdout
+    assert "Operators of fused against the baseline" in shown
+    assert "only in the variant" in shown
+    assert "aten::addmm" in home.run("verdict", "operators", "--explain").stdout
+    page = tmp_path / "page.html"
+    assert home.run("report", "operators", "-o", str(page)).returncode == 0
+    assert "aten::addmm" in page.read_text()
+    for receipt in json.loads(home.run("receipts", "get", "operators").stdout):
+        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
+        assert receipt["program"]["kernels"]
+
+
+def _ran_offline(home: Home, folder: Path, values: dict[str, Any]) -> tuple[list[Any], str]:
+    """Plan and run a spec in a home without a service; return the judged variants and the node's printed key."""
+    folder.mkdir()
+    spec, plan, bundle = (folder / name for name in ("spec.json", "plan.json", "bundle"))
     spec.write_text(json.dumps(values))
     assert home.run("plan", str(spec), "--out", str(plan)).returncode == 0
     home.environment |= {"ABLATE_ACCEPT_CODE": "true"}
     ran = home.run("exec", str(plan), "--out", str(bundle))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    verdict = json.loads(home.run("verdict", str(bundle), "--json").stdout)
-    (fused,) = verdict["variants"]
-    assert fused["measured"] == "better"
-    changes = {one["name"]: one for one in fused["step_kernels"]["changes"]}
-    assert changes["aten::addmm"]["baseline"] is None
-    home.up()
-    brought = home.run("import", str(bundle), "--json")
-    assert brought.returncode == 0, brought.stderr
-    assert wait_until(lambda: home.run("verdict", "quality", "--json").returncode in range(5), patience_s=60)
-    shown = home.run("show", "quality").stdout
-    assert "Operators of fused against the baseline" in shown
-    assert "only in the variant" in shown
-    assert "aten::addmm" in home.run("verdict", "quality", "--explain").stdout
-    page = tmp_path / "page.html"
-    assert home.run("report", "quality", "-o", str(page)).returncode == 0
-    assert "aten::addmm" in page.read_text()
-    for receipt in json.loads(home.run("receipts", "get", "quality").stdout):
-        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
-        assert receipt["program"]["kernels"]
-
-
-def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) -> None:
-    spec = tmp_path / "spec.json"
-    values = {
-        "ablation": "profiled",
-        "question": "Which operators does the chunked loss add?",
-        "workload": {
-            "recipe": "hybrid-tiny",
-            "profile": True,
-            "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2},
-        },
-        "variants": {"chunked": {"gates": {"loss": "chunked"}}},
-        "design": {"seeds": [1], "blocks": {"count": 6}},
-        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
-        "verdict": {"primary": {"metric": "tokens_per_s", "margin": "5%"}},
-    }
-    spec.write_text(json.dumps(values))
-    url = home.up()["mlflow_url"]
-    assert home.run("run", str(spec)).returncode in range(5)
-    chunked = variant(home, "profiled", "chunked")
-    assert chunked["step_kernels"]["kernels"] > 10
-    assert not chunked["step_kernels"]["same"]
-    for receipt in json.loads(home.run("receipts", "get", "profiled").stdout):
-        assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
-        assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
-    assert wait_until(lambda: answer(home, "show", "profiled")["ablation"]["mlflow_url"] is not None, patience_s=120)
-    shown = contents(url)
-    (with_table,) = (run for run in shown.values() if "kernels.csv" in dict(run["files"]))
-    assert "chunked" in with_table["name"]
-    assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
-    assert contents(url) == shown
+    (key,) = set(re.findall(r"ed25519:[\w-]+", ran.stdout + ran.stderr))
+    return json.loads(home.run("verdict", str(bundle), "--json").stdout)["variants"], key
