@@ -17,6 +17,7 @@ LossKind: TypeAlias = Literal["dense", "chunked"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated"]
 NormKind: TypeAlias = Literal["rms", "layer"]
+DocumentBorders: TypeAlias = Literal["separate", "joined"]
 
 MESH_SIZES = (1, 2, 4, 8, 16)
 """Numbers of devices that one step can be spread over, if a node class has them."""
@@ -183,18 +184,44 @@ class DataConfig:
     """Source text, tokenised by a BPE trained on it and packed into rows with document ids."""
 
     corpus: str = "torch-headers"
-    """`torch-headers` (the C++ headers in the torch package) or an absolute folder path."""
+    """`torch-headers` (the C++ headers in the torch package), `torch-python` (its modules) or an absolute folder."""
     seq_len: int = 256
     """S, tokens per packed row."""
+    val_seq_len: int = 0
+    """Tokens per validation row; 0: as `seq_len`. Arms with rows of unequal length validate on equal ones."""
+    documents: DocumentBorders = "separate"
+    """Whether attention and state end with a document inside a training row. Validation rows are always separate."""
+    second_corpus: str = ""
+    """Another corpus to train on, named like the first. The tokenizer is trained on both, validation rows are of the
+    first. Empty: none."""
+    second_share: float = 0.0
+    """Share of the training rows that come from the second corpus."""
     val_fraction: float = 0.05
     """Share of the files for validation."""
     max_corpus_mib: float = 16.0
-    """Most text to read, in whole files and a fixed order."""
+    """Most text to read of each corpus, in whole files and a fixed order."""
 
     def __post_init__(self) -> None:
         _between("data.seq_len", self.seq_len, 8, 1_048_576)
+        if self.val_seq_len:
+            _between("data.val_seq_len", self.val_seq_len, 8, 1_048_576)
+        _between("data.second_share", self.second_share, 0.0, 1.0)
+        if self.second_share and not self.second_corpus:
+            raise ConfigError("data.second_share", f"is {self.second_share}; allowed without a second_corpus: 0")
+        if self.second_corpus == self.corpus:
+            raise ConfigError("data.second_corpus", f"is {self.corpus}, as the corpus; allowed: another one")
         _between("data.val_fraction", self.val_fraction, 0.001, 0.5)
         _between("data.max_corpus_mib", self.max_corpus_mib, 0.1, 65_536)
+
+    @property
+    def val_row(self) -> int:
+        """Tokens per validation row."""
+        return self.val_seq_len or self.seq_len
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """The corpora that are read."""
+        return (self.corpus, self.second_corpus) if self.second_corpus else (self.corpus,)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
      "a test decides"),
     ("memory by a test", {"verdict__require": [{"metric": "peak_allocated_gib", "not_worse_by": "1%"}]},
      "#/verdict/require/0", "is for losses"),
-    ("rows of one arm", {"variants": {"x": {"overrides": {"seq_len": 512}}}}, "#/variants/x/overrides/seq_len",
+    ("rows of one arm", {"variants": {"x": {"overrides": {"val_seq_len": 512}}}}, "#/variants/x/overrides/val_seq_len",
      "one value for all arms"),
     ("values of a command", {"variants": {"x": {"overrides": {"d_model": 64}, "args": ["x"]}}}, "#/variants/x",
      "belong to recipes"),

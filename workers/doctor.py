@@ -8,6 +8,7 @@ from pathlib import Path
 from experiments.design.packages import installed
 from experiments.errors import BadSetting, SigningUnavailable
 from experiments.records.signing import signing_problem
+from model.data.corpus import BUILT_IN
 from model.measurements import GIB
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import find_devices, memory_limit_bytes
@@ -196,7 +197,7 @@ def _disk(name: str, folder: Path, least_gib: float) -> DoctorCheck:
 def _corpora(roots: tuple[Path, ...]) -> DoctorCheck:
     absent = [str(root) for root in roots if not root.is_dir()]
     problem = f"missing: {', '.join(absent)}" if absent else None
-    return _check("corpora", problem, ", ".join(["torch-headers", *map(str, roots)]), needed=False)
+    return _check("corpora", problem, ", ".join([*BUILT_IN, *map(str, roots)]), needed=False)
 
 
 def _program(name: str, path: str | None, consequence: str) -> DoctorCheck:

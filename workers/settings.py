@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     trial_disk_gib: float = Field(default=4.0, gt=0)
     """Most space of a running trial's files. A trial that uses more ends as `output_limit`."""
     corpus_dirs: str = ""
-    """Folders that may contain a spec's corpus, separated by colons. Empty allows only `torch-headers`."""
+    """Folders that may contain a spec's corpus, separated by colons. Empty allows only the built-in ones."""
 
     accept_code: bool | None = None
     """Whether this node runs commands of specs. Default: only the worker of the embedded stack does."""

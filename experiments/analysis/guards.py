@@ -11,6 +11,7 @@ from experiments.block_numbers import block_name
 from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.design.rule import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
+from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipt_clocks import slice_problems
@@ -21,6 +22,7 @@ from kernels.scan_switches import ScanFact
 _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
     "data": lambda receipt: receipt.digests.data,
+    "validation data": lambda receipt: receipt.digests.validation,
     "device": lambda receipt: (receipt.ids.node, receipt.ids.device, held_by(receipt.environment)),
     "attempt": lambda receipt: receipt.ids.attempt,
     "uncommitted patch": lambda receipt: receipt.environment.git_dirty_digest,
@@ -32,6 +34,7 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
 _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
     "data": lambda receipt: receipt.digests.data,
+    "validation data": lambda receipt: receipt.digests.validation,
     "kind of device": lambda receipt: [name for name, _serial in held_by(receipt.environment)],
     "software versions": lambda receipt: _software(receipt),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
@@ -46,6 +49,13 @@ _SAME_PROGRAM: dict[str, Callable[[Receipt], Any]] = {
     "the number of ranks": lambda receipt: receipt.program and receipt.program.ranks,
 }
 """Values that must be equal over all blocks of one arm."""
+
+
+_AMONG: dict[str, Callable[[Receipt], Any]] = {
+    "data": lambda receipt: trainable(receipt.config).dataset,
+    "validation data": lambda receipt: trainable(receipt.config).rows.validation,
+}
+"""Values that must be equal among the trials only whose configurations have this in common."""
 
 
 def _software(receipt: Receipt) -> dict[str, str]:
@@ -94,12 +104,26 @@ def program_problem(receipts: Sequence[Receipt]) -> str | None:
 
 
 def _differing(receipts: Sequence[Receipt], guards: Mapping[str, Callable[[Receipt], Any]]) -> dict[str, Receipt]:
-    """Return the values that differ, each with the first receipt that differs from the first one."""
-    first_other = {
-        what: next((receipt for receipt in receipts if read(receipt) != read(receipts[0])), None)
-        for what, read in guards.items()
-    }
+    """Return the values that differ, each with the first receipt that differs from an earlier one."""
+    first_other = {what: _first_other(receipts, read, _AMONG.get(what)) for what, read in guards.items()}
     return {what: other for what, other in first_other.items() if other is not None}
+
+
+def _first_other(
+    receipts: Sequence[Receipt], read: Callable[[Receipt], Any], among: Callable[[Receipt], Any] | None
+) -> Receipt | None:
+    """Return the first receipt whose value is not that of the first one, or with `among` of the first of its group."""
+    if all(read(receipt) == read(receipts[0]) for receipt in receipts):
+        return None
+    groups: list[tuple[Any, Receipt]] = []
+    for receipt in receipts:
+        group = among and among(receipt)
+        first = next((one for own, one in groups if own == group), None)
+        if first is None:
+            groups.append((group, receipt))
+        elif read(receipt) != read(first):
+            return receipt
+    return None
 
 
 def order_problems(receipts: Sequence[Receipt]) -> Iterator[str]:

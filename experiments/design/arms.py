@@ -207,9 +207,7 @@ def _not_its_own(spec: AblationSpec, name: str, own: VariantSpec) -> Iterator[Sp
     for key in own.overrides:
         where = pointer("variants", name, "overrides", key)
         if key not in OF_AN_ARM:
-            detail = (
-                f"'{key}' is one value for all arms, whose rows and threads are the same; allowed: {listed(OF_AN_ARM)}"
-            )
+            detail = f"'{key}' is one value for all arms, or no two could be compared; allowed: {listed(OF_AN_ARM)}"
             yield SpecProblem(pointer=where, detail=detail, hint="set it under workload.overrides")
         elif key in {**spec.baseline.gates, **(own.gates or {})}:
             whose = "this variant" if key in (own.gates or {}) else "the baseline"
@@ -223,8 +221,11 @@ def _of_variant(spec: AblationSpec, name: str, base: TrainConfig) -> tuple[Train
     problems = list(_not_its_own(spec, name, own))
     if problems or not own.overrides:
         return base, problems
+    changes = {OVERRIDES[key].path: value for key, value in own.overrides.items()}
+    if own.overrides.get("seq_len", base.data.seq_len) != base.data.seq_len:
+        changes |= {"data.val_seq_len": base.data.val_row}  # a loss is compared over equal rows
     try:
-        return replace_fields(base, {OVERRIDES[key].path: value for key, value in own.overrides.items()}), []
+        return replace_fields(base, changes), []
     except ConfigError as error:
         guilty = next((key for key in own.overrides if OVERRIDES[key].path == error.field), None)
         named = guilty or next(

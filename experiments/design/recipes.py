@@ -9,12 +9,14 @@ from model.config import (
     BLOCK_KINDS,
     AttentionConfig,
     DataConfig,
+    DocumentBorders,
     HybridConfig,
     MambaConfig,
     NormKind,
     OptimConfig,
     TrainConfig,
 )
+from model.data.corpus import BUILT_IN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +124,13 @@ def _name(path: str, description: str, names: tuple[str, ...]) -> Override:
     return Override(path=path, kind=str, description=described, pattern=f"^({'|'.join(names)})$")
 
 
+_CORPORA = f"{' or '.join(BUILT_IN)}, or an absolute folder on the node"
+_CORPUS = f"^({'|'.join(BUILT_IN)}|/[A-Za-z0-9._/-]{{1,400}})$"
+
 OVERRIDES: dict[str, Override] = {
     "seq_len": _int("data.seq_len", "S, tokens per packed row", 8, 1_048_576),
+    "val_seq_len": _int("data.val_seq_len", "tokens per validation row; 0: seq_len of the workload", 0, 1_048_576),
+    "documents": _name("data.documents", "attention and state at a document's end", get_args(DocumentBorders)),
     "micro_batch": _int("micro_batch", "B, rows per step", 1, 4096),
     "pattern": Override(
         path="model.pattern",
@@ -156,17 +163,22 @@ OVERRIDES: dict[str, Override] = {
     "loss_chunk_tokens": _int("loss_chunk_tokens", "tokens per chunk when loss is chunked", 16, 1_048_576),
     "max_corpus_mib": _float("data.max_corpus_mib", "text read at most, in MiB", 0.1, 65_536.0),
     "threads": _int("threads", "intra-op CPU threads; 0 takes every core", 0, 1024),
-    "corpus": Override(
-        path="data.corpus",
+    "val_fraction": _float("data.val_fraction", "share of the files for validation", 0.001, 0.5),
+    "corpus": Override(path="data.corpus", kind=str, description=_CORPORA, pattern=_CORPUS),
+    "second_corpus": Override(
+        path="data.second_corpus",
         kind=str,
-        description="torch-headers, or an absolute folder on the node",
-        pattern="^(torch-headers|/[A-Za-z0-9._/-]{1,400})$",
+        description=f"of further training rows: {_CORPORA}; empty: none",
+        pattern=f"^$|{_CORPUS}",
     ),
+    "second_share": _float("data.second_share", "share of the training rows from second_corpus", 0.0, 1.0),
 }
 """Values that a spec may change in a recipe. All others are gates or need another recipe."""
-SHARED = ("seq_len", "vocab_size", "max_corpus_mib", "corpus", "threads")
-"""Values that all arms share: rows, data and threads."""
+SHARED = ("val_seq_len", "threads")
+"""Values that all arms share: losses are compared over equal validation rows, speeds with equal processors."""
 OF_AN_ARM = tuple(name for name in OVERRIDES if name not in SHARED)
 """Values in which a variant may differ. `micro_batch` is a gate, too."""
-OF_VALIDATION = ("corpus", "max_corpus_mib", "vocab_size", "seq_len")
-"""Values that decide the validation rows and their tokens."""
+OF_VALIDATION = ("corpus", "max_corpus_mib", "val_fraction", "second_corpus", "vocab_size")
+"""Values that decide the validation rows and their tokens, besides the length of a row."""
+OF_TRAINING = (*OF_VALIDATION, "seq_len", "micro_batch", "documents", "second_share")
+"""Values that decide the rows of a training step."""

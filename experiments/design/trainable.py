@@ -6,7 +6,7 @@ kind of configuration.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ from experiments.design.gate_readings import GateReading, declared_readings, rea
 from experiments.design.gates import GATES
 from experiments.design.packages import code_folders, lane_of_package
 from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
-from experiments.design.recipes import OF_AN_ARM, OF_VALIDATION, OVERRIDES
+from experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES
 from experiments.design.workload import ARCHIVE
 from experiments.digest import canonical_json
 from kernels.backends import NodeClass
 from model.config import TrainConfig
 from model.counts import step_flops
-from model.data.corpus import TORCH_HEADERS
+from model.data.corpus import BUILT_IN
 
 _ALSO_SHAPE = {"micro_batch"}
 """Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
@@ -128,6 +128,11 @@ class Trainable(ABC):
         return None
 
     @property
+    def dataset(self) -> str:
+        """Text that is equal for configurations whose trials read equal data."""
+        return ""
+
+    @property
     def archive(self) -> str | None:
         """Digest of the archive that a preparation unpacks; None for none."""
         return None
@@ -218,8 +223,11 @@ class BuiltInModel(Trainable):
     @property
     def rows(self) -> LossRows:
         """Values of data, vocabulary and batch."""
-        validation = {name: value_at(self.config, OVERRIDES[name].path) for name in OF_VALIDATION}
-        return LossRows(training={**validation, "micro_batch": self.config["micro_batch"]}, validation=validation)
+        training, validation = (
+            {name: value_at(self.config, OVERRIDES[name].path) for name in names}
+            for names in (OF_TRAINING, OF_VALIDATION)
+        )
+        return LossRows(training=training, validation={**validation, "val_seq_len": self._typed.data.val_row})
 
     @property
     def work(self) -> StepWork:
@@ -239,12 +247,18 @@ class BuiltInModel(Trainable):
     @property
     def prepared(self) -> str:
         """Text of everything that decides the prepared dataset."""
-        return f"{self._typed.data!r} {self._typed.model.vocab_size}"
+        data = replace(self._typed.data, second_share=0.0, documents="separate", val_seq_len=self._typed.data.val_row)
+        return f"{data!r} {self._typed.model.vocab_size}"
+
+    @property
+    def dataset(self) -> str:
+        """As `prepared`."""
+        return self.prepared
 
     @property
     def sources(self) -> tuple[Path, ...]:
-        """The folder of the corpus."""
-        return () if self.corpus == TORCH_HEADERS else (Path(self.corpus),)
+        """The folders of the corpora."""
+        return tuple(Path(name) for name in self._typed.data.corpora if name not in BUILT_IN)
 
     @property
     def preparation(self) -> str:

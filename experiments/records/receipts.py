@@ -69,6 +69,8 @@ class Digests(Frozen):
     """Of the source files of model, kernels and workers that ran."""
     data: str
     """Of tokenizer, packed rows and split."""
+    validation: OmitNone[str] = None
+    """Of tokenizer and validation rows; None for commands and in receipts of earlier code."""
 
 
 class Ids(Frozen):

@@ -20,6 +20,9 @@ from model.errors import DataError
 
 TORCH_HEADERS = "torch-headers"
 """Name of the default corpus: the C++ headers in the installed torch package."""
+BUILT_IN = {TORCH_HEADERS: ("include", ""), "torch-python": ("", ".py")}
+"""Corpora in the installed torch package: folder below it, and the end of the names of their files."""
+NAMED = ", ".join(f"'{name}'" for name in BUILT_IN)
 
 _HASH_RANGE = float(2**64)
 
@@ -86,15 +89,15 @@ class Split:
 
 def corpus_root(corpus: str) -> Path:
     """Return the folder of a corpus name or absolute path. Raises DataError if there is none."""
-    if corpus == TORCH_HEADERS:
+    if corpus in BUILT_IN:
         spec = importlib.util.find_spec("torch")
         if spec is None or not spec.submodule_search_locations:
-            raise DataError(f"corpus '{TORCH_HEADERS}' needs the torch package, which is not installed here")
-        root = Path(spec.submodule_search_locations[0]) / "include"
+            raise DataError(f"corpus '{corpus}' needs the torch package, which is not installed here")
+        root = Path(spec.submodule_search_locations[0]) / BUILT_IN[corpus][0]
     else:
         root = Path(corpus)
         if not root.is_absolute():
-            raise DataError(f"corpus is {corpus!r}; allowed: '{TORCH_HEADERS}' or an absolute folder path")
+            raise DataError(f"corpus is {corpus!r}; allowed: {NAMED} or an absolute folder path")
     try:
         problem = None if stat.S_ISDIR(root.stat().st_mode) else "it is a file"
     except OSError as error:
@@ -102,7 +105,7 @@ def corpus_root(corpus: str) -> Path:
     if problem is not None:
         raise DataError(
             f"corpus {corpus!r}: {root} is not a folder that can be read ({problem}); "
-            f"allowed: '{TORCH_HEADERS}' or an existing folder"
+            f"allowed: {NAMED} or an existing folder"
         )
     return root
 
@@ -114,7 +117,10 @@ def split_corpus(config: DataConfig) -> Split:
     """
     root = corpus_root(config.corpus)
     budget_bytes = int(config.max_corpus_mib * 2**20)
-    files = _within(sorted(_walk(root), key=lambda file: _rank("order", file.relative)), budget_bytes)
+    files = _within(
+        sorted(_walk(root, BUILT_IN.get(config.corpus, ("", ""))[1]), key=lambda file: _rank("order", file.relative)),
+        budget_bytes,
+    )
     if len(files) < 2:
         raise DataError(
             f"corpus {config.corpus!r} has {len(files)} usable files within {config.max_corpus_mib} MiB in {root}; "
@@ -205,7 +211,7 @@ def _unreadable(what: str, path: str | Path, error: OSError) -> DataError:
     return DataError(f"corpus {what} {path} cannot be read: {error.strerror}; allowed: readable files and folders")
 
 
-def _walk(root: Path) -> Iterator[SourceFile]:
+def _walk(root: Path, name_end: str) -> Iterator[SourceFile]:
     for folder, folders, names in os.walk(root, onerror=_stop):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
@@ -214,7 +220,8 @@ def _walk(root: Path) -> Iterator[SourceFile]:
                 status = path.lstat()
             except OSError as error:
                 raise _unreadable("file", path, error) from error
-            if stat.S_ISREG(status.st_mode) and status.st_size and not name.startswith("."):
+            wanted = name.endswith(name_end) and not name.startswith(".")
+            if stat.S_ISREG(status.st_mode) and status.st_size and wanted:
                 yield SourceFile(path=path, relative=path.relative_to(root).as_posix(), size_bytes=status.st_size)
 
 

@@ -10,9 +10,9 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from model.config import DataConfig
 from model.data.corpus import SourceFile, Split, check_texts, read_documents, split_corpus
-from model.data.packing import Batch, PackedRows, rows_at, write_rows
+from model.data.packing import Batch, PackedRows, mixed, row_paths, rows_at, write_rows
 from model.data.tokenizer import VERSION as TOKENIZER_VERSION
 from model.data.tokenizer import BpeTokenizer
 from model.errors import DataError, DatasetDamaged
@@ -37,8 +37,42 @@ VERIFY_BYTES = 2**30
 _ENCODE_CHARS = 4 * 2**20
 _MANIFEST = "manifest.json"
 _TOKENIZER = "tokenizer.json"
+SECOND = "second"
+"""Name of the training rows of a second corpus."""
 
 Report = Callable[[str], None]
+
+
+class Sources:
+    """The files that a dataset is made of, and the sizes of its rows and vocabulary."""
+
+    def __init__(self, config: DataConfig, vocab_size: int) -> None:
+        self.first, *second = (split_corpus(replace(config, **_only(name))) for name in config.corpora)
+        self.second: Split | None = second[0] if second else None
+        self.seq_len, self.val_row, self.vocab_size = config.seq_len, config.val_row, vocab_size
+
+    @property
+    def key(self) -> str:
+        """Text of everything that decides the dataset's content."""
+        sizes = (self.seq_len, self.vocab_size, TOKENIZER_VERSION, tokenizers.__version__, FORMAT_VERSION)
+        parts: list[Any] = [self.first.content_digest, *sizes]
+        if self.val_row != self.seq_len:
+            parts.append({"val_row": self.val_row})
+        if self.second is not None:
+            parts.append({"second": self.second.content_digest})
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+
+    @property
+    def sides(self) -> Iterator[tuple[str, Sequence[SourceFile], int]]:
+        """Name, files and row length of each set of rows."""
+        yield "train", self.first.train, self.seq_len
+        if self.second is not None:
+            yield SECOND, self.second.train, self.seq_len
+        yield "val", self.first.val, self.val_row
+
+
+def _only(corpus: str) -> dict[str, Any]:
+    return {"corpus": corpus, "second_corpus": "", "second_share": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +82,33 @@ class Dataset:
     digest: str
     """SHA-256 over tokenizer, rows and document ids. Equal digests mean equal data."""
     seq_len: int
+    val_row: int
+    """Tokens of a validation row."""
     vocab_size: int
     """Number of the tokenizer's tokens, above every token id."""
+    val_digest: str
+    """SHA-256 over tokenizer and validation rows: losses over equal ones can be compared."""
     train: PackedRows
+    second: PackedRows | None
+    """Training rows of the second corpus; None without one."""
     val: PackedRows
     folder: Path
 
-    def batch(self, step: int, micro_batch: int, seed: int) -> Batch:
-        """Return the training batch of `step`, fixed by the seed. Rows repeat only after a whole epoch."""
-        return self.train.batch(rows_at(step, micro_batch=micro_batch, num_rows=len(self.train), seed=seed))
+    def batch(self, step: int, micro_batch: int, seed: int, *, second_share: float = 0.0) -> Batch:
+        """Return the training batch of `step`, fixed by the seed. Rows repeat only after a whole epoch of their corpus.
+
+        After n rows, floor(n * second_share) of them were of the second corpus.
+        """
+        places = np.arange(step * micro_batch, (step + 1) * micro_batch, dtype=np.int64)
+        before = np.floor(places * second_share).astype(np.int64)
+        chosen = np.floor((places + 1) * second_share).astype(np.int64) > before
+        first = self.train.batch(rows_at((places - before)[~chosen], num_rows=len(self.train), seed=seed))
+        if not chosen.any():
+            return first
+        if self.second is None:
+            raise DataError(f"data.second_share is {second_share}; allowed: 0, because there is no second corpus")
+        second = self.second.batch(rows_at(before[chosen], num_rows=len(self.second), seed=seed))
+        return mixed(chosen, first, second)
 
     def val_batches(self, num_rows: int, micro_batch: int) -> Iterator[Batch]:
         """Yield the first `num_rows` validation rows. Raises DataError if there are fewer."""
@@ -77,15 +129,15 @@ def prepare(config: DataConfig, vocab_size: int, *, cache_dir: Path, report: Rep
     builds, the others wait. `report` receives sentences on the progress. Raises DataError if no dataset can be made
     from the corpus or the vocabulary size.
     """
-    split = split_corpus(config)
-    folder = cache_dir / f"rows-{_key(split, config.seq_len, vocab_size)}"
+    sources = Sources(config, vocab_size)
+    folder = cache_dir / f"rows-{sources.key}"
     if _damage(folder) is not None:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with _locked(folder, report):
             damage = _damage(folder)
             if damage is not None:
                 report(f"building {folder.name}: {damage}")
-                _build(split, config.seq_len, vocab_size, folder=folder, report=report)
+                _build(sources, folder=folder, report=report)
     return _open(folder)
 
 
@@ -95,11 +147,6 @@ def open_prepared(folder: Path) -> Dataset:
     if damage is not None:
         raise DatasetDamaged(f"dataset {folder} cannot be used: {damage}; the next preparation builds it again")
     return _open(folder)
-
-
-def _key(split: Split, seq_len: int, vocab_size: int) -> str:
-    parts = (split.content_digest, seq_len, vocab_size, TOKENIZER_VERSION, tokenizers.__version__, FORMAT_VERSION)
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 @contextmanager
@@ -122,11 +169,19 @@ def _open(folder: Path) -> Dataset:
     return Dataset(
         digest=manifest["digest"],
         seq_len=manifest["seq_len"],
+        val_row=manifest.get("val_row", manifest["seq_len"]),
         vocab_size=manifest["vocab_size"],
+        val_digest=_val_digest(manifest["files"]),
         train=PackedRows.open(folder, "train"),
+        second=PackedRows.open(folder, SECOND) if row_paths(folder, SECOND)[0].name in manifest["files"] else None,
         val=PackedRows.open(folder, "val"),
         folder=folder,
     )
+
+
+def _val_digest(files: Mapping[str, Mapping[str, Any]]) -> str:
+    names = [_TOKENIZER, *(path.name for path in row_paths(Path(), "val"))]
+    return _digest({name: files[name]["sha256"] for name in names})
 
 
 def _damage(folder: Path, *, verify_bytes: float = math.inf) -> str | None:
@@ -156,33 +211,57 @@ def _changed_content(folder: Path, files: dict[str, dict[str, Any]]) -> str | No
     return None
 
 
-def _build(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report: Report) -> None:
+def _build(sources: Sources, *, folder: Path, report: Report) -> None:
     """Build a dataset beside `folder` and move it into place. The caller holds the lock."""
     building = folder.with_suffix(".building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
     try:
-        _write(split, seq_len, vocab_size, folder=building, report=report)
+        _write(sources, folder=building, report=report)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _write(split: Split, seq_len: int, vocab_size: int, *, folder: Path, report: Report) -> None:
-    files = (*split.train, *split.val)
+def _write(sources: Sources, *, folder: Path, report: Report) -> None:
+    files = [file for _, own, _ in sources.sides for file in own]
     check_texts(files)
     mib = sum(file.size_bytes for file in files) / 2**20
-    report(f"training a tokenizer of {vocab_size} tokens on {len(files)} files, {mib:.1f} MiB")
-    tokenizer = BpeTokenizer.train(read_documents(split.train), vocab_size=vocab_size)
+    report(f"training a tokenizer of {sources.vocab_size} tokens on {len(files)} files, {mib:.1f} MiB")
+    tokenizer = BpeTokenizer.train(_texts_of_tokenizer(sources), vocab_size=sources.vocab_size)
     tokenizer.save(folder / _TOKENIZER)
     rows = {}
-    for side, side_files in (("train", split.train), ("val", split.val)):
-        report(f"encoding {len(side_files)} files of the {side} split")
-        rows[side] = write_rows(_encode(tokenizer, side_files), folder, side, seq_len=seq_len, vocab_size=vocab_size)
+    for side, own, row in sources.sides:
+        report(f"encoding {len(own)} files of the {side} split")
+        encoded = _encode(tokenizer, own)
+        rows[side] = write_rows(encoded, folder, side, seq_len=row, vocab_size=sources.vocab_size)
+    described = {"seq_len": sources.seq_len, "vocab_size": tokenizer.vocab_size}
+    if sources.val_row != sources.seq_len:
+        described["val_row"] = sources.val_row
     # the last field keeps the digest of data that an earlier program prepared
-    _write_manifest(folder, {"seq_len": seq_len, "vocab_size": tokenizer.vocab_size, "skipped_not_utf8": 0})
-    report(f"packed {rows['train']} training rows, {rows['val']} validation rows")
+    _write_manifest(folder, {**described, "skipped_not_utf8": 0})
+    report(f"packed {sum(rows.values()) - rows['val']} training rows, {rows['val']} validation rows")
+
+
+def _texts_of_tokenizer(sources: Sources) -> Iterator[str]:
+    """Yield the training texts; of two corpora in turn, equally many characters of each."""
+    first = read_documents(sources.first.train)
+    return first if sources.second is None else in_turn(first, read_documents(sources.second.train))
+
+
+def in_turn(first: Iterator[str], second: Iterator[str]) -> Iterator[str]:
+    """Yield the texts of both, the next one always from the side with fewer characters so far."""
+    chars = {False: 0, True: 0}
+    sides = {False: first, True: second}
+    while sides:
+        side = min(sides, key=lambda one: chars[one])
+        text = next(sides[side], None)
+        if text is None:
+            del sides[side]
+        else:
+            chars[side] += len(text)
+            yield text
 
 
 def _encode(tokenizer: BpeTokenizer, files: Sequence[SourceFile]) -> Iterator[NDArray[np.uint32]]:

@@ -32,6 +32,20 @@ class Batch(NamedTuple):
     valid: NDArray[np.bool_]
     """Whether the target belongs to the input's document."""
 
+    def joined(self) -> "Batch":
+        """Return the batch with one segment per row, so that attention and state cross documents; equal targets."""
+        return self._replace(segment_ids=np.zeros_like(self.segment_ids))
+
+
+def mixed(chosen: NDArray[np.bool_], own: Batch, others: Batch) -> Batch:
+    """Return a batch with the rows of `others` where `chosen`, and those of `own` elsewhere, each in its order."""
+    parts = []
+    for mine, theirs in zip(own, others, strict=True):
+        rows = np.empty((len(chosen), mine.shape[1]), dtype=mine.dtype)
+        rows[~chosen], rows[chosen] = mine, theirs
+        parts.append(rows)
+    return Batch(*parts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
@@ -80,9 +94,9 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> NDArray[np.intp]:
     return order
 
 
-def rows_at(step: int, *, micro_batch: int, num_rows: int, seed: int) -> NDArray[np.intp]:
-    """Return the rows of a step's batch. Every row occurs once per epoch, and a batch may span two epochs."""
-    epochs, places = np.divmod(np.arange(step * micro_batch, (step + 1) * micro_batch), num_rows)
+def rows_at(places: NDArray[np.int64], *, num_rows: int, seed: int) -> NDArray[np.intp]:
+    """Return the rows at `places` of the training order, from 0. Every row occurs once per epoch."""
+    epochs, places = np.divmod(places, num_rows)
     picks = [epoch_order(num_rows, seed, int(epoch))[place] for epoch, place in zip(epochs, places, strict=True)]
     return np.array(picks, dtype=np.intp)
 

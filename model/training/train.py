@@ -373,7 +373,9 @@ class _Trainer:
         return (value for value in values if isinstance(value, Tensor))
 
     def _batch(self, step: int) -> Batch:
-        return self._dataset.batch(step, self.config.micro_batch, self.config.seed)
+        data = self.config.data
+        batch = self._dataset.batch(step, self.config.micro_batch, self.config.seed, second_share=data.second_share)
+        return batch.joined() if data.documents == "joined" else batch
 
     def _loss(self, forward: Forward, batch: Batch) -> Tensor:
         return batch_loss(forward, self._model.lm_head.weight, self._on_device(batch), self.config)
@@ -393,6 +395,8 @@ def _check_fit(config: TrainConfig, dataset: Dataset) -> None:
     """Raise DataError if the dataset does not fit the config."""
     if dataset.seq_len != config.data.seq_len:
         raise DataError(f"data.seq_len is {config.data.seq_len}; the dataset was packed for {dataset.seq_len}")
+    if dataset.val_row != config.data.val_row:
+        raise DataError(f"validation rows have {config.data.val_row} tokens; the dataset's have {dataset.val_row}")
     if dataset.vocab_size > config.model.vocab_size:
         raise DataError(
             f"model.vocab_size is {config.model.vocab_size}; the dataset's tokenizer needs {dataset.vocab_size}"

@@ -93,6 +93,9 @@ class BlockRunner:
 
         """
         self._prepared = {}
+        if len({trainable(trial.config).prepared for trial in block.trials}) > 1:
+            for trial in block.trials:  # a preparation between two trials would delay the later one
+                self._order_of(block, trial, lease)
         if steps_of(block.trials[0].config).slice:
             receipts = self._in_slices(block, lease, output)
         else:
@@ -211,8 +214,13 @@ class BlockRunner:
 
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
-        paths, workload = self._context.paths.trial(block.attempt_id, trial.trial_id), trainable(trial.config)
+        paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
         output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total)
+        return self._order_of(block, trial, lease)
+
+    def _order_of(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease) -> TrialOrder:
+        """Return the order for a trainer with its dataset prepared."""
+        paths, workload = self._context.paths.trial(block.attempt_id, trial.trial_id), trainable(trial.config)
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,

@@ -150,7 +150,8 @@ class TrialRecord:
         """Return the ids of the trial from its claim, and the digests of code and data."""
         fields = claimed_fields(self.block, self.trial, node_id=self.node_id)
         fields["ids"]["device"] = f"{self.node.name}/{','.join(f'{device.index}' for device in self._held)}"
-        fields["digests"] |= {"code": self.node.code.digest, "data": result.data_digest or ""}
+        own = {"code": self.node.code.digest, "data": result.data_digest or "", "validation": result.val_digest}
+        fields["digests"] |= own
         return fields
 
     def _environment(self, result: TrialResult) -> Environment:

@@ -14,7 +14,7 @@ from experiments.design.config_fields import read_config
 from experiments.in_trial.ablate import kernel_table
 from experiments.records.program_report import KernelRows
 from kernels.errors import KernelUnsupported
-from model.data.corpus import TORCH_HEADERS
+from model.data.corpus import BUILT_IN, NAMED
 from model.errors import DataError, DatasetDamaged, MeasurementError
 from workers.environment_variables import keep_kernels, peer_site, start_cold
 from workers.errors import DeviceMissing
@@ -37,11 +37,11 @@ def check_corpus(corpus: str, roots: Sequence[Path] | None) -> None:
 
     Files below it need no check of their own, because a corpus leaves links out (model/data/corpus.py).
     """
-    if corpus == TORCH_HEADERS or is_allowed(Path(corpus), roots):
+    if corpus in BUILT_IN or is_allowed(Path(corpus), roots):
         return
     allowed = "".join(f", or a folder below {root}" for root in roots or ())
     raise DataError(
-        f"corpus {corpus!r} is outside of the folders that this node's operator allows; allowed: '{TORCH_HEADERS}'"
+        f"corpus {corpus!r} is outside of the folders that this node's operator allows; allowed: {NAMED}"
         f"{allowed} (ABLATE_CORPUS_DIRS)"
     )
 
@@ -51,7 +51,8 @@ def prepare_data(order: TrialOrder) -> TrialResult:
     from model.data.dataset import prepare
 
     config = read_config(order.config)
-    check_corpus(config.data.corpus, order.corpus_roots)
+    for corpus in config.data.corpora:
+        check_corpus(corpus, order.corpus_roots)
     dataset = prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_log_preparation)
     return TrialResult.partial(data_digest=dataset.digest, data_folder=dataset.folder)
 
@@ -90,6 +91,7 @@ def _train(order: TrialOrder) -> TrialResult:
         shutil.rmtree(order.paths.caches, ignore_errors=True)
     return TrialResult(
         data_digest=dataset.digest,
+        val_digest=dataset.val_digest,
         data_folder=dataset.folder,
         **result.model_dump(exclude={"steps"}),
     )

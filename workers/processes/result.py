@@ -121,6 +121,8 @@ class TrialResult(TrialMeasurements):
     failure_class: FailureClass | None = None
     message: str | None = None
     data_digest: str | None = None
+    val_digest: str | None = None
+    """Of tokenizer and validation rows."""
     data_folder: Path | None = None
     """Folder of the dataset on this node."""
     compilation: CompilationReport | None = None

@@ -39,9 +39,17 @@ def test_torch_headers_are_found_without_importing_torch() -> None:
 
 @pytest.mark.parametrize("corpus", ["torch-header", "relative/folder", ""])
 def test_corpus_root_refuses_a_name_it_does_not_know(corpus: str) -> None:
-    with pytest.raises(DataError, match="allowed: 'torch-headers' or an absolute folder path") as caught:
+    with pytest.raises(DataError, match="'torch-headers', 'torch-python' or an absolute folder path") as caught:
         corpus_root(corpus)
     assert repr(corpus) in str(caught.value)
+
+
+def test_the_modules_of_torch_are_a_corpus_of_python_files() -> None:
+    split = split_corpus(DataConfig(corpus="torch-python", max_corpus_mib=0.5))
+    files = [*split.train, *split.val]
+    assert len(files) > 5
+    assert {file.path.suffix for file in files} == {".py"}
+    check_texts(files)
 
 
 def test_corpus_root_refuses_a_missing_folder(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 
 from model.config import DataConfig
 from model.data import dataset as dataset_module
-from model.data.dataset import Dataset, open_prepared, prepare
+from model.data.dataset import Dataset, in_turn, open_prepared, prepare
+from model.data.packing import epoch_order
 from model.errors import DataError, DatasetDamaged
 from tests.corpora import copy_headers, small_config, small_dataset
 
@@ -79,6 +82,43 @@ def test_prepare_gives_another_digest_to_other_data(corpus: Path, tmp_path: Path
         prepare_logged(small_config(copy_headers(tmp_path / "more", num_files=25)), tmp_path)[0].digest,
     }
     assert len(digests) == 5
+
+
+def test_two_corpora_are_mixed_row_by_row_with_one_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for number in range(30):
+        (other / f"{number}.txt").write_text(f"{number} " + "lorem ipsum dolor sit amet " * 40)
+    config = small_config(corpus, second_corpus=str(other))
+    both, _ = prepare_logged(config, tmp_path / "cache")
+    again, silence = prepare_logged(replace(config, second_share=0.5), tmp_path / "cache")
+    assert (again.digest, silence) == (both.digest, [])
+    assert both.second is not None
+    assert "ipsum" in both.tokenizer().decode(both.second.tokens[0])
+    assert len({both.digest, prepare_logged(small_config(corpus), tmp_path / "cache")[0].digest}) == 2
+    assert both.val_digest != prepare_logged(small_config(corpus), tmp_path / "cache")[0].val_digest
+    chance = np.random.default_rng(3)
+    for share in (0.0, 1.0, 1 / 3, *chance.uniform(0, 1, 4)):
+        taken = dict.fromkeys(("train", "second"), 0)
+        for step in range(20):
+            batch = both.batch(step, 3, seed=7, second_share=share)
+            for place in range(3):
+                number = 3 * step + place
+                side = "second" if math.floor((number + 1) * share) > math.floor(number * share) else "train"
+                rows = getattr(both, side)
+                epoch, row = divmod(taken[side], len(rows))
+                expected = rows.batch(epoch_order(len(rows), 7, epoch)[row : row + 1])
+                for own, wanted in zip(batch, expected, strict=True):
+                    np.testing.assert_array_equal(own[place], wanted[0])
+                taken[side] += 1
+        assert abs(taken["second"] - 60 * share) < 1
+    with pytest.raises(DataError, match="there is no second corpus"):
+        prepare_logged(small_config(corpus), tmp_path / "cache")[0].batch(0, 4, 1, second_share=0.5)
+
+
+def test_texts_of_two_corpora_come_in_turn() -> None:
+    texts = list(in_turn(iter(["aaaa", "aa", "a"]), iter(["b", "bb", "bbb"])))
+    assert texts == ["aaaa", "b", "bb", "bbb", "aa", "a"]
 
 
 def test_prepare_notices_an_edited_file_of_equal_size_and_time(tmp_path: Path) -> None:

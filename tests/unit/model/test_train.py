@@ -19,7 +19,7 @@ from experiments.design.gates import GATES
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
-from model.data.dataset import Dataset
+from model.data.dataset import Dataset, prepare
 from model.data.packing import Batch
 from model.errors import ConfigError, DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
@@ -378,6 +378,25 @@ def test_train_leaves_torch_as_it_was(home: Path, dataset: Dataset) -> None:
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     run(config_for(home, threads=2, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), dataset)
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_validation_has_equal_rows_whatever_the_training_has(home: Path, dataset: Dataset) -> None:
+    """With a learning rate of almost nothing, equal rows have equal losses."""
+    still, one = OptimConfig(learning_rate=1e-8), StepsConfig(warmup=0, timed=1, val_rows=6)
+    config = config_for(home, micro_batch=32, optim=still, steps=one)
+    config = replace(config, model=replace(config.model, pattern="A"))
+    half = replace(config, data=replace(config.data, seq_len=32, val_seq_len=64))
+    joined = replace(config, data=replace(config.data, documents="joined"))
+    halves = prepare(half.data, 512, cache_dir=home / "cache", report=lambda _: None)
+    assert (halves.val_digest, halves.seq_len, halves.val_row) == (dataset.val_digest, 32, 64)
+    assert halves.digest != dataset.digest
+    plain, shorter, crossing = run(config, dataset), run(half, halves), run(joined, dataset)
+    assert [step.tokens for step in shorter.steps] == [1024, 1024]
+    assert plain.loss_val == pytest.approx(shorter.loss_val, abs=1e-4)
+    assert plain.loss_val == pytest.approx(crossing.loss_val, abs=1e-4)
+    assert plain.steps[0].loss != crossing.steps[0].loss
+    with pytest.raises(DataError, match="validation rows have 64 tokens; the dataset's have 32"):
+        run(half, replace(halves, val_row=32))
 
 
 def test_train_refuses_a_dataset_of_another_row_length(home: Path, dataset: Dataset) -> None:

@@ -162,6 +162,7 @@ def test_a_gate_that_is_not_live_and_a_missing_summary_are_named() -> None:
 OTHERWISE: dict[str, dict[str, Any]] = {
     "code": {"digests": {"code": "sha256:other"}},
     "data": {"digests": {"data": "sha256:other"}},
+    "validation data": {"digests": {"validation": "sha256:other"}},
     "device": {"ids": {"device": "node-a/1"}},
     "attempt": {"ids": {"attempt": "att_other"}},
     "uncommitted patch": {"environment": {"git_dirty_digest": "sha256:other"}},
@@ -183,6 +184,37 @@ def test_block_is_invalid_when_one_trial_differs(what: str) -> None:
     changed = getattr(receipts[-1], part).model_copy(update=changes)
     receipts[-1] = receipts[-1].model_copy(update={part: changed})
     assert block_problems(receipts) == [f"{what} differs inside the block"]
+
+
+@pytest.mark.parametrize(
+    ("values", "digests", "problems"),
+    [
+        ({"seq_len": 128}, {"data": "sha256:other"}, []),
+        ({"seq_len": 128}, {"validation": "sha256:other"}, ["validation data"]),
+        ({"corpus": "torch-python"}, {"data": "sha256:other", "validation": "sha256:other"}, []),
+        ({"second_share": 0.5}, {"data": "sha256:other"}, ["data"]),
+        ({"documents": "joined"}, {"data": "sha256:other"}, ["data"]),
+        ({"micro_batch": 4}, {"data": "sha256:other"}, ["data"]),
+        ({"vocab_size": 512}, {"data": "sha256:other", "validation": "sha256:other"}, []),
+    ],
+)
+def test_data_may_differ_where_the_configurations_do(
+    values: dict[str, Any], digests: dict[str, str], problems: list[str]
+) -> None:
+    spec = make_spec(
+        variants={"other": {"overrides": values}},
+        workload__overrides={"second_corpus": "/data/more"},
+        verdict__primary={"metric": "model_tflops_per_s", "margin": "1%"},
+    )
+    plan = make_plan(spec)
+    receipts = [make_receipt(plan, block, arm) for block in plan.blocks for arm in block.order]
+    changed = [
+        one.model_copy(update={"digests": one.digests.model_copy(update=digests)}) if one.arm == "other" else one
+        for one in receipts
+    ]
+    assert block_problems(changed[:2]) == [f"{what} differs inside the block" for what in problems]
+    assert (between_blocks_problem(changed) is None) == (not problems)
+    assert between_blocks_problem([*receipts[:4], *changed[4:]]) is not None, "one arm has equal data in all blocks"
 
 
 def block(index: int = 0, **changes: Any) -> list[Receipt]:
@@ -215,6 +247,7 @@ def test_trials_of_a_block_follow_each_other_in_their_order(seconds: float, said
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "code": {"digests": {"code": "sha256:other"}},
     "data": {"digests": {"data": "sha256:other"}},
+    "validation data": {"digests": {"validation": "sha256:other"}},
     "kind of device": {"environment": {"device_name": "another"}},
     "software versions": {"environment": {"versions": {"python": "3.11", "torch": "2.14.0"}}},
     "number of CPU threads": {"environment": {"cpu_threads": 7}},

@@ -102,6 +102,12 @@ def _drawn(chance: random.Random) -> dict[str, Any]:
         "norm": "layer",
         "rope_theta": chance.choice((100.0, 1e8)),
         "lr_warmup_steps": chance.choice((0, 1_000_000)),
+        "seq_len": chance.choice((16, 64, 1_048_576, chance.randint(16, 2048))),
+        "vocab_size": chance.choice((257, 262_144)),
+        "documents": "joined",
+        "corpus": "torch-python",
+        "second_corpus": "/data/more",
+        "val_fraction": chance.choice((0.001, 0.5)),
     }
     return {name: choices[name] for name in chance.sample(sorted(choices), chance.randint(1, 4))}
 
@@ -114,7 +120,10 @@ def _alike(metric: str, own: dict[str, Any], base: dict[str, Any], *, required: 
         trained = [tokens[n] * totals[n] for n in (0, 1)]
         apart = abs(flops[0] * totals[0] - flops[1] * totals[1])
         equal = trained[0] == trained[1] or apart <= flops[0] / 2
-        return equal and (metric == "loss_val" or own["micro_batch"] == base["micro_batch"])
+        data = [{**c["data"], "vocab_size": c["model"]["vocab_size"], "rows": c["micro_batch"]} for c in (own, base)]
+        if metric == "loss_val":
+            data = [{**one, "rows": 0, "seq_len": 0, "val_seq_len": 0, "documents": ""} for one in data]
+        return equal and data[0] == data[1]
     per_token = [Fraction(f, t) for f, t in zip(flops, tokens, strict=True)]
     same_step = tokens[0] == tokens[1]
     if required:
@@ -133,7 +142,7 @@ def _problems(spec: AblationSpec) -> Sequence[SpecProblem]:
 
 def test_drawn_arms_are_refused_exactly_where_a_metric_of_the_rule_does_not_compare_them() -> None:
     chance, seen = random.Random(6), Counter[bool]()  # noqa: S311  # not for secrets
-    for _ in range(120):
+    for _ in range(200):
         primary, second = chance.choice((*SPEEDS, *LOSSES)), chance.choice((*SPEEDS, *LOSSES))
         bound = {"max_delta": 1.0} if second in LOSSES and chance.random() < 0.3 else {"not_worse_by": "5%"}
         spec = make_spec(

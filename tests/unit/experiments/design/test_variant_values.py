@@ -39,6 +39,14 @@ OTHER: dict[str, Any] = {
     "grad_clip": 0.1,
     "loss_chunk_tokens": 128,
     "micro_batch": 3,
+    "seq_len": 128,
+    "documents": "joined",
+    "vocab_size": 512,
+    "max_corpus_mib": 4.0,
+    "val_fraction": 0.1,
+    "corpus": "/data/corpus",
+    "second_corpus": "/data/other",
+    "second_share": 0.3,
 }
 """A value of each that `hybrid-tiny` does not have."""
 
@@ -56,6 +64,8 @@ def test_every_value_is_an_arms_own_or_shared() -> None:
 def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> None:
     gates = {"gates": {"loss": "chunked"}} if name == "loss_chunk_tokens" else {}
     spec = make_spec(baseline=gates, variants={"other": {"overrides": {name: OTHER[name]}}})
+    if name == "second_share":
+        spec = make_spec(workload__overrides={"second_corpus": "torch-python"}, variants=spec.variants)
     base, other = resolve(spec).arms
     configs = [read_config({**arm.config, "seed": 0}) for arm in (base, other)]
     path = OVERRIDES[name].path
@@ -89,11 +99,32 @@ def test_equal_values_are_no_variant() -> None:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_rows_data_and_threads_are_the_same_for_all_arms(name: str) -> None:
-    value = "/data/corpus" if name == "corpus" else 512
-    (problem,) = resolve(with_values(**{name: value})).problems
+def test_validation_rows_and_threads_are_the_same_for_all_arms(name: str) -> None:
+    (problem,) = resolve(with_values(**{name: 512})).problems
     assert problem.pointer == f"#/variants/other/overrides/{name}"
     assert problem.hint == "set it under workload.overrides"
+
+
+@pytest.mark.parametrize(("workload", "own", "row"), [({}, 128, 256), ({"val_seq_len": 64}, 128, 64), ({}, 256, 256)])
+def test_arms_with_rows_of_other_lengths_validate_on_equal_rows(workload: dict[str, Any], own: int, row: int) -> None:
+    more = {"learning_rate": 0.1}
+    spec = make_spec(workload__overrides=workload, variants={"other": {"overrides": {"seq_len": own, **more}}})
+    base, other = (read_config({**arm.config, "seed": 0}).data for arm in resolve(spec).arms)
+    assert (base.val_row, other.val_row, other.seq_len) == (row, row, own)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"second_share": 0.1}, "allowed without a second_corpus: 0"),
+        ({"second_corpus": "torch-headers"}, "as the corpus; allowed: another one"),
+        ({"seq_len": 8}, "chunk_size"),
+    ],
+)
+def test_data_that_cannot_be_is_refused_at_the_variant(values: dict[str, Any], words: str) -> None:
+    (problem,) = resolve(with_values(**values)).problems
+    assert problem.pointer.startswith("#/")
+    assert words in problem.detail
 
 
 @pytest.mark.parametrize(("baseline", "whose"), [({"micro_batch": 4}, "the baseline"), ({}, "this variant")])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.outcomes import FailureClass
-from model.data.corpus import TORCH_HEADERS
+from model.data.corpus import BUILT_IN
 from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
 from tests.integration.worker_service import config_json, corpus
@@ -72,10 +72,11 @@ def test_a_device_that_torch_cannot_use_breaks_the_node_and_is_not_replaced(monk
     assert built_in.find_device("cpu", 1) == torch.device("cpu")
 
 
-def test_check_corpus_without_folders_allows_the_torch_headers_and_none_allows_all() -> None:
+def test_check_corpus_without_folders_allows_the_built_in_ones_and_none_allows_all() -> None:
     check_corpus("/root", None)
-    check_corpus(TORCH_HEADERS, ())
-    with pytest.raises(DataError, match=r"allowed: 'torch-headers' \(ABLATE_CORPUS_DIRS\)$"):
+    for name in BUILT_IN:
+        check_corpus(name, ())
+    with pytest.raises(DataError, match=r"allowed: 'torch-headers', 'torch-python' \(ABLATE_CORPUS_DIRS\)$"):
         check_corpus("/root", ())
 
 
