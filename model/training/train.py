@@ -8,7 +8,8 @@
 - Garbage: collected before the warm-up. Python's automatic collection is off until the end of the window, because its
   pauses fall into single steps and slow down the next one.
 - Validation: the uncompiled module with the same weights, so it compiles nothing. With `steps.val_every` it also runs
-  between timed steps; its time is in no step, and load by others during it does not count.
+  between timed steps; its time is in no step, and load by others during it does not count. One more before the window
+  compiles and allocates what these need.
 - Memory: on a CPU one more pass, untimed and without an update, measures the memory in tensors.
 """
 
@@ -196,6 +197,8 @@ def _run_steps(
     with no_automatic_gc():
         trainer.load()
         run("warmup", range(1, 1 + trainer.config.steps.warmup))
+        if validated:
+            trainer.validate()  # compiles and allocates what the later ones need
         trainer.settle()
         for indices in trainer.config.steps.slices:
             others.run(load)

@@ -124,10 +124,18 @@ def test_a_profiled_step_comes_after_every_measurement_and_changes_none(home: Pa
 def test_a_validation_loss_that_is_no_number_ends_the_training(
     home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training._Trainer, "validate", lambda _: math.inf)
+    seen: list[int] = []
+    before: list[int] = []
+
+    def validate(_: Any) -> float:
+        before.append(len(seen))
+        return math.inf
+
+    monkeypatch.setattr(training._Trainer, "validate", validate)
     config = config_for(home, steps=StepsConfig(warmup=0, timed=3, val_rows=2, val_every=2))
     with pytest.raises(NonFiniteLoss, match="validation loss after step 2 is inf"):
-        run(config, dataset)
+        train(config, dataset=dataset, on_step=lambda step: seen.append(step.index))
+    assert before == [1, 3], "one before the window, so that the later ones compile nothing, and that of the schedule"
 
 
 @pytest.mark.parametrize(
