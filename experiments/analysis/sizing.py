@@ -1,11 +1,13 @@
 """Sizing: the number of blocks that a question needs at the measured noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from experiments.analysis.noise.calibrate import estimator_digest, shape_digest
-from experiments.analysis.statistics import dependence_of, log_ratio, percent, widening
+from experiments.analysis.noise.calibrate import estimator_digest, shape_digest, upper_factor
+from experiments.analysis.statistics import RATIO, SHARE, Scale, dependence_of, widening
+from experiments.analysis.verdicts import Verdict, unit_of_shares
 from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
 from experiments.design.load import load_values, parse_spec, spec_yaml
 from experiments.design.metrics import LOSS_METRICS
@@ -21,7 +23,7 @@ from experiments.design.power import (
 )
 from experiments.design.problems import pointer
 from experiments.design.rule import blocks_for_rarest_event
-from experiments.design.spec import MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
+from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_EXACT_BLOCKS, AblationSpec
 from experiments.design.spec_values import show_percent
 from experiments.design.verdict_rule import Primary
 from experiments.errors import SpecError, SpecProblem
@@ -96,26 +98,82 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration])
     if not alike or spec.verdict.primary.exact or spec.verdict.primary.over_seeds or spec.purpose == "calibration":
         return None
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
-    dependence = dependence_of(alike)
+    wider = partial(widening, dependence_of(alike))
+    noise = _Noise(sd_upper_pct=noisiest.sd_upper_pct, scale=RATIO, widening=wider, most=MAX_BLOCKS)
+    sized = _sized(spec, plan, spec.verdict.primary, len(plan.blocks), noise)
+    return Sizing(calibration=noisiest.digest, **sized)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSpread:
+    """How far the differences of a loss between two arms were apart over the seeds of an earlier ablation."""
+
+    ablation: str
+    """Its name."""
+    seeds: int
+    sd_pct: float
+    """Standard deviation of the differences, in percent of `baseline`."""
+    baseline: float
+    """Mean of the baseline, in the metric's unit."""
+
+    @property
+    def sd_upper_pct(self) -> float:
+        """Upper 95 % bound of the standard deviation."""
+        return self.sd_pct * upper_factor(self.seeds)
+
+
+def spreads_in(ablation: str, verdict: Verdict, metric: str) -> Iterator[SeedSpread]:
+    """Yield the spread of each variant of an ablation that `metric`, a loss, decided."""
+    for variant in verdict.variants:
+        one = variant.primary
+        if one is not None and one.metric == metric and one.baseline is not None and one.sd_pct > 0:
+            yield SeedSpread(ablation=ablation, seeds=one.blocks, sd_pct=one.sd_pct, baseline=one.baseline)
+
+
+def size_by_seeds(spec: AblationSpec, plan: Plan, spreads: Sequence[SeedSpread]) -> Sizing | None:
+    """Return the difference of a loss that the seeds of `plan` can detect; None without earlier ablations.
+
+    A new variant may differ from the baseline by more or less than earlier ones did; the widest of `spreads` counts.
+    """
+    if not spreads or not spec.verdict.primary.over_seeds or spec.purpose == "calibration":
+        return None
+    widest = max(spreads, key=lambda one: one.sd_upper_pct)
+    primary = spec.verdict.primary.in_percent(unit_of_shares(widest.baseline))
+    noise = _Noise(sd_upper_pct=widest.sd_upper_pct, scale=SHARE, widening=lambda _seeds: 1.0, most=MAX_SEEDS)
+    sized = _sized(spec, plan, primary, len({block.seed for block in plan.blocks}), noise)
+    return Sizing(calibration=None, earlier=widest.ablation, baseline=widest.baseline, **sized)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Noise:
+    sd_upper_pct: float
+    scale: Scale
+    widening: Callable[[int], float]
+    most: int
+    """Largest allowed number of blocks, or of seeds."""
+
+
+def _sized(spec: AblationSpec, plan: Plan, primary: Primary, number: int, noise: _Noise) -> dict[str, Any]:
+    """Return what `number` blocks or seeds detect, prove and adopt, and the number that is needed."""
     last_look = level_shares(spec.design.blocks.schedule)[-1]
-    level, sd = spec.verdict.level_of(1) * last_look / len(plan.variants), noisiest.sd_upper_pct / 100
-    wider = partial(widening, dependence)
-    primary, blocks = spec.verdict.primary, len(plan.blocks)
-    margin, threshold, aim = (log_ratio(pct) for pct in (primary.margin_pct, primary.threshold_pct, _aim_pct(primary)))
-    widened = wider(blocks) * sd
-    detected = detectable_per_sd(blocks, level=level) * widened
-    return Sizing(
-        calibration=noisiest.digest,
-        sd_upper_pct=noisiest.sd_upper_pct,
-        mde_pct=percent(detected),
-        proved_pct=percent(margin + detected),
-        adopted_pct=percent(adopted_from(blocks, widened, margin=margin, threshold=threshold, level=level)),
-        adopt_if_pct=primary.threshold_pct,
-        aim_pct=_aim_pct(primary),
-        blocks_needed=blocks_to_detect(
-            aim - margin, sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER, widening=wider
-        ),
+    level, sd = spec.verdict.level_of(1) * last_look / len(plan.variants), noise.sd_upper_pct / 100
+    amounts = (primary.margin_pct, primary.threshold_pct, _aim_pct(primary))
+    margin, threshold, aim = (noise.scale.natural(pct) for pct in amounts)
+    widened = noise.widening(number) * sd
+    detected = detectable_per_sd(number, level=level) * widened
+    adopted = adopted_from(number, widened, margin=margin, threshold=threshold, level=level)
+    needed = blocks_to_detect(
+        aim - margin, sd, minimum=MIN_BLOCKS, level=level, power=PLANNED_POWER, widening=noise.widening
     )
+    return {
+        "sd_upper_pct": noise.sd_upper_pct,
+        "mde_pct": noise.scale.percent(detected),
+        "proved_pct": noise.scale.percent(margin + detected),
+        "adopted_pct": noise.scale.percent(adopted),
+        "adopt_if_pct": primary.threshold_pct,
+        "aim_pct": _aim_pct(primary),
+        "blocks_needed": needed if needed is not None and needed <= noise.most else None,
+    }
 
 
 def _aim_pct(primary: Primary) -> float:
@@ -137,7 +195,8 @@ def noise_of(spec: AblationSpec, sizing: Sizing) -> str:
 
 def sizing_problems(spec: AblationSpec, sizing: Sizing | None) -> list[SpecProblem]:
     """Return the problem of a design that cannot prove the gain from which its own rule adopts."""
-    checked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered
+    over_seeds = spec.verdict.primary.over_seeds  # of other variants, so no reason to refuse
+    checked = spec.verdict.primary.adopt_if is not None and not spec.design.underpowered and not over_seeds
     if sizing is None or not checked or sizing.proved_pct <= sizing.aim_pct:
         return []
     needed = sizing.blocks_needed

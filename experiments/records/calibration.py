@@ -115,12 +115,16 @@ class Ledger(Frozen):
 
 
 class Sizing(Frozen):
-    """Effect that a design detects at the measured noise."""
+    """Effect that a design detects at the measured noise: of A/A blocks, or of a loss in an earlier ablation."""
 
-    calibration: str
-    """Digest of the calibration."""
+    calibration: str | None
+    """Digest of the calibration; None for a loss."""
+    earlier: str | None = None
+    """Name of the earlier ablation whose seeds differed most, for a loss."""
+    baseline: float | None = None
+    """Its baseline's mean, in the metric's unit: what percents are of."""
     sd_upper_pct: float
-    """Upper 95 % bound of the standard deviation of d, on the noisiest calibrated device."""
+    """Upper 95 % bound of the standard deviation of d, on the noisiest calibrated device or over those seeds."""
     mde_pct: float
     """Effect that the design detects with 80 % power, corrected for all variants."""
     proved_pct: float
@@ -132,5 +136,5 @@ class Sizing(Frozen):
     aim_pct: float
     """Gain for which `blocks_needed` is: the threshold, or twice the margin if it is not above the margin."""
     blocks_needed: int | None
-    """Fewest blocks that prove a gain of `aim_pct` to be beyond the margin, with the power of a planned design, which
-    allows for words withheld because of stalls; None when no allowed number does."""
+    """Fewest blocks, or seeds of a loss, that prove a gain of `aim_pct` to be beyond the margin, with the power of a
+    planned design, which allows for words withheld because of stalls; None when no allowed number does."""

@@ -171,13 +171,13 @@ def _is_costly(answer: "PlanPublic") -> bool:
 
 
 def _detects(answer: "PlanPublic") -> str:
-    if answer.mde_pct_per_sd_pct is None:
-        return "any change: the metric that decides is exact"
-    sizing = answer.sizing
+    sizing, per_sd = answer.sizing, answer.mde_pct_per_sd_pct
+    if sizing is None and answer.over_seeds:
+        return "unknown: no earlier ablation of this baseline shows how far the losses of seeds are apart"
     if sizing is None:
-        return (
-            f"{wording.size_percent(answer.mde_pct_per_sd_pct)} for each percent of noise between neighbouring trials"
-        )
+        noise = "for each percent of noise between neighbouring trials"
+        exact = "any change: the metric that decides is exact"
+        return exact if per_sd is None else f"{wording.size_percent(per_sd)} {noise}"
     blocks = (
         "no allowed number of blocks proves"
         if sizing.blocks_needed is None
@@ -187,6 +187,12 @@ def _detects(answer: "PlanPublic") -> str:
         f"sd of at most {wording.size_percent(sizing.sd_upper_pct)} between neighbouring trials, "
         f"over windows of {wording.counted(answer.window_steps, 'timed step')}"
     )
+    if sizing.baseline is not None:
+        blocks = blocks.replace("block", "seed")
+        noise = (
+            f"sd of at most {wording.size_percent(sizing.sd_upper_pct)} between seeds in '{sizing.earlier}', whose "
+            f"baseline had {sizing.baseline:.4g}; another variant may scatter differently"
+        )
     text = (
         f"{wording.size_percent(sizing.mde_pct)} at the measured noise ({noise}); a true gain of "
         f"{wording.size_percent(sizing.adopted_pct)} is adopted in 80 % of cases; {blocks} a gain of "

@@ -58,6 +58,7 @@ def plan_public(
         "sizing": sizing,
         "mended_by": _mended_by(spec, sizing),
     }
+    rule = {"over_seeds": spec.verdict.primary.over_seeds}
     limits = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
     return PlanPublic.model_validate(
         {
@@ -65,6 +66,7 @@ def plan_public(
             "arms": arms,
             "blocks": [block.model_dump() for block in plan.blocks],
             **estimates,
+            **rule,
             **limits,
             "warnings": warnings_of(spec, expected_device_minutes),
         }
@@ -73,7 +75,8 @@ def plan_public(
 
 def _mended_by(spec: AblationSpec, sizing: Sizing | None) -> str | None:
     needless = not spec.verdict.timed or spec.purpose == "calibration"
-    return None if needless or sizing is not None else mending_command(spec.placement.node_class, "SPEC")
+    calibrated = sizing is not None and sizing.calibration is not None
+    return None if needless or calibrated else mending_command(spec.placement.node_class, "SPEC")
 
 
 def accepted_public(

@@ -185,8 +185,11 @@ class PlanPublic(Public):
     window_steps: int
     """Timed steps of a trial."""
     mde_pct_per_sd_pct: float | None
+    over_seeds: bool
+    """Whether a loss decides by statistics over seeds."""
     sizing: Sizing | None
-    """The detectable effect at the measured noise; None without a calibration of the node class."""
+    """The detectable effect at the measured noise; None without a calibration of the node class, or, for a loss,
+    without an earlier ablation of this baseline that it decided."""
     mended_by: str | None
     """The command that calibrates a node for this plan; until then no verdict goes beyond `inconclusive`. None with a
     calibration, and if the primary metric is exact."""

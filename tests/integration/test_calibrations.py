@@ -40,14 +40,16 @@ def submit_aa(api: Api, **options: Any) -> str:
 def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, **environment: Any) -> None:
     """Report every waiting block of an ablation of `spec`, with noise of 0.3 % and the speeds above, and judge it."""
     plan, rng, node = make_plan(spec, control=control), np.random.default_rng(seed), api.register()
+    of_losses = np.random.default_rng(1000 + seed)
     while block := api.claim(node):
         receipts = []
         for trial in block["trials"]:
             ids = {"ablation": block["ablation_id"], "block": block["block_id"], "trial": trial["trial_id"]}
             ids |= {"attempt": block["attempt_id"], "node": node}
             rate = 5000 * SPEEDS.get(trial["arm"], 1.0) * float(np.exp(rng.normal(0, 0.003)))
+            loss = {"loss_val": 7.5 + float(of_losses.normal(0, 0.02))}
             made = make_receipt(
-                plan, block["block_index"], trial["arm"], tokens_per_s=rate, ids=ids, environment=environment
+                plan, block["block_index"], trial["arm"], tokens_per_s=rate, ids=ids, environment=environment, **loss
             )
             receipts.append(made.model_dump(mode="json"))
         answer = api.attempt(block, "report", receipts=receipts)
@@ -154,6 +156,22 @@ def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(ap
     assert f"{needed:,} blocks are enough" in problem["hint"]
     blind["design"]["blocks"] = {"count": needed}
     assert api.post_spec(blind).status_code == 202
+
+
+def test_a_plan_of_a_loss_knows_the_spread_of_seeds_of_an_earlier_ablation(both: Api) -> None:
+    api = both
+    primary = {"metric": "loss_val", "margin": "0.02 nats"}
+    asked = spec_values(design={"seeds": 8, "blocks": {"count": 8}}, verdict__primary=primary)
+    untried = planned(api, asked)
+    assert (untried["over_seeds"], untried["sizing"]) == (True, None)
+    assert api.post_spec(asked).status_code == 202
+    run(api, AblationSpec.model_validate(asked))
+    sizing = planned(api, asked | {"ablation": "again"})["sizing"]
+    assert (sizing["calibration"], sizing["earlier"]) == (None, asked["ablation"])
+    assert sizing["baseline"] == pytest.approx(7.5, abs=0.05)
+    assert 0.1 < sizing["sd_upper_pct"] < 1.5
+    other = asked | {"workload": asked["workload"] | {"overrides": {"learning_rate": 0.001}}}
+    assert planned(api, other)["sizing"] is None, "another baseline"
 
 
 def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_would_be_refused_now(api: Api) -> None:

@@ -6,14 +6,18 @@ from sqlalchemy import Connection, insert, select
 
 from experiments.analysis.noise.admission import admission_of, keep_ledger, mending_command
 from experiments.analysis.noise.calibrate import calibrate_all
-from experiments.analysis.sizing import size_of, workload_of
+from experiments.analysis.sizing import SeedSpread, size_by_seeds, size_of, spreads_in, workload_of
+from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
 from experiments.records.circumstances import Admission
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signature
-from service.store.tables import aa_blocks, attempts, blocks
+from service.store.tables import aa_blocks, ablations, attempts, blocks, receipts
+
+_LATEST = 20
+"""Ablations whose seeds size a loss."""
 
 
 def store_aa_blocks(
@@ -83,6 +87,23 @@ def read_admission(
     )
 
 
+def read_seed_spreads(connection: Connection, plan: Plan, metric: str) -> list[SeedSpread]:
+    """Return how a loss differed between seeds in the latest judged ablations with the baseline of `plan`."""
+    ran = select(receipts.c.ablation_id).where(receipts.c.arm_digest == plan.baseline.digest)
+    judged = ablations.c.id.in_(ran) & ablations.c.verdict.is_not(None)
+    query = select(ablations.c.name, ablations.c.verdict).where(judged).order_by(ablations.c.id.desc()).limit(_LATEST)
+    return [
+        spread
+        for row in connection.execute(query)
+        for spread in spreads_in(row.name, Verdict.model_validate_json(row.verdict), metric)
+    ]
+
+
 def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan) -> Sizing | None:
-    """Return the effect that `plan` can detect at the measured noise of its workload; None if too few A/A blocks."""
+    """Return the effect that `plan` can detect at the measured noise of its workload; None if that is unknown.
+
+    A loss has the noise that earlier ablations of the same baseline measured over seeds.
+    """
+    if spec.verdict.primary.over_seeds:
+        return size_by_seeds(spec, plan, read_seed_spreads(connection, plan, spec.verdict.primary.metric))
     return size_of(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))

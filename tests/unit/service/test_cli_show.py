@@ -116,6 +116,7 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
         "device_minutes_allowed": 180,
         "warnings": [],
         "mde_pct_per_sd_pct": 1.4,
+        "over_seeds": False,
         "sizing": None,
         "mended_by": None,
         "node_classes": [],
@@ -160,6 +161,30 @@ def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_fi
 
 
 WAITS = "a free node of class 'cpu' (1 live, 12 blocks ahead in the queue, about 40 min at the recent pace)"
+
+
+def test_a_plan_of_a_loss_speaks_of_seeds_and_of_the_ablation_that_shows_their_spread() -> None:
+    untried = plan_of(12, over_seeds=True, mde_pct_per_sd_pct=None)
+    assert "unknown: no earlier ablation of this baseline" in " ".join(_text(tables.plan(untried), width=200).split())
+    sizing = Sizing(
+        calibration=None,
+        earlier="rotary",
+        baseline=3.25,
+        sd_upper_pct=0.8,
+        mde_pct=0.7,
+        proved_pct=1.0,
+        adopted_pct=1.7,
+        adopt_if_pct=1.5,
+        aim_pct=1.5,
+        blocks_needed=20,
+    )
+    shown = plan_of(12, over_seeds=True, mde_pct_per_sd_pct=None, sizing=sizing)
+    said = " ".join(_text(tables.plan(shown), width=200).split())
+    assert "sd of at most 0.80 % between seeds in 'rotary', whose baseline had 3.25" in said
+    assert "20 seeds prove a gain of 1.5 % to be beyond the margin" in said
+    assert "neighbouring" not in said
+
+
 LISTED = [
     ablation_row(
         id="abl_01", name="sweep", state="completed", answer="chunk-8 better, +12.30 % throughput, and 8 more"

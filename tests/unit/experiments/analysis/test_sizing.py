@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.sizing import budget_problems, size_of, sizing_problems
+from experiments.analysis.sizing import budget_problems, size_by_seeds, size_of, sizing_problems, spreads_in
 from experiments.analysis.statistics import strength, widening
+from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import make_plan
 from experiments.design.power import PLANNED_POWER, adopted_from, alpha_of
+from experiments.records.circumstances import CALIBRATED
 from tests.calibrations import aa_spec, make_block, noisy_blocks
 from tests.factories import make_receipt, make_spec
 
@@ -89,6 +92,45 @@ def test_too_few_blocks_exact_metrics_and_calibrations_are_not_sized():
     assert sized(number=19) is None
     assert sized(make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})) is None
     assert sized(aa_spec(SPEC)) is None
+
+
+def loss_ablation(seeds: int, sd: float) -> Verdict:
+    """Return the verdict of an ablation whose validation losses differ by `sd` nats between seeds."""
+    spec = make_spec(
+        verdict__primary={"metric": "loss_val", "margin": "0.02 nats"},
+        design={"seeds": seeds, "blocks": {"count": seeds}},
+    )
+    plan, rng = make_plan(spec), np.random.default_rng(3)
+    receipts = [
+        make_receipt(plan, block, arm, loss_val=3.0 + float(rng.normal(0, sd / 2**0.5)))
+        for block in plan.blocks
+        for arm in block.order
+    ]
+    return judge(plan, spec, receipts, CALIBRATED)
+
+
+def test_a_loss_is_sized_by_the_widest_spread_of_seeds_in_earlier_ablations():
+    primary = {"metric": "loss_val", "margin": "0.02 nats", "adopt_if": "0.05 nats"}
+    spec = make_spec(verdict__primary=primary, design={"seeds": 10, "blocks": {"count": 10}})
+    wide, narrow = (
+        list(spreads_in(name, loss_ablation(12, sd), "loss_val")) for name, sd in (("w", 0.05), ("n", 0.01))
+    )
+    assert [len(wide), len(narrow)] == [2, 2]
+    assert list(spreads_in("w", loss_ablation(12, 0.05), "loss_final")) == []
+    found = size_by_seeds(spec, make_plan(spec), [*narrow, *wide])
+    one = max(wide, key=lambda spread: spread.sd_pct)
+    assert (found.calibration, found.earlier, found.baseline) == (None, "w", one.baseline)
+    upper = one.sd_pct * math.sqrt(11 / stats.chi2.ppf(0.05, 11))
+    assert found.sd_upper_pct == pytest.approx(upper)
+    level = alpha_of(1) / 2
+    assert _power(10, found.mde_pct, upper, level) == pytest.approx(0.8, abs=0.01)
+    assert found.proved_pct == pytest.approx(found.mde_pct + 2 / one.baseline)
+    distance = 3 / one.baseline
+    if found.blocks_needed is not None:
+        assert _power(found.blocks_needed, distance, upper, level) >= PLANNED_POWER
+    assert size_by_seeds(spec, make_plan(spec), narrow).blocks_needed < 64
+    assert size_by_seeds(spec, make_plan(spec), []) is None
+    assert sizing_problems(spec, found) == [], "another variant may scatter less"
 
 
 def test_a_design_that_cannot_prove_adopt_if_is_refused_unless_it_says_that_it_knows():
