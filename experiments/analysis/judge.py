@@ -25,13 +25,22 @@ from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.influences import WordTests, explained_by_carry_over, influences
 from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
-from experiments.analysis.programs import kernel_note, other_tokens, program_notes, step_kernels
+from experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement, result_of
 from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
 from experiments.analysis.statistics import dependence_of
-from experiments.analysis.verdicts import Cause, Comparison, RequirementResult, VariantVerdict, Verdict, unit_of_shares
+from experiments.analysis.verdicts import (
+    Cause,
+    Comparison,
+    Costs,
+    RequirementResult,
+    VariantVerdict,
+    Verdict,
+    unit_of_shares,
+)
 from experiments.block_numbers import block_list, block_name
 from experiments.design.comparison.comparability import other_model, other_work
+from experiments.design.gate import Claim
 from experiments.design.metrics import (
     CURVE_METRICS,
     EXACT_METRICS,
@@ -218,6 +227,7 @@ class _Judge:
             missing=answer.missing,
             other_work=other,
             other_model=other_model(evidence.arm, base),
+            costs=self._costs(evidence, exclusion),
             no_baseline=evidence.no_baseline,
             decision=Decision.INVALID if evidence.no_baseline else decide(answer.published, when_met, requirements),
             primary=primary,
@@ -246,6 +256,13 @@ class _Judge:
             return None
         planned = other_work(metric, evidence.arm.config, self._plan.baseline.config)
         return planned or (None if metric.kind == "absolute" else other_tokens(evidence, in_all=metric.kind == "loss"))
+
+    def _costs(self, evidence: Evidence, exclusion: Exclusion | None) -> Costs | None:
+        rule = (self._spec.metric, *(self._spec.metric_named(one.metric) for one in self._spec.verdict.require))
+        losses = any(metric.kind == "loss" or metric.decides == "curve" for metric in rule)
+        if exclusion is not None or not losses or self.version < TRAINING_SINCE:
+            return None
+        return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 
     def _influences(self, evidence: Evidence) -> Iterator[str]:
         sample = sample_of(evidence, self.primary.metric, self.primary.target)

@@ -1,11 +1,14 @@
-"""Comparison of arms beside their speed: the work and the seeds of commands, and the kernels of a profiled step."""
+"""Comparison of arms beside their metric: costs of training, work and seeds of commands, kernels of a profiled step."""
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.evidence import Evidence, Pair
-from experiments.analysis.verdicts import KernelChange, KernelUse, StepKernels
+from experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
 from experiments.block_numbers import block_name
+from experiments.design.config_fields import steps_of
 from experiments.design.metrics import PROCESS_METRIC
 from experiments.design.program import DECLARED
 from experiments.design.trainable import trainable
@@ -33,6 +36,41 @@ def other_tokens(evidence: Evidence, *, in_all: bool = False) -> str | None:
         if trainable(pair.baseline.config).work is None and differ:
             return f"{block_name(pair.block_index)}: the steps have {sum(own):,} tokens, the baseline's {sum(other):,}"
     return None
+
+
+def costs_of(evidence: Evidence) -> Costs | None:
+    """Return the costs of training a variant against the baseline's; None without whole trials of both."""
+    own = measured_trials(pair.variant for pair in evidence.pairs)
+    base = measured_trials(pair.baseline for pair in evidence.pairs)
+    if not own or not base:
+        return None
+    return Costs(
+        tokens=_multiple(own, base, _tokens),
+        flops=_multiple(own, base, _flops),
+        parameters=_multiple(own, base, lambda receipt: receipt.parameters),
+        seconds=_multiple(own, base, _seconds),
+    )
+
+
+def _multiple(own: Sequence[Receipt], base: Sequence[Receipt], read: Callable[[Receipt], float]) -> float | None:
+    """Return the ratio of the means; None where a trial has no such number."""
+    mine, theirs = [read(receipt) for receipt in own], [read(receipt) for receipt in base]
+    if not all(value > 0 for value in (*mine, *theirs)):
+        return None
+    return math.fsum(mine) * len(theirs) / (math.fsum(theirs) * len(mine))
+
+
+def _tokens(receipt: Receipt) -> float:
+    return sum(step.tokens for step in receipt.steps)
+
+
+def _flops(receipt: Receipt) -> float:
+    return receipt.flops_per_step * len(receipt.steps)
+
+
+def _seconds(receipt: Receipt) -> float:
+    """Return the seconds of all steps at the mean of the timed ones, so that no compilation counts."""
+    return 0.0 if receipt.summary is None else receipt.summary.step_s_mean * steps_of(receipt.config).total
 
 
 def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:

@@ -1,7 +1,7 @@
 """Verdict documents: the answer of an ablation per variant, with its numbers and the rule behind it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -199,6 +199,29 @@ class StepKernels(Frozen):
     """The largest changes of time, the largest first."""
 
 
+class Costs(Frozen):
+    """What a variant's training took, as multiples of the baseline's; None where nobody knows."""
+
+    tokens: float | None
+    flops: float | None
+    """Model FLOPs, forward and backward."""
+    parameters: float | None
+    seconds: float | None
+    """Of all steps, at the mean of the timed ones."""
+
+    def in_words(self) -> Iterator[str]:
+        """Yield each known cost, for example "1.31 times the model FLOPs" or "equal tokens"."""
+        for name, multiple in (("tokens", self.tokens), ("model FLOPs", self.flops), ("parameters", self.parameters)):
+            if multiple is not None:
+                yield f"equal {name}" if multiple == 1 else f"{_shown(multiple)} times the {name}"
+        if self.seconds is not None:
+            yield f"{_shown(self.seconds)} times the seconds"
+
+
+def _shown(multiple: float) -> str:
+    return f"{multiple:,.4g}" if multiple < 1 else f"{multiple:,.2f}".rstrip("0").rstrip(".")
+
+
 class VariantVerdict(Frozen):
     """The answer on one variant, with the numbers and the rule behind it."""
 
@@ -222,6 +245,8 @@ class VariantVerdict(Frozen):
     """How the variant's work differs, if the deciding metric counts that; there is no verdict then."""
     other_model: OmitNone[str] = None
     """Gates that change the numerical model and differ from the baseline's."""
+    costs: OmitNone[Costs] = None
+    """Of the training, if a loss decides or is required between models, batches or data that differ."""
     primary: Comparison | None
     """Comparison by statistics; None for an exact primary metric, or without numbers."""
     exact: ExactComparison | None = None

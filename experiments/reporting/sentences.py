@@ -285,6 +285,8 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     if model is not None and variant.cause is not Cause.OTHER_WORK:
         bound = "" if _losses_compared(variant) else " To let a loss decide too, require it: not_worse_by."
         yield f"{wording.capitalised(model)}.{bound}"
+    if variant.costs is not None:
+        yield f"Its training took, against the baseline's: {', '.join(variant.costs.in_words())}."
     command = verdict.circumstances.admission.mended_by
     refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
     if refused and command:

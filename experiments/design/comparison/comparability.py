@@ -132,7 +132,7 @@ def _unlike_by(
     """
     if metric.kind == "absolute" or (requirement is not None and requirement.max_value is not None):
         return None
-    if requirement is None or metric.kind == "loss":
+    if requirement is None or metric.kind == "loss" or metric.decides == "curve":
         return unlike(metric, own, base)
     return _other_tokens(metric, own, base)
 

@@ -132,6 +132,22 @@ def _alike(metric: str, own: dict[str, Any], base: dict[str, Any], *, required: 
     return all(one == other for one, other in wanted)
 
 
+@pytest.mark.parametrize(
+    ("values", "refused"), [({"corpus": "torch-python"}, True), ({"micro_batch": 4}, False), ({"seq_len": 64}, False)]
+)
+def test_metrics_of_curves_need_equal_validation_rows_only(values: dict[str, Any], refused: bool) -> None:
+    spec = make_spec(
+        workload__steps={"warmup": 1, "warmup_s": 0, "timed": 40, "val_rows": 2, "val_every": 10},
+        baseline={},
+        variants={"other": {"overrides": values}},
+        design={"seeds": 6, "blocks": {"count": 6}},
+        verdict__primary={"metric": "loss_val_at_time", "margin": "1%"},
+        verdict__require=[{"metric": "tokens_to_loss", "not_worse_by": "5%", "target": "6 nats"}],
+    )
+    where = ["#/verdict/primary/metric", "#/verdict/require/0/metric"]
+    assert [problem.pointer for problem in _problems(spec)] == (where if refused else [])
+
+
 def _problems(spec: AblationSpec) -> Sequence[SpecProblem]:
     try:
         make_plan(spec)
