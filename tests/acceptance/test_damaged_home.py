@@ -75,7 +75,9 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
         assert wait_until(lambda: runs_in(state["mlflow_url"]) == RUNS, patience_s=120), runs_in(state["mlflow_url"])
         assert home.run("run", str(spec)).returncode == 0
         home.files.state.write_bytes(GARBAGE)
-        assert wait_until(lambda: home.run("status").returncode == 0, patience_s=10), "the supervisor writes it again"
+        assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=10), (
+            "the supervisor writes it again"
+        )
         assert json.loads(home.run("down", "--json").stdout)["was_running"] is True
     finally:
         home.run("down")

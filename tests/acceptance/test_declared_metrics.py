@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.records.receipt_check import verify
-from experiments.runtime.processes import wait_until
-from tests.acceptance.test_own_code import answer
+from tests.acceptance.test_own_code import answer, is_projected
 from tests.acceptance.test_stack import Home
 from tests.mlflow_contents import contents
 from tests.programs import write_program
@@ -98,7 +97,7 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
     for receipt in json.loads(home.run("receipts", "get", "profiled").stdout):
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
-    assert wait_until(lambda: answer(home, "show", "profiled")["ablation"]["mlflow_url"] is not None, patience_s=120)
+    assert home.wait_until(lambda: is_projected(home, "profiled"), patience_s=120)
     shown = contents(url)
     assert any("chunked" in run["name"] for run in shown.values() if "kernels.csv" in dict(run["files"]))
     rebuilt = json.loads(home.run("mlflow", "rebuild", "--json").stdout)
@@ -134,7 +133,7 @@ def _everywhere(home: Home, tmp_path: Path) -> None:
     history = answer(home, "history", "command", "--metric", "val_bpb")
     assert [point["name"] for point in history[0]["points"]].count("quality") == 2
     assert home.run("history", "command", "--metric", "val_bpb").returncode == 0
-    assert wait_until(lambda: answer(home, "show", "latest")["ablation"]["mlflow_url"] is not None, patience_s=120)
+    assert home.wait_until(lambda: is_projected(home, "latest"), patience_s=120)
 
 
 def variant(home: Home, ablation: str, name: str) -> Any:
@@ -155,7 +154,7 @@ def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_pa
     assert changes["aten::addmm"]["baseline"] is None
     brought = home.run("import", str(tmp_path / "profiled" / "bundle"), "--trust", key, "--json")
     assert brought.returncode == 0, brought.stderr
-    assert wait_until(lambda: home.run("verdict", "operators", "--json").returncode in range(5), patience_s=60)
+    assert home.wait_until(lambda: home.run("verdict", "operators", "--json").returncode in range(5), patience_s=60)
     shown = home.run("show", "operators").stdout
     assert "Operators of fused against the baseline" in shown
     assert "only in the variant" in shown

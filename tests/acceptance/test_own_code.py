@@ -15,7 +15,6 @@ import yaml
 
 from experiments.records.code_archive import pack_code
 from experiments.records.receipt_check import verify
-from experiments.runtime.processes import wait_until
 from tests.acceptance.test_stack import Home
 from tests.programs import LOOP, write_program
 
@@ -62,6 +61,11 @@ def answer(home: Home, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+def is_projected(home: Home, ablation: str) -> bool:
+    """Return whether MLflow shows the ablation."""
+    return answer(home, "show", ablation)["ablation"]["mlflow_url"] is not None
+
+
 def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     home: Home, folder: Path, tmp_path: Path
 ) -> None:
@@ -83,7 +87,7 @@ def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     assert home.run("report", "sleeper", "-o", str(page)).returncode == 0
     assert "Commands: declared, not attested" in page.read_text()
     assert "val_bpb" in page.read_text()
-    assert wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["mlflow_url"] is not None, patience_s=120)
+    assert home.wait_until(lambda: is_projected(home, "sleeper"), patience_s=120)
     again = home.run("aa", "cpu", "--like", "sleeper", "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
     assert answer(home, "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
@@ -144,7 +148,7 @@ def _nothing_runs(home: Home, tmp_path: Path) -> None:
     accepted = home.run("submit", str(spec))
     assert accepted.returncode == 0, accepted.stderr
     assert "command" in accepted.stdout + accepted.stderr, "it waits for a node that takes commands"
-    assert not wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["state"] != "queued", patience_s=12)
+    assert not home.wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["state"] != "queued", patience_s=12)
 
 
 def test_a_folder_is_sent_once_and_every_receipt_names_its_content(home: Home, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from experiments.runtime.processes import wait_until
 from tests.acceptance.test_stack import Home
 from tests.factories import spec_values
 
@@ -46,7 +45,7 @@ def calibrated(home: Home, spec: Path) -> dict[str, Any]:
     """Run A/A ablations until the node is admitted: one in a hundred is refused by chance."""
     for _ in range(3):
         home.run("aa", "cpu", "--like", str(spec), "--json")
-        assert wait_until(lambda: answer(home, "calibration")["items"] != [], patience_s=30)
+        assert home.wait_until(lambda: answer(home, "calibration")["items"] != [], patience_s=30)
         (known,) = answer(home, "calibration")["items"]
         if known["problem"] is None:
             return dict(known["calibration"])
@@ -63,8 +62,8 @@ def test_the_stack_asks_for_sentinels_by_itself_and_counts_what_they_say(home: H
     home.up()
     before = calibrated(home, spec)
     assert {block["source"] for block in before["samples"]} == {"calibration"}
-    assert wait_until(lambda: bool(sentinels(home)), patience_s=EVERY_S + 180)
-    assert wait_until(lambda: blocks_of(home) >= before["blocks"] + 6, patience_s=30)
+    assert home.wait_until(lambda: bool(sentinels(home)), patience_s=EVERY_S + 180)
+    assert home.wait_until(lambda: blocks_of(home) >= before["blocks"] + 6, patience_s=30)
     (known,) = answer(home, "calibration")["items"]
     assert sum(block["source"] == "sentinel" for block in known["calibration"]["samples"]) >= 6
     assert known["calibration"]["variance_p"] is not None

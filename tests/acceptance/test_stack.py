@@ -6,7 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.architecture.pages import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LONG = "a home whose path is longer than the kernel allows for the path of a Unix socket " * 2
+PAUSE_S = 0.5
 ABLATE = str(Path(sys.executable).with_name("ablate"))
 
 
@@ -49,6 +51,16 @@ class Home:
         done = self.run("up", "--json")
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
+
+    def wait_until(self, condition: Callable[[], bool], *, patience_s: float) -> bool:
+        """Wait with a pause between two conditions: each starts a command, a third of a second of a processor."""
+
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE_S)
+        return True
 
 
 def test_up_joins_a_running_stack_and_works_again_after_down_and_after_a_kill_without_a_worker(tmp_path: Path) -> None:
@@ -107,8 +119,8 @@ def _killed_parts_start_again(home: Home, first: dict[str, Any]) -> None:
     assert mlflow_child, "MLflow's server is a child of its main process"
     for pid in first["pids"].values():
         os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: home.run("status").returncode == 6, patience_s=30)
-    assert wait_until(lambda: home.run("status").returncode == 0, patience_s=180), home.run("status").stdout
+    assert home.wait_until(lambda: home.run("status").returncode == 6, patience_s=30)
+    assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=180), home.run("status").stdout
     stack = json.loads(home.run("status", "--json").stdout)["stack"]
     assert {name: part["restarts"] for name, part in stack["parts"].items()} == dict.fromkeys(first["pids"], 1)
     assert not set(stack["pids"].values()) & set(first["pids"].values())
