@@ -7,6 +7,8 @@ TPU_VENV  := .venv-tpu
 TPU_STAMP := $(TPU_VENV)/.installed
 TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_lies.py
 export ABLATE_HOME ?= $(CURDIR)/.ablate
+# Where an image sets it, each of hundreds of processes would compile this project's modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
