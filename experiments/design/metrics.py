@@ -17,7 +17,7 @@ def _of_curve(name: str, label: str, unit: str, *, clocked: bool, kind: Literal[
 
 _CURVES = (
     _of_curve("loss_val_at_time", "validation loss at equal training time", "nats", clocked=True, kind="loss"),
-    _of_curve("tokens_to_loss", "number of tokens to the target loss", "tokens", clocked=False),
+    _of_curve("tokens_to_loss", "token use to the target loss", "tokens", clocked=False),
     _of_curve("seconds_to_loss", "training time to the target loss", "s", clocked=True),
 )
 """Metrics of the validation curves of a block's trials; no receipt has them alone."""

@@ -156,6 +156,7 @@ OVER_CURVES: dict[str, Any] = {
     "tests allow for it",
     "tokens": "of all steps, step 0 and warm-up included",
     "seconds": "of the timed steps, and for each step before them the mean of the timed ones",
+    "rows": "no word where the arms validate on other rows",
     "seeds": OVER_SEEDS["seeds"],
     "spreads_over_seeds": OVER_SEEDS["spreads_over_seeds"],
 }
@@ -291,7 +292,8 @@ def _over_curves(metric: str) -> dict[str, Any]:
 
 
 def _other_model(spec: AblationSpec, version: int) -> dict[str, Any]:
-    training = OTHER_TRAINING if version >= TRAINING_SINCE else {}
+    of_curves = spec.verdict.primary.metric in CURVE_METRICS  # where tokens or seconds are equal
+    training = OTHER_TRAINING if version >= TRAINING_SINCE and not of_curves else {}
     if not spec.workload.built_in:
         return OTHER_PROGRAM | training
     gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())

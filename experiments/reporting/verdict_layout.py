@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.analysis.answer import gain_pct
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
-from experiments.design.metrics import METRICS, WINDOW_METRICS
+from experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
 from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.kernel_tables import kernels_table
 from experiments.reporting.table import Cell, Table, numbers, row, texts
@@ -185,6 +185,8 @@ def over_seeds(verdict: Verdict) -> bool:
 
 def effect_in_words(verdict: Verdict) -> str:
     """Say how the effect is estimated."""
+    if verdict.rule["primary"]["metric"] in TARGET_METRICS:
+        return "Effect: variant / baseline, the geometric mean over the seeds."
     if over_seeds(verdict):
         return "Effect: mean difference over the seeds, in percent of the baseline's mean."
     return "Effect: mean paired difference over the blocks, corrected for the position in the block."

@@ -132,7 +132,9 @@ def _table(title: str, columns: str, rows: Iterable[Iterable[str]]) -> str:
 def _metrics() -> str:
     title = (
         "## Metrics\n\nA metric that decides *by statistics* needs six blocks and calibrated devices "
-        "([calibration.md](calibration.md)). A metric that decides *by its value* has no noise, which repeats prove."
+        "([calibration.md](calibration.md)). A metric that decides *by its value* has no noise, which repeats prove. "
+        "A metric that decides *over seeds* is read from validation curves "
+        "([quality.md](quality.md#at-equal-tokens-at-equal-time-and-to-a-target))."
     )
     rows = (
         (f"`{name}`", f"{row.label}, {row.unit}", row.better or "", _uses(name, row)) for name, row in METRICS.items()
@@ -142,6 +144,7 @@ def _metrics() -> str:
 
 def _uses(name: str, row: Metric) -> str:
     how = "by its value" if row.decides == "exact" else "by statistics"
+    how = f"over seeds, on {'calibrated' if row.clocked else 'any'} devices" if row.decides == "curve" else how
     uses = [f"decide {how}"] if name in PRIMARY_METRICS else []
     uses += ["be required"] if name in REQUIRED_METRICS else []
     where = ", on node classes that only compile" if row.source == "compilation" else ""

@@ -17,13 +17,17 @@ def rule_in_words(rule: Mapping[str, Any]) -> str:
     blocks = wording.counted(rule["blocks"], "block")
     return " ".join(
         (
-            _decides(rule, wording.metric(primary["metric"]), blocks),
+            _decides(rule, wording.metric(primary["metric"]) + _target(primary), blocks),
             *_session(rule["comparison"]),
             *_other_work(rule["comparison"]),
             *_slices(rule["estimator"].get("slice", 0)),
             *_requirements(rule["require"]),
         )
     )
+
+
+def _target(part: Mapping[str, Any]) -> str:
+    return f" of {part['target']}" if "target" in part else ""
 
 
 def _decides(rule: Mapping[str, Any], label: str, blocks: str) -> str:

@@ -18,6 +18,7 @@ from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
+from experiments.reporting.pages.circumstance_tables import rule_in_words
 from experiments.reporting.verdict_layout import lay_out
 from tests.factories import make_receipt, make_spec
 
@@ -348,6 +349,17 @@ def test_an_arm_that_ignores_its_seed_gets_no_word() -> None:
     assert judged(curve_spec("tokens_to_loss"), curves).cause is Cause.ONE_VALUE
 
 
+def test_pages_name_the_target_and_how_the_effect_is_estimated() -> None:
+    spec = curve_spec("tokens_to_loss")
+    assert rule_in_words(rule_of(spec)).startswith(
+        "Token use to the target loss of 5 nats decides over 8 blocks, by t tests on the differences "
+    )
+    verdict = judge(
+        make_plan(spec), spec, receipts_of(make_plan(spec), drawn_curves(np.random.default_rng(8), 8)), CALIBRATED
+    )
+    assert "Effect: variant / baseline, the geometric mean over the seeds." in lay_out(verdict).answers.note
+
+
 def test_the_rule_has_the_target_and_says_how_curves_are_read() -> None:
     rule = rule_of(curve_spec("tokens_to_loss"))
     assert rule["primary"]["target"] == "5 nats"
@@ -372,6 +384,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a seed twice": ({"design__blocks": {"count": 16}}, "#/design/seeds", "a seed of its own"),
     "few seeds": ({"design__seeds": 5, "design__blocks": {"count": 6}}, "#/design/seeds", "at least 6; given: 5"),
+    "other validation rows": (
+        {"variants": {"words": {"overrides": {"vocab_size": 2048}}}},
+        "#/verdict/primary/metric",
+        "its validation rows are others",
+    ),
+    "other validation rows of a requirement": (
+        {
+            "variants": {"words": {"overrides": {"vocab_size": 2048}}},
+            "verdict__primary": {"metric": "model_tflops_per_s", "margin": "1%"},
+            "verdict__require": [{**TO, "margin": ..., "not_worse_by": "1%"}],
+        },
+        "#/verdict/require/0/metric",
+        "its validation rows are others",
+    ),
     "a required target": (
         {
             "verdict__primary": {"metric": "loss_val", "margin": "1%"},
