@@ -18,6 +18,7 @@ from experiments.analysis.statistics import (
     fit,
     holm,
     mean_of,
+    own_dependence,
     sign_flip_p,
     widening,
 )
@@ -80,6 +81,8 @@ class Levels:
     margin_pct: float
     dependence: float = 0.0
     """Autocorrelation of the differences in A/A blocks (`experiments.analysis.statistics`)."""
+    own_dependence: bool = True
+    """Whether a stronger one of the compared blocks themselves counts; not in earlier versions of the rule."""
     better: Literal["higher", "lower"] | None = None
     """Direction of improvement of a declared metric."""
 
@@ -224,7 +227,7 @@ def _outliers(receipt: Receipt) -> int:
 
 def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
     """Return the comparison of every variant; Holm's correction runs over all planned variants."""
-    fits = {arm: _fit(sample, levels.dependence) for arm, sample in samples.items()}
+    fits = {arm: sample.fit().widened(_widening(sample, levels)) for arm, sample in samples.items()}
     margins = {
         arm: tuple(sample.scale.natural(sign * levels.margin_pct) for sign in (-1, 1))
         for arm, sample in samples.items()
@@ -237,14 +240,12 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
     }
 
 
-def _fit(sample: Sample, dependence: float) -> Fit:
-    fitted = sample.fit()
-    return fitted.widened(_widening(sample, dependence))
-
-
-def _widening(sample: Sample, dependence: float) -> float:
+def _widening(sample: Sample, levels: Levels) -> float:
     """Return the factor for dependent blocks."""
-    return 1.0 if sample.independent else widening(dependence, len(sample.differences))
+    if sample.independent:
+        return 1.0
+    own = float(own_dependence(sample.differences, sample.places)) if levels.own_dependence else 0.0
+    return widening(max(levels.dependence, own), len(sample.differences))
 
 
 def _corrected(p_values: Sequence[object], levels: Levels) -> list[float]:
@@ -268,7 +269,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
     if tests.p_same <= alpha:
         tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
-    sd, widened = float(fitted.sd), _widening(sample, tests.levels.dependence)
+    sd, widened = float(fitted.sd), _widening(sample, tests.levels)
     return Comparison(
         metric=metric,
         blocks=fitted.blocks,

@@ -71,7 +71,7 @@ def explained_by_carry_over(
     evidence: Evidence, whole: WholeBlocks, sample: Sample, word: VerdictWord, rule: WordTests
 ) -> str | None:
     """Return what trials do to the next one, if that is proved and `word` does not hold without it; else None."""
-    if sample.baseline is not None or len(sample.differences) != len(evidence.pairs):
+    if sample.baseline is not None or sample.independent or len(sample.differences) != len(evidence.pairs):
         return None
     after = follows(evidence, whole)
     tested = carry_over(sample, after) if any(after) else None

@@ -58,6 +58,7 @@ from experiments.design.rule import (
     CARRY_OVER_SINCE,
     LOPSIDED_SINCE,
     NOISE_SINCE,
+    OWN_DEPENDENCE_SINCE,
     RULE_VERSION,
     TRAINING_SINCE,
     blocks_for_rarest_event,
@@ -179,6 +180,7 @@ class _Judge:
                 alphas={one.arm.name: self._alpha(one) for one in evidence},
                 margin_pct=self.primary.margin_pct,
                 dependence=dependence_of(self._circumstances.admission.calibrations),
+                own_dependence=self.version >= OWN_DEPENDENCE_SINCE,
                 better=self._better.get(metric),
             )
             target = self.primary.target
@@ -379,7 +381,7 @@ class _Judge:
             yield f"blocks scatter {more[0]:.3g} times as much as the A/A blocks (F test, p {more[1]:.2g})"
         if primary is not None and primary.widened >= _WORTH_A_NOTE:
             wider = f"{primary.widened:.2f} times wider"
-            yield f"neighbouring A/A blocks are correlated, so tests and intervals are {wider}"
+            yield f"neighbouring blocks are correlated, so tests and intervals are {wider}"
 
     def _family_notes(self, arm: str) -> Iterator[str]:
         """Yield the number of this asking; every earlier ablation that ran anything counts, even without a sample."""

@@ -143,6 +143,38 @@ def fit(differences: ArrayLike, places: ArrayLike) -> Fit:
     return Fit(blocks=blocks, mean=d.mean(axis=-1) - slope * shift, se=se, sd=sd, slope=slope, freedom=freedom)
 
 
+def serial_correlation(differences: ArrayLike, places: ArrayLike) -> tuple[Array, Array]:
+    """Return the lag-one autocorrelation of d around mean and place, and the one-sided p value that there is none.
+
+    Both have the shape of `differences` (..., blocks) without its last axis. The p value uses the mean and variance
+    under random order, -1 / n and (n - 2)**2 / (n**2 (n - 1)) (Wald and Wolfowitz, 1943), and a normal distribution.
+    """
+    d = np.asarray(differences, dtype=np.float64)
+    x = np.broadcast_to(np.asarray(places, dtype=np.float64), d.shape)
+    slope = fit(d, x).slope
+    away = d - d.mean(axis=-1, keepdims=True) - slope[..., None] * (x - x.mean(axis=-1, keepdims=True))
+    n, squares = d.shape[-1], np.sum(away**2, axis=-1)
+    r = np.sum(away[..., 1:] * away[..., :-1], axis=-1) / np.where(squares > 0, squares, 1.0)
+    z = (r + 1 / n) / ((n - 2) / n / math.sqrt(n - 1))
+    return r, np.asarray(scipy.special.ndtr(-z), dtype=np.float64)
+
+
+SERIAL_LEVEL = 0.05
+"""Level from which the autocorrelation of an ablation's own blocks widens its tests."""
+SERIAL_FROM = 16
+"""Blocks from which it does: fewer seldom prove a true one, and a false one costs more right verdicts than that."""
+
+
+def own_dependence(differences: ArrayLike, places: ArrayLike) -> Array:
+    """Return the autocorrelation of `SERIAL_FROM` blocks or more, corrected for its bias, if it is proved; else 0."""
+    n = np.asarray(differences).shape[-1]
+    if n < SERIAL_FROM:
+        return np.zeros(np.asarray(differences).shape[:-1])
+    r, p = serial_correlation(differences, places)
+    strengths = [corrected(float(one) * n / (n - 1), n) for one in np.ravel(r)]
+    return np.where(p <= SERIAL_LEVEL, np.reshape(strengths, r.shape), 0.0)
+
+
 def holm(p_values: ArrayLike, family: int) -> Array:
     """Return Holm's step-down adjusted p values (..., tests), in the given order.
 

@@ -18,10 +18,12 @@ from experiments.digest import digest
 RULE_VERSION = 4
 """1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
 3: adoption by the interval. 4: losses of unequal training; unequal spreads alone withhold nothing from 16 blocks on."""
-NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE, LOPSIDED_SINCE, CARRY_OVER_SINCE = 2, 3, 4, 4, 4
-"""First versions with a check of the noise against the A/A blocks, with adoption by the interval, that compare no
-losses of arms that train on unequal work or over other rows, with verdicts on arms of unequal spreads, and with a check
-of what trials do to the next one."""
+NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE = 2, 3, 4
+"""First versions with a check of the noise against the A/A blocks, with adoption by the interval, and that compare no
+losses of arms that train on unequal work or over other rows."""
+LOPSIDED_SINCE = CARRY_OVER_SINCE = OWN_DEPENDENCE_SINCE = 4
+"""First version with verdicts on arms of unequal spreads, with a check of what trials do to the next one, and with
+tests that the autocorrelation of the compared blocks widens."""
 
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
@@ -65,7 +67,8 @@ COMPARISON: dict[str, Any] = {
     "covariate": "place of the variant in the block minus place of the baseline, least squares",
     "test": "Student's t at every number of blocks",
     "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
-    "the A/A blocks asks for (bias corrected, 0 to 0.9)",
+    "the A/A blocks asks for (bias corrected, 0 to 0.9); of the blocks themselves, 16 or more, if that is stronger and "
+    "proved (5 %)",
     "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm over all planned variants, for difference and for sameness",
@@ -220,11 +223,13 @@ _ENVELOPE = {"envelope": "prediction intervals of the baseline's repeats within 
 """Part of the first version."""
 
 
-_ANY_SPREADS = {
+_BEFORE_4 = {
+    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
+    "the A/A blocks asks for (bias corrected, 0 to 0.9)",
     "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
-    "from there) and the estimate lies within 6 standard deviations of that arm"
+    "from there) and the estimate lies within 6 standard deviations of that arm",
 }
-"""Part of the versions before 4."""
+"""Parts of the versions before 4 that version 4 worded anew."""
 
 
 def _comparison(primary: Primary, version: int) -> dict[str, Any]:
@@ -235,7 +240,7 @@ def _comparison(primary: Primary, version: int) -> dict[str, Any]:
     texts = EXACT_COMPARISON if primary.exact else COMPARISON
     earlier = _ENVELOPE if version == 1 else {}
     if version < LOPSIDED_SINCE and not primary.exact:
-        earlier = earlier | _ANY_SPREADS
+        earlier = earlier | _BEFORE_4
     return {part: text for part, text in texts.items() if part not in without} | earlier
 
 

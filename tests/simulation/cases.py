@@ -46,6 +46,7 @@ NOISES: dict[str, noise.TrialNoise] = {
     "drift of 1 %": noise.drifting,
     "shared by the block": noise.shared_by_block,
     "first slot 0.5 % slower": noise.first_slot,
+    "each arm autocorrelated 0.6, the A/A blocks not": noise.following_arms,
     "twice as wide as the A/A blocks": noise.doubled,
     "two nodes, +0.5 % on one and -0.5 % on the other": noise.two_nodes,
     "1 % slower after a trial of the first variant": noise.carried_over,

@@ -28,9 +28,10 @@ REPETITIONS = 750
 SKEWED = "heavy skew in the variants only"
 ONE_ARM = {
     SKEWED,
+    "each arm autocorrelated 0.6, the A/A blocks not",
     "a slow mode in 10 % of the variants' trials",
 }
-"""Noises under which no test of six blocks keeps its level."""
+"""Noises under which no test of a few blocks keeps its level."""
 ALIKE = [name for name in NOISES if name not in ONE_ARM]
 
 

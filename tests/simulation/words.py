@@ -19,7 +19,17 @@ from experiments.analysis.sample_checks import (
     may_have_a_tail,
     p_equal_spread,
 )
-from experiments.analysis.statistics import Array, Fit, corrected, count_flip_p, fit, holm, log_ratio, widening
+from experiments.analysis.statistics import (
+    Array,
+    Fit,
+    corrected,
+    count_flip_p,
+    fit,
+    holm,
+    log_ratio,
+    own_dependence,
+    widening,
+)
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.records.receipts import MAD_TO_SIGMA, MIN_SPREAD, OUTLIER_MADS
 from tests.simulation.noise import Draw
@@ -121,8 +131,8 @@ def dependence_in(aa: Array) -> Array:
 
 
 def factors(dependence: Array, blocks: int) -> Array:
-    """Return the widening factor of each ablation."""
-    return np.array([widening(float(one), blocks) for one in dependence])
+    """Return the widening factor of each ablation, or of each variant."""
+    return np.reshape([widening(float(one), blocks) for one in dependence.ravel()], dependence.shape)
 
 
 def _paired(values: Array) -> Array:
@@ -151,7 +161,8 @@ def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: 
     """Judge every variant at `alpha`, its throughput changed by `effects` (..., variants) in natural log units."""
     alpha = np.asarray(alpha, dtype=np.float64)
     plain = fit(windows.d + effects[..., None], windows.places)
-    fitted = plain.widened(factors(windows.dependence, plain.blocks)[:, None])
+    dependence = np.maximum(windows.dependence[:, None], own_dependence(windows.d, windows.places))
+    fitted = plain.widened(factors(dependence, plain.blocks))
     mean, family = fitted.mean, fitted.mean.shape[-1]
     low, high = log_ratio(-margin_pct), log_ratio(margin_pct)
     different = holm(fitted.p_different(), family) <= alpha

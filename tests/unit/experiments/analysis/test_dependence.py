@@ -7,9 +7,19 @@ import pytest
 
 from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.statistics import MAX_STRENGTH, corrected, dependence_of, strength, widening
+from experiments.analysis.statistics import (
+    MAX_STRENGTH,
+    corrected,
+    dependence_of,
+    own_dependence,
+    serial_correlation,
+    strength,
+    widening,
+)
 from experiments.design.plan import make_plan
-from experiments.records.circumstances import Admission, Circumstances
+from experiments.design.rule import RULE_VERSION, rule_of
+from experiments.digest import digest
+from experiments.records.circumstances import CALIBRATED, Admission, Circumstances
 from tests.calibrations import make_block
 from tests.factories import make_receipt, make_receipts, make_spec
 
@@ -33,6 +43,37 @@ def blocks_of(d: np.ndarray, ablation: str = "abl_1"):
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.85])
 def test_a_long_series_shows_its_strength(share):
     assert strength(blocks_of(series(share, 4000))) == pytest.approx(share, abs=0.05)
+
+
+def test_the_blocks_themselves_are_tested_as_by_random_orders():
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        n = int(rng.integers(16, 40))
+        d, x = series(float(rng.choice([0.0, 0.5])), n, int(rng.integers(1000))), rng.choice([-1.0, 1.0], n)
+        r, p = serial_correlation(d, x)
+        columns = np.column_stack([np.ones(n), x])
+        away = d - columns @ np.linalg.lstsq(columns, d, rcond=None)[0]
+        assert float(r) == pytest.approx(float(away[1:] @ away[:-1] / (away @ away)))
+        orders = [away[rng.permutation(n)] for _ in range(4000)]
+        larger = np.mean([one[1:] @ one[:-1] / (one @ one) >= r for one in orders])
+        assert float(p) == pytest.approx(larger, abs=0.04)
+        assert float(own_dependence(d, x)) == (corrected(float(r) * n / (n - 1), n) if p <= 0.05 else 0.0)
+    strong = series(0.9, 15, 1)
+    assert float(own_dependence(strong, np.zeros(15))) == 0.0, "too few blocks"
+
+
+def test_correlated_blocks_widen_their_own_tests_in_the_current_rule_only():
+    spec = make_spec(design__blocks={"count": 40})
+    d = series(0.8, 40, 3) / 300
+    for version, widened in ((3, False), (RULE_VERSION, True)):
+        plan = make_plan(spec).model_copy(update={"rule_digest": digest(rule_of(spec, version))})
+        receipts = [
+            make_receipt(plan, block, arm, tokens_per_s=5000 * math.exp(d[block.index] if arm == "psiv-on" else 0.0))
+            for block in plan.blocks
+            for arm in block.order
+        ]
+        primary = judge(plan, spec, receipts, CALIBRATED).variants[0].primary
+        assert (primary.widened > 1.5) is widened
 
 
 def test_a_short_series_shows_it_on_average():
