@@ -4,7 +4,7 @@ Settings of the shell that would change what is tested are left behind: the prod
 on, and the repository that git commands are told to use when a hook starts the tests.
 
 A file is never divided. Long groups of files run each in one process and begin first: whole stacks and what measures,
-what starts processes and waits for them, and what compiles every kernel. The rest runs when one of them is done.
+what starts processes and waits for them, and what compiles kernels. The rest runs when one of them is done.
 """
 
 import os
