@@ -71,6 +71,26 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dependence:
+    """How far neighbouring differences resemble each other (`experiments.analysis.statistics`)."""
+
+    in_aa: float = 0.0
+    """Autocorrelation of the differences in A/A blocks."""
+    own_counts: bool = False
+    """Whether a stronger one of the compared blocks themselves counts; not in earlier versions of the rule."""
+
+    def widening(self, sample: Sample) -> float:
+        """Return the factor by which the tests of `sample` are widened."""
+        if sample.independent:
+            return 1.0
+        own = float(own_dependence(sample.differences, sample.places)) if self.own_counts else 0.0
+        return widening(max(self.in_aa, own), len(sample.differences))
+
+
+INDEPENDENT = Dependence()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Levels:
     """Parameters of the tests of one metric."""
 
@@ -79,10 +99,7 @@ class Levels:
     alphas: Mapping[str, float]
     """Two-sided level of each variant's question at this asking and look."""
     margin_pct: float
-    dependence: float = 0.0
-    """Autocorrelation of the differences in A/A blocks (`experiments.analysis.statistics`)."""
-    own_dependence: bool = True
-    """Whether a stronger one of the compared blocks themselves counts; not in earlier versions of the rule."""
+    dependence: Dependence = INDEPENDENT
     better: Literal["higher", "lower"] | None = None
     """Direction of improvement of a declared metric."""
 
@@ -227,7 +244,7 @@ def _outliers(receipt: Receipt) -> int:
 
 def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[str, Comparison]:
     """Return the comparison of every variant; Holm's correction runs over all planned variants."""
-    fits = {arm: sample.fit().widened(_widening(sample, levels)) for arm, sample in samples.items()}
+    fits = {arm: sample.fit().widened(levels.dependence.widening(sample)) for arm, sample in samples.items()}
     margins = {
         arm: tuple(sample.scale.natural(sign * levels.margin_pct) for sign in (-1, 1))
         for arm, sample in samples.items()
@@ -238,14 +255,6 @@ def compare(metric: str, samples: Mapping[str, Sample], levels: Levels) -> dict[
         arm: _comparison(metric, samples[arm], one, levels.alphas[arm], _Tests(levels, p_different, p_same))
         for (arm, one), p_different, p_same in zip(fits.items(), different, same, strict=True)
     }
-
-
-def _widening(sample: Sample, levels: Levels) -> float:
-    """Return the factor for dependent blocks."""
-    if sample.independent:
-        return 1.0
-    own = float(own_dependence(sample.differences, sample.places)) if levels.own_dependence else 0.0
-    return widening(max(levels.dependence, own), len(sample.differences))
 
 
 def _corrected(p_values: Sequence[object], levels: Levels) -> list[float]:
@@ -269,7 +278,7 @@ def _comparison(metric: str, sample: Sample, fitted: Fit, alpha: float, tests: _
         low, high = (max(low, 0.0), high) if delta > 0 else (low, min(high, 0.0))
     if tests.p_same <= alpha:
         tost_low, tost_high = max(tost_low, -margin), min(tost_high, margin)
-    sd, widened = float(fitted.sd), _widening(sample, tests.levels)
+    sd, widened = float(fitted.sd), tests.levels.dependence.widening(sample)
     return Comparison(
         metric=metric,
         blocks=fitted.blocks,

@@ -18,7 +18,7 @@ from experiments.analysis.answer import (
     word_of,
 )
 from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.comparing import Levels, baseline_mean, compare, sample_of
+from experiments.analysis.comparing import INDEPENDENT, Dependence, Levels, baseline_mean, compare, sample_of
 from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
@@ -169,6 +169,9 @@ class _Judge:
         ours = (name for name in METRICS if name == self.primary.metric or name in WINDOW_METRICS)
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
+        self._dependence = Dependence(
+            in_aa=dependence_of(circumstances.admission.calibrations), own_counts=version >= OWN_DEPENDENCE_SINCE
+        )
         self._block_minutes = _block_minutes(plan, whole)
 
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
@@ -179,8 +182,7 @@ class _Judge:
                 family=len(self._plan.variants),
                 alphas={one.arm.name: self._alpha(one) for one in evidence},
                 margin_pct=self.primary.margin_pct,
-                dependence=dependence_of(self._circumstances.admission.calibrations),
-                own_dependence=self.version >= OWN_DEPENDENCE_SINCE,
+                dependence=self._dependence,
                 better=self._better.get(metric),
             )
             target = self.primary.target
@@ -274,9 +276,10 @@ class _Judge:
         node_class = NODE_CLASSES[self._plan.node_class]
         level = self._alpha(evidence) / len(self._plan.variants)
         uncalibrated = self._circumstances.admission.refused_because
+        dependence = self._dependence if self.version >= OWN_DEPENDENCE_SINCE else INDEPENDENT
         return tuple(
             self._of_other_work(entry, evidence)
-            or judge_requirement(entry, evidence, node_class, level, uncalibrated=uncalibrated)
+            or judge_requirement(entry, evidence, node_class, level, uncalibrated=uncalibrated, dependence=dependence)
             for entry in self._spec.verdict.require
         )
 

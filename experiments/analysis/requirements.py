@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from experiments.analysis.comparing import Sample, paired_sample, sample_of
+from experiments.analysis.comparing import INDEPENDENT, Dependence, Sample, paired_sample, sample_of
 from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Pair
@@ -32,13 +32,15 @@ def judge_requirement(
     level: float,
     *,
     uncalibrated: str | None = None,
+    dependence: Dependence = INDEPENDENT,
 ) -> RequirementResult:
     """Return whether the variant meets `requirement` on `node_class`, with the deciding number.
 
-    `level` is that of one-sided tests. `uncalibrated` is why speeds prove nothing on the device.
+    `level` is that of one-sided tests, which `dependence` widens. `uncalibrated` is why speeds prove nothing on the
+    device.
     """
     if requirement.not_worse_by is not None:
-        return _judge_by_test(requirement, requirement.not_worse_by, evidence, level, uncalibrated)
+        return _judge_by_test(requirement, requirement.not_worse_by, evidence, level, uncalibrated, dependence)
     metric = METRICS[requirement.metric]
     every = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
     values = [(own, other) for own, other in every if own is not None and other is not None]
@@ -55,7 +57,12 @@ def judge_requirement(
 
 
 def _judge_by_test(
-    requirement: Requirement, bound: Difference, evidence: Evidence, level: float, uncalibrated: str | None
+    requirement: Requirement,
+    bound: Difference,
+    evidence: Evidence,
+    level: float,
+    uncalibrated: str | None,
+    dependence: Dependence,
 ) -> RequirementResult:
     name = requirement.metric
     relative = bound.relative or name in SEED_METRICS
@@ -71,7 +78,7 @@ def _judge_by_test(
         few = f"{seeds} seeds" if name in SEED_METRICS else f"{len(evidence.pairs)} blocks"
         return result_of(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
     better = find_metric(name, evidence.arm.config).better or "lower"
-    passed, detail = proved(sample, bound, better, level, unit=_unit(name))
+    passed, detail = proved(sample, bound, better, level, unit=_unit(name), dependence=dependence)
     blind = one_value(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
     return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)
 
@@ -89,13 +96,21 @@ def result_of(requirement: Requirement, passed: bool | None, detail: str, *, exa
 
 
 def proved(
-    sample: Sample, bound: Difference, better: Literal["higher", "lower"], level: float, *, unit: str
+    sample: Sample,
+    bound: Difference,
+    better: Literal["higher", "lower"],
+    level: float,
+    *,
+    unit: str,
+    dependence: Dependence = INDEPENDENT,
 ) -> tuple[bool | None, str]:
     """Judge by one-sided t tests at `level` whether the variant is worse by less than `bound`, or by more.
 
+    `dependence` widens them.
     Returns (True or False, numbers), and (None, numbers with the need of blocks or seeds) without proof of either.
     """
-    fitted, limit = sample.fit(), _natural(sample, bound, better)
+    widening, limit = dependence.widening(sample), _natural(sample, bound, better)
+    fitted = sample.fit().widened(widening)
     within, beyond = (-math.inf, limit), (limit, math.inf)
     if better == "higher":
         within, beyond = (limit, math.inf), (-math.inf, limit)
@@ -107,16 +122,16 @@ def proved(
         return True, f"{numbers}: proved to be worse by less (p {p_met:.2g})"
     if p_broken <= level:
         return False, f"{numbers}: proved to be worse by more (p {p_broken:.2g})"
-    needed = _needed(fitted, abs(limit), level)
+    needed = _needed(fitted, abs(limit), level, widening)
     enough = f"more than {MAX_BLOCKS:,}" if needed is None else f"about {needed:,}"
     scatter = _change(sample, bound, float(fitted.sd), unit).lstrip("+")
     detail = f"differences scatter by {scatter}, and {enough} {of} would prove a variant without a change"
     return None, f"{numbers}: neither proved nor disproved (p {p_met:.2g} and {p_broken:.2g}); {detail}"
 
 
-def _needed(fitted: Fit, distance: float, level: float) -> int | None:
+def _needed(fitted: Fit, distance: float, level: float, widening: float) -> int | None:
     """Return the number of samples that proves an unchanged variant with 80 % power."""
-    return blocks_to_detect(distance, float(fitted.sd), minimum=fitted.blocks, level=2 * level, power=POWER)
+    return blocks_to_detect(distance, float(fitted.sd) * widening, minimum=fitted.blocks, level=2 * level, power=POWER)
 
 
 def _natural(sample: Sample, bound: Difference, better: str) -> float:

@@ -13,6 +13,7 @@ from experiments.analysis.noise.admission import admission_of, standing_problems
 from experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
 from experiments.analysis.noise.history import BaselineRun, history_of
 from experiments.analysis.sizing import size_of
+from experiments.analysis.statistics import own_dependence, widening
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.design.aa_spec import calibration_spec
 from experiments.design.load import parse_spec
@@ -61,6 +62,7 @@ def oracle(plan: Plan, values: Any) -> tuple[float, float, float]:
     residual = np.array(d) - design @ coefficients
     freedom = len(d) - 2
     se = math.sqrt(residual @ residual / freedom * np.linalg.inv(design.T @ design)[0, 0])
+    se *= widening(float(own_dependence(d, places)), len(d))  # tested in test_dependence.py
     return float(coefficients[0]), se, freedom
 
 

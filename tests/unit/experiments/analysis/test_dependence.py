@@ -76,6 +76,19 @@ def test_correlated_blocks_widen_their_own_tests_in_the_current_rule_only():
         assert (primary.widened > 1.5) is widened
 
 
+def test_dependent_blocks_widen_the_tests_of_requirements_too():
+    kept = {"metric": "tokens_per_s", "not_worse_by": "1%"}
+    spec = make_spec(design__blocks={"count": 12}, verdict__require=[kept])
+    known = calibrate(OWN, blocks_of(series(0.8, 40, 2)))
+    circumstances = Circumstances(admission=Admission(refused_because=None, calibrations=(known,)))
+    passed = {}
+    for version in (3, RULE_VERSION):
+        plan = make_plan(spec).model_copy(update={"rule_digest": digest(rule_of(spec, version))})
+        verdict = judge(plan, spec, make_receipts(plan, {"psiv-on": 0.998}, sd=0.01), circumstances)
+        passed[version] = verdict.variants[0].requirements[0].passed
+    assert passed == {3: True, RULE_VERSION: False}
+
+
 def test_a_short_series_shows_it_on_average():
     found = [corrected(autocorrelation(series(0.4, 20, seed)), 20) for seed in range(2000)]
     assert np.mean(found) == pytest.approx(0.4, abs=0.05)
