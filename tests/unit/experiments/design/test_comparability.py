@@ -158,7 +158,7 @@ def _problems(spec: AblationSpec) -> Sequence[SpecProblem]:
 
 def test_drawn_arms_are_refused_exactly_where_a_metric_of_the_rule_does_not_compare_them() -> None:
     chance, seen = random.Random(6), Counter[bool]()  # noqa: S311  # not for secrets
-    for _ in range(200):
+    for _ in range(120):
         primary, second = chance.choice((*SPEEDS, *LOSSES)), chance.choice((*SPEEDS, *LOSSES))
         bound = {"max_delta": 1.0} if second in LOSSES and chance.random() < 0.3 else {"not_worse_by": "5%"}
         spec = make_spec(

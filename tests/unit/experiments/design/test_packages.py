@@ -99,6 +99,30 @@ def test_arms_of_a_package_differ_in_its_values_too(own_packages: OwnPackages) -
     assert "width" in schema
 
 
+def test_arms_of_a_package_train_on_equal_tokens_if_it_declares_them(own_packages: OwnPackages) -> None:
+    functions = """
+RECIPE["tokens_per_step"] = lambda config: config["width"] * 2
+RECIPE["flops_per_step"] = lambda config: config["width"] * 100
+"""
+    own_packages.add("mine", declared("mine", functions))
+    more = {
+        "variants": {"wide": {"overrides": {"width": 16}}},
+        "design__seeds": list(range(6)),
+        "verdict": {"primary": {"metric": "loss_final", "margin": "1%"}},
+    }
+    (unequal,) = refused(values(**more))
+    assert unequal[0] == "#/verdict/primary/metric"
+    assert "it trains on 160 tokens, the baseline on 80" in unequal[1]
+    (odd,) = refused(values(workload={"steps": {"warmup": 1, "timed": 3, "equal": "tokens"}}, **more))
+    assert odd[::2] == ("#/workload/steps/timed", "numbers that divide: 4")
+    base, wide = make_plan(parse(values(workload={"steps": {"warmup": 1, "timed": 4, "equal": "tokens"}}, **more))).arms
+    assert [read_program({**arm.config, "seed": 1}).steps.total for arm in (base, wide)] == [6, 3]
+    own_packages.forget()
+    own_packages.add("mine2", declared("mine2"))
+    steps = {"warmup": 1, "timed": 4, "equal": "tokens"}
+    assert refused(values(workload={"recipe": "mine2", "steps": steps}, **more))[0][0] == "#/workload/steps/equal"
+
+
 def test_one_and_one_point_zero_are_one_value_of_a_package(own_packages: OwnPackages) -> None:
     own_packages.add("mine")
     plain = values(workload={"overrides": {"rate": 1.0}}, variants={"x": {"overrides": {"rate": 1}}})

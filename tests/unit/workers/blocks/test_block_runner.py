@@ -1,6 +1,7 @@
 """Blocks on a node whose processes are pretended: how data is prepared, and which software may run."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
 from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock
+from model.config import DataConfig
 from tests.integration.worker_service import block, config_json
 from tests.trial_files import left_behind
 from workers.blocks.block_runner import BlockRunner, NodeContext
@@ -78,6 +80,25 @@ def test_every_block_prepares_its_data_once_with_a_limit_of_its_own(
     for attempt in ("one", "two"):
         rehearse(runner, attempt)
     assert processes.limits == [(True, PREPARATION_LIMIT_S), (False, 60.0), (False, 60.0)] * 2
+
+
+def test_all_data_of_a_block_are_prepared_before_its_first_trial(
+    node: Node, runner_of: Callable[..., BlockRunner], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = [DataConfig(corpus="/corpus", seq_len=32, documents=borders) for borders in ("separate", "joined")]
+    data += [DataConfig(corpus="/corpus", seq_len=64), DataConfig(corpus="/corpus", seq_len=32)]
+    own = block([config_json(Path("/corpus"), data=one) for one in data], attempt="one", timeout_s=60.0)
+    receipt = left_behind(own, node, tmp_path).receipt()
+    processes, seen = Processes(TrialResult.partial(data_folder=tmp_path)), []
+
+    def trial(*_arguments: Any, **_named: Any) -> Any:
+        seen.append([*processes.limits])
+        return receipt
+
+    monkeypatch.setattr(BlockRunner, "_trial", trial)
+    with suppress(BlockBroken):  # four times one receipt
+        runner_of(processes).run(own, Lease(60.0, sent_at=10**12), BlockOutput())
+    assert seen == [[(True, PREPARATION_LIMIT_S)] * 2] * 4, "one for each length of rows"
 
 
 STOPPED = replace(DONE, stopped=StopReason.TIMEOUT)
