@@ -410,7 +410,7 @@ class VariantSpec(SpecPart):
     overrides: Overrides = Field(
         default_factory=dict,
         exclude_if=_is_empty,
-        description="Values of the model or the optimiser that differ from the workload's: another numerical model.",
+        description="Values that differ from the workload's: another model, optimiser, batch or data.",
     )
     args: Arguments | None = Field(
         default=None,

@@ -13,8 +13,9 @@ This page lists the recipes. `make docs` generates it from `experiments/design/r
 list, `ablate recipes NAME` all values of one recipe.
 
 A recipe is a model, its data and its optimiser under a name and a version. A spec names a recipe under
-`workload.recipe`, changes its numbers for all arms under `workload.overrides` ([list](spec.md#overrides)), and switches
-gates per arm.
+`workload.recipe`, changes its values for all arms under `workload.overrides` or for one variant under
+`variants.NAME.overrides` ([list](spec.md#overrides)), and switches gates per arm. A metric compares only arms of equal
+work ([quality.md](quality.md#what-must-be-equal)).
 """
 _GATES = """
 ## Gates

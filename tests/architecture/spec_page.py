@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.design.metrics import METRICS, PRIMARY_METRICS, REQUIRED_METRICS
 from experiments.design.plan import is_resident
-from experiments.design.recipes import OVERRIDES, RECIPES, Override, Recipe
+from experiments.design.recipes import OVERRIDES, RECIPES, SHARED, Override, Recipe
 from experiments.design.spec import ablation_json_schema
 from experiments.design.spec_values import DURATION_PATTERN, NAME_PATTERN, PERCENT_PATTERN
 from kernels.backends import NODE_CLASSES
@@ -166,7 +166,11 @@ def _overrides() -> str:
         )
         for name, key in OVERRIDES.items()
     )
-    title = "## Overrides\n\nThe last columns show the value of each [recipe](recipes.md) without the override."
+    shared = " and ".join(f"`{name}`" for name in SHARED)
+    title = (
+        "## Overrides\n\nThe last columns show the value of each [recipe](recipes.md) without the override. A variant "
+        f"may have its own value of each, except {shared}."
+    )
     return _table(title, " | ".join(["key", "value", "meaning", *(f"`{name}`" for name in RECIPES)]), rows)
 
 
