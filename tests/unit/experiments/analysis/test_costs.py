@@ -86,5 +86,9 @@ def test_costs_stand_beside_losses_since_version_4(changes: dict[str, Any], ther
 
 
 def test_equal_costs_are_called_equal_and_unknown_ones_are_left_out() -> None:
-    costs = Costs(tokens=1.0, flops=0.99812, parameters=None, seconds=1234.5)
-    assert list(costs.in_words()) == ["equal tokens", "0.9981 times the model FLOPs", "1,234.5 times the seconds"]
+    costs = Costs(tokens=1.0, flops=0.99812, parameters=None, seconds=0.8893)
+    assert list(costs.in_words()) == [
+        "equal tokens",
+        "0.9981 times the model FLOPs",
+        "0.89 times the seconds, as measured",
+    ]
