@@ -18,6 +18,8 @@ from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE
 from model.config import StepsConfig
 
+MOST_APART = 0.01
+"""Largest relative difference of FLOPs that count as equal, because a run has whole steps."""
 _EQUAL = pointer("workload", "steps", "equal")
 _TIMED = pointer("workload", "steps", "timed")
 
@@ -88,6 +90,11 @@ def _unequal(kind: str, steps: StepsConfig, amounts: Mapping[str, int]) -> Itera
         elif not 1 <= timed <= MAX_TIMED:
             detail = f"for equal {kind} variant '{arm}' needs {timed:,} timed steps; allowed: 1 to {MAX_TIMED:,}"
             yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"use {'more' if timed < 1 else 'fewer'} timed steps")
+        elif abs(off := (1 + steps.warmup + timed) * amount / (steps.total * base) - 1) > MOST_APART:
+            apart = f"{abs(off):.1%} {'more' if off > 0 else 'fewer'} FLOPs than the baseline"
+            detail = f"variant '{arm}' has {apart} after its nearest whole step; allowed: {MOST_APART:.0%}"
+            enough = math.ceil(amount / (2 * MOST_APART * base)) - 1 - steps.warmup
+            yield SpecProblem(pointer=_TIMED, detail=detail, hint=f"enough in any case: {enough:,} timed steps")
 
 
 def _fitting(steps: StepsConfig, amounts: Mapping[str, int]) -> str:
