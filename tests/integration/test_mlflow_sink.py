@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from experiments.analysis.curves import band_of
 from experiments.errors import ProjectionError, ProjectionUnfinished
 from experiments.outcomes import AblationState, TrialState
 from experiments.reporting.mlflow import content as mlflow_content
@@ -89,7 +90,7 @@ def test_projecting_writes_the_answer_where_reviewers_look(
 ) -> None:
     monkeypatch.undo()  # all pictures
     arms = {name: views.EFFECTS[name] for name in ("baseline", "psiv-on", "psiv-chunk-64")}
-    view = views.view(arms=arms, num_blocks=6, timed=8)
+    view = views.view(arms=arms, num_blocks=6, timed=8, val_every=4)
     html = report.render(view)
     done = Sink(server).project(view, html)
 
@@ -113,6 +114,9 @@ def test_projecting_writes_the_answer_where_reviewers_look(
     assert told.tags["ablation.verdict"] == "better"
     curve = client.get_metric_history(runs["arm/psiv-on"].info.run_id, "difference_pct")
     assert [(m.step, m.value) for m in curve] == list(enumerate(map(pytest.approx, found.differences_pct), start=1))
+    losses = client.get_metric_history(runs["arm/psiv-on"].info.run_id, "curve/loss_val_mean")
+    band = band_of(view.whole_blocks.of("psiv-on"))
+    assert [(m.step, m.value) for m in losses] == [(point.tokens, pytest.approx(point.mean)) for point in band]
     receipt = view.trials[0].receipt
     assert receipt is not None
     child = runs[f"{view.trials[0].trial_id}/{view.trials[0].attempt_id}"]
