@@ -78,7 +78,7 @@ def other_attention(patch: pytest.MonkeyPatch) -> None:
 
 def two_rows(patch: pytest.MonkeyPatch) -> None:
     plain = Dataset.batch
-    patch.setattr(Dataset, "batch", lambda self, step, _rows, seed: plain(self, step, 2, seed))
+    patch.setattr(Dataset, "batch", lambda self, step, _rows, seed, **named: plain(self, step, 2, seed, **named))
 
 
 def uncompiled(patch: pytest.MonkeyPatch) -> None:
