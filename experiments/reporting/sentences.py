@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
-from experiments.design.metrics import LOSS_METRICS, METRICS, PEAK_METRICS
+from experiments.design.metrics import METRICS, PEAK_METRICS, SEED_METRICS
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import NOT_REGISTERED, AttemptRecord
 from experiments.reporting import wording
@@ -121,7 +121,9 @@ def confound(variant: VariantVerdict) -> str | None:
 
 
 def _losses_compared(variant: VariantVerdict) -> bool:
-    return any(result.compared and result.metric in LOSS_METRICS for result in variant.requirements)
+    decided = {one.metric for one in (variant.primary, variant.exact) if one is not None}
+    required = {result.metric for result in variant.requirements if result.compared}
+    return variant.cause is Cause.TARGET or not (decided | required).isdisjoint(SEED_METRICS)
 
 
 def sentence(verdict: Verdict, variant: VariantVerdict) -> str:
@@ -275,9 +277,11 @@ def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
 def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     if variant.cause is Cause.OTHER_WORK:
         fair = "decide by a metric that counts the work done, such as tokens_per_s, or give both arms equal work"
-        if verdict.rule["primary"]["metric"] in LOSS_METRICS:
+        if verdict.rule["primary"]["metric"] in SEED_METRICS:
             fair = "train both arms on equal tokens or with equal FLOPs, and take the loss over equal rows"
         yield f"To compare it, {fair}."
+    if variant.cause is Cause.TARGET:
+        yield "A target between the first and the last validation of every trial would have a number."
     exact = variant.exact
     if exact and exact.metric in PEAK_METRICS and exact.seeds and not any(pair.change for pair in exact.seeds):
         yield "Not one byte changed: its gates do not affect memory at the peak. If the peak moves, this may change."

@@ -19,12 +19,14 @@ from experiments.errors import SpecError
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
 from experiments.reporting.pages.circumstance_tables import rule_in_words
+from experiments.reporting.sentences import confound
 from experiments.reporting.verdict_layout import lay_out
 from tests.factories import make_receipt, make_spec
 
 LEVEL = FIRST_SHARE * ALPHA
 TIMED, EVERY, WARMUP = 60, 6, 1
 POINTS = TIMED // EVERY
+TO = {"metric": "tokens_to_loss", "margin": "1%", "target": "5 nats"}
 Curves = Mapping[tuple[int, str], Sequence[float]]
 
 
@@ -360,6 +362,25 @@ def test_pages_name_the_target_and_how_the_effect_is_estimated() -> None:
     assert "Effect: variant / baseline, the geometric mean over the seeds." in lay_out(verdict).answers.note
 
 
+@pytest.mark.parametrize(
+    ("primary", "compared"),
+    [
+        ({"metric": "loss_val", "margin": "1%"}, True),
+        (TO, True),
+        ({**TO, "target": "1 nats"}, True),
+        ({"metric": "tokens_per_s", "margin": "1%"}, False),
+    ],
+)
+def test_losses_that_decide_are_compared(primary: dict[str, Any], compared: bool) -> None:
+    """Also where a target is never reached."""
+    variants = {"wider": {"overrides": {"learning_rate": 0.001}}}
+    spec = curve_spec("tokens_to_loss", variants=variants, verdict__primary=primary)
+    found = judged(spec, drawn_curves(np.random.default_rng(9), 8))
+    said = confound(found)
+    assert said is not None
+    assert ("losses not compared" in said) is not compared
+
+
 def test_the_rule_has_the_target_and_says_how_curves_are_read() -> None:
     rule = rule_of(curve_spec("tokens_to_loss"))
     assert rule["primary"]["target"] == "5 nats"
@@ -369,7 +390,6 @@ def test_the_rule_has_the_target_and_says_how_curves_are_read() -> None:
     assert "calibration" not in rule_of(curve_spec("seconds_to_loss"))["comparison"]
 
 
-TO = {"metric": "tokens_to_loss", "margin": "1%", "target": "5 nats"}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no schedule": ({"workload__steps": {"timed": 60, "val_rows": 2}}, "#/workload/steps/val_every", "gives 0"),
     "too few points": (
