@@ -10,7 +10,10 @@ from scipy import interpolate, stats
 
 from experiments.analysis.curves import loss_at, place_of
 from experiments.analysis.judge import judge
+from experiments.analysis.noise.calibrate import key_of
 from experiments.analysis.verdicts import Cause, VariantVerdict
+from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
+from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, make_plan
 from experiments.design.power import ALPHA, FIRST_SHARE
 from experiments.design.rule import rule_of
@@ -257,6 +260,15 @@ def test_only_numbers_of_seconds_need_a_calibrated_device(metric: str, needs_blo
     assert found.measured is VerdictWord.BETTER
     assert found.cause is (Cause.UNCALIBRATED if needs_blocks else None)
     assert judged(spec, curves, CALIBRATED).verdict is VerdictWord.BETTER
+
+
+def test_a_a_blocks_of_a_curve_measure_its_throughput_with_the_same_schedule() -> None:
+    spec = curve_spec("seconds_to_loss")
+    calibration = parse_spec(calibration_spec(spec, node_class="cpu", blocks=20, order_seed=1), CONTENT_TYPE)
+    assert calibration.verdict.primary.metric == "tokens_per_s"
+    other = curve_spec("seconds_to_loss", workload__steps__val_every=2 * EVERY)
+    keys = [key_of(one, make_receipt(make_plan(one), 0, "baseline")) for one in (spec, calibration, other)]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_target_that_one_arm_never_reaches_is_said_and_decides_nothing() -> None:
