@@ -67,7 +67,7 @@ def test_every_recipe_is_a_line_and_a_named_one_shows_every_value() -> None:
     shown = [line.split() for line in recipes("hybrid-tiny").splitlines()]
     tiny = ROWS["hybrid-tiny"]
     for name, value in {**tiny.overrides, **tiny.gates}.items():
-        assert [name, show(value)] in shown
+        assert [name, *show(value).split()] in shown  # no second corpus is an empty cell
     assert [words[0] for words in shown if words].count("micro_batch") == 1
 
 
