@@ -216,7 +216,7 @@ class Costs(Frozen):
             if multiple is not None:
                 yield f"equal {name}" if multiple == 1 else f"{_shown(multiple)} times the {name}"
         if self.seconds is not None:
-            yield f"{_shown(float(f'{self.seconds:.2g}'))} times the seconds, as measured"
+            yield f"{_shown(float(f'{self.seconds:.3g}'))} times the seconds, as measured"
 
 
 def _shown(multiple: float) -> str:

@@ -14,7 +14,7 @@ from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.pictures import drawing
 from experiments.reporting.pictures.drawing import INK, PAPER, SOFT, ArmStyle
-from experiments.reporting.verdict_layout import interval_heading
+from experiments.reporting.verdict_layout import interval_heading, over_seeds
 from experiments.reporting.view import AblationView
 
 WIDTH_IN = 8.2
@@ -63,6 +63,12 @@ def _changes(view: AblationView, metric: str) -> dict[str, Changes]:
     return {arm: changes for arm in arms if (changes := view.changes(arm, metric))}
 
 
+_POSITION_AND_LOGARITHM = (
+    f"the verdict's mean, corrected for the position in the block, computed on ln(variant{wording.SPACE}/"
+    f"{wording.SPACE}baseline) and shown in percent"
+)
+
+
 def _differences_caption(
     view: AblationView, metric: str, changes: dict[str, Changes], blocks: list[int], below: str | None
 ) -> str:
@@ -73,11 +79,8 @@ def _differences_caption(
         "same block, in percent."
     ]
     if view.verdict is not None and drawing.comparisons(view.verdict):
-        sentences.append(
-            f"Line and tint: the verdict's mean, corrected for the position in the block, and its "
-            f"{interval_heading(view.verdict)}, computed on ln(variant{wording.SPACE}/{wording.SPACE}baseline) and "
-            "shown in percent. Grey band: the margin."
-        )
+        mean = "the verdict's mean over the seeds" if over_seeds(view.verdict) else _POSITION_AND_LOGARITHM
+        sentences.append(f"Line and tint: {mean}, and its {interval_heading(view.verdict)}. Grey band: the margin.")
     if below:
         sentences.append(f"Bottom: {below}, for every arm.")
     if left_out_blocks:

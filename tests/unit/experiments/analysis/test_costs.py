@@ -90,5 +90,5 @@ def test_equal_costs_are_called_equal_and_unknown_ones_are_left_out() -> None:
     assert list(costs.in_words()) == [
         "equal tokens",
         "0.9981 times the model FLOPs",
-        "0.89 times the seconds, as measured",
+        "0.889 times the seconds, as measured",
     ]

@@ -31,6 +31,7 @@ def judged(path: str) -> Verdict:
         "2026-11-26-own-code-h200/blocks-1-3.tar.gz",
         "2026-11-26-trainers/litgpt/planted.tar.gz",
         "2026-11-26-quality-cpu/bundle.tar.gz",
+        "2026-11-26-quality-h100/bundle.tar.gz",
     ],
 )
 def test_a_stored_bundle_is_judged_by_its_rule(path: str) -> None:
