@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -87,25 +86,35 @@ while True:
 
 def test_racing_holders_of_several_devices_never_block_each_other_and_may_be_killed_at_any_time(tmp_path: Path) -> None:
     """Five processes take two to four of four locks in any order; one after another dies of SIGKILL. All go on."""
-    command = [sys.executable, "-c", _RACE, str(tmp_path)]
-    racers = [subprocess.Popen([*command, str(seed)], cwd=ROOT, stdout=subprocess.PIPE, text=True) for seed in range(5)]
+    command, taken = [sys.executable, "-c", _RACE, str(tmp_path)], [tmp_path / f"{seed}.txt" for seed in range(5)]
+    racers = []
+    for seed, path in enumerate(taken):
+        with path.open("w") as output:
+            racers.append(subprocess.Popen([*command, str(seed)], cwd=ROOT, stdout=output))
     try:
-        for racer in racers:
-            assert racer.stdout is not None
-            assert racer.stdout.readline().startswith("took")
-        for racer in racers[:-1]:
-            time.sleep(0.5)
+        _wait_for(taken, 6)
+        for dead, racer in enumerate(racers[:-1]):
             racer.kill()
+            racer.wait()
+            _wait_for(taken[dead + 1 :], 6)
     finally:
-        time.sleep(0.5)
-        racers[-1].kill()
-    counts = []
-    for racer in racers:
-        lines = racer.communicate()[0].splitlines()
-        counts.append(sum(line.startswith("took") for line in lines))
-    assert min(counts) > 5, counts
+        for racer in racers:
+            racer.kill()
+            racer.wait()
     with _trainer(str(tmp_path), "a", "b", "c", "d"):
         pass
+
+
+def _wait_for(paths: list[Path], more: int) -> None:
+    """Wait until every racer has taken its devices so many times more."""
+    goals = {path: _times(path) + more for path in paths}
+    until(
+        lambda: all(_times(path) >= goal for path, goal in goals.items()), 60.0, what="a racer that takes its devices"
+    )
+
+
+def _times(path: Path) -> int:
+    return path.read_text().count("took")
 
 
 def test_two_holders_never_have_one_device(tmp_path: Path) -> None:
