@@ -101,7 +101,7 @@ def test_other_work_is_said_wherever_the_answer_is() -> None:
     texts = (lay_out(found).lead, line.headline, verdict_markdown(found), str(asked(found).reason))
     assert [other in text for text in texts] == [True] * 4
     assert (line.word.text, line.word.tone) == ("inconclusive", "open")
-    assert "less peak allocated memory by 23.08" in line.headline
+    assert "peak allocated memory 23.08" in line.headline
     assert [one.arm for one in lay_out(found).variants] == ["plain", "asked"], "the best comes first, of what compares"
 
 

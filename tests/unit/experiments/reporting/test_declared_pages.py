@@ -61,7 +61,7 @@ def test_every_medium_says_the_direction(better: str, word: str, decision: str, 
         assert "lower" in medium
         assert decision in medium
     assert "val_bpb decides over 6 blocks" in page
-    assert "val_bpb lower by " in page
+    assert "% lower (" in page
     assert "proved to be worse than the baseline&#39;s by less than 1%" in page
     assert f"{result}" in text
     assert view.answer is not None
