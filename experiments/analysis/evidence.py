@@ -1,15 +1,19 @@
 """Evidence: the receipts of an ablation as pairs of a variant and the baseline, and reasons to exclude a variant."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 from experiments.analysis.guards import (
     between_blocks_problem,
     block_problems,
     clock_problem,
     order_problems,
+    pause_s,
     program_problem,
     receipt_problems,
+    started,
     unchanged_kernels,
 )
 from experiments.analysis.statistics import log_of_ratio
@@ -30,6 +34,10 @@ _ENDED = {
     Outcome.INVALID: "were invalid",
 }
 """How trials with an outcome ended; the first outcome among a variant's trials is its verdict."""
+
+
+LONGEST_PAUSE_S = 120.0
+"""A trial that began later than this after the end of another one does not follow it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +119,19 @@ class WholeBlocks:
     def in_block(self, index: int) -> tuple[Receipt, ...]:
         """Return every receipt of block `index`, even if the block does not count."""
         return tuple(receipt for (block, _), receipt in self._by_place.items() if block == index)
+
+    @cached_property
+    def before(self) -> Mapping[str, str]:
+        """By digest of a receipt, the arm of the trial that ended right before it on the same device."""
+        by_device: dict[tuple[str, str], list[Receipt]] = {}
+        for receipt in sorted(self._by_place.values(), key=started):
+            by_device.setdefault((receipt.ids.node, str(receipt.ids.device)), []).append(receipt)
+        return {
+            later.digest: earlier.arm
+            for receipts in by_device.values()
+            for earlier, later in pairwise(receipts)
+            if pause_s(earlier, later) <= LONGEST_PAUSE_S and later.waited_s is None
+        }
 
     def _blocks_with(self, variant: str) -> tuple[BlockPlan, ...]:
         both = (variant, self.plan.baseline.name)

@@ -138,14 +138,20 @@ def order_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
     for earlier, later in pairwise(in_order):
         if later.ids.position - earlier.ids.position != 1:
             continue
-        pause = (_start(later) - _start(earlier)).total_seconds() - earlier.wall_s
+        pause = pause_s(earlier, later)
         if pause < -MAX_BACKWARD_S:
             yield f"arm '{later.arm}' started {-pause:.0f} s before arm '{earlier.arm}' had ended"
         if pause > MAX_PAUSE_S:
             yield f"arm '{later.arm}' started {pause:.0f} s after arm '{earlier.arm}'; allowed: {MAX_PAUSE_S:.0f} s"
 
 
-def _start(receipt: Receipt) -> datetime:
+def pause_s(earlier: Receipt, later: Receipt) -> float:
+    """Return the seconds from the end of one trial to the start of another one; negative if they overlap."""
+    return (started(later) - started(earlier)).total_seconds() - earlier.wall_s
+
+
+def started(receipt: Receipt) -> datetime:
+    """Return when a trial started."""
     return datetime.fromisoformat(receipt.started_at)
 
 

@@ -5,8 +5,6 @@ They are notes beside a verdict. A verdict that does not hold without what trial
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import pairwise
 
 import numpy as np
 import scipy
@@ -16,12 +14,9 @@ from experiments.analysis.evidence import Evidence, Pair, WholeBlocks
 from experiments.analysis.sample_checks import spread_ratio
 from experiments.analysis.statistics import Array, Fit, log_ratio, percent
 from experiments.outcomes import VerdictWord
-from experiments.records.receipts import Receipt
 
 LEVEL = 0.05
 """Level of each test."""
-LONGEST_GAP_S = 120.0
-"""A trial that began later than this after the end of another one does not follow it."""
 _FEWEST_ON_A_NODE = 2
 
 
@@ -45,6 +40,11 @@ class CarryOver:
     p: float
     """Two-sided p value that nothing is carried over."""
 
+    def in_words(self) -> str:
+        """Return the numbers as a note."""
+        change = f"a trial right after one of this arm differs by {percent(self.carried):+.2f} % (p {self.p:.2g})"
+        return f"{change}; without that, the effect is {percent(float(self.fit.mean)):+.2f} %"
+
 
 def influences(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterator[str]:
     """Yield what besides the variant's change moves or describes the differences of `sample`, one note for each."""
@@ -54,30 +54,33 @@ def influences(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterat
         factor = f"steadier by a factor of {1 / share:.2g}" if share < 1 else f"less steady by a factor of {share:.2g}"
         deviation = f"{share:.2g} of the baseline's standard deviation [{low:.2g}, {high:.2g}]"
         yield f"the variant's runs are {factor}: {deviation}"
-    if sample.baseline is None and not sample.independent and len(sample.differences) == len(evidence.pairs):
-        yield from _carried_over(evidence, whole, sample)
+    carried = proved_carry_over(evidence, whole, sample)
+    if carried is not None:
+        yield carried.in_words()
+    if _of_blocks(evidence, sample):
         yield from _by_node(evidence.pairs, sample)
 
 
-def _carried_over(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> Iterator[str]:
+def proved_carry_over(evidence: Evidence, whole: WholeBlocks, sample: Sample) -> CarryOver | None:
+    """Return what a trial of the variant does to the next one, if that is proved; else None, as for seeds."""
+    if not _of_blocks(evidence, sample):
+        return None
     after = follows(evidence, whole)
     tested = carry_over(sample, after) if any(after) else None
-    if tested is None or tested.p > LEVEL:
-        return
-    yield _described(tested)
+    return tested if tested is not None and tested.p <= LEVEL else None
+
+
+def _of_blocks(evidence: Evidence, sample: Sample) -> bool:
+    """Return whether the sample has the difference of times of every block."""
+    return sample.baseline is None and not sample.independent and len(sample.differences) == len(evidence.pairs)
 
 
 def explained_by_carry_over(
     evidence: Evidence, whole: WholeBlocks, sample: Sample, word: VerdictWord, rule: WordTests
 ) -> str | None:
     """Return what trials do to the next one, if that is proved and `word` does not hold without it; else None."""
-    if sample.baseline is not None or sample.independent or len(sample.differences) != len(evidence.pairs):
-        return None
-    after = follows(evidence, whole)
-    tested = carry_over(sample, after) if any(after) else None
-    if tested is None or tested.p > LEVEL or holds(word, tested.fit, rule):
-        return None
-    return _described(tested)
+    tested = proved_carry_over(evidence, whole, sample)
+    return None if tested is None or holds(word, tested.fit, rule) else tested.in_words()
 
 
 def holds(word: VerdictWord, fitted: Fit, rule: WordTests) -> bool:
@@ -86,11 +89,6 @@ def holds(word: VerdictWord, fitted: Fit, rule: WordTests) -> bool:
     if word is VerdictWord.SAME:
         return bool(fitted.p_same(low, high) <= rule.level)
     return bool(fitted.p_different() <= rule.level) and not low <= float(fitted.mean) <= high
-
-
-def _described(tested: CarryOver) -> str:
-    change = f"a trial right after one of this arm differs by {percent(tested.carried):+.2f} % (p {tested.p:.2g})"
-    return f"{change}; without that, the effect is {percent(float(tested.fit.mean)):+.2f} %"
 
 
 def carry_over(sample: Sample, after: Sequence[int]) -> CarryOver | None:
@@ -125,39 +123,18 @@ def _least_squares(columns: Array, d: Array) -> tuple[Array, Array, float, int] 
     freedom = d.size - columns.shape[1]
     if freedom < 2 or np.linalg.matrix_rank(columns) < columns.shape[1]:
         return None
-    inverse = np.linalg.inv(columns.T @ columns)
-    values = inverse @ columns.T @ d
-    sd = float(np.sqrt(np.sum((d - columns @ values) ** 2) / freedom))
-    return values, sd * np.sqrt(np.diag(inverse)), sd, freedom
+    values, squares = _fitted(columns, d)
+    sd = float(np.sqrt(squares / freedom))
+    return values, sd * np.sqrt(np.diag(np.linalg.inv(columns.T @ columns))), sd, freedom
 
 
 def follows(evidence: Evidence, whole: WholeBlocks) -> list[int]:
     """Return for each pair which of its trials ran right after a trial of the variant: 1, -1, or 0 (`carry_over`)."""
-    before = _before(whole)
-    name = evidence.arm.name
+    before, name = whole.before, evidence.arm.name
     return [
         (before.get(pair.variant.digest) == name) - (before.get(pair.baseline.digest) == name)
         for pair in evidence.pairs
     ]
-
-
-def _before(whole: WholeBlocks) -> dict[str, str]:
-    """Return by receipt the arm of the trial that ended right before it on the same device."""
-    by_device: dict[str, list[Receipt]] = {}
-    for block in whole.plan.blocks:
-        for receipt in whole.in_block(block.index):
-            by_device.setdefault(f"{receipt.ids.node} {receipt.ids.device}", []).append(receipt)
-    before = {}
-    for receipts in by_device.values():
-        ordered = sorted(receipts, key=_started)
-        for earlier, later in pairwise(ordered):
-            if _started(later) - _started(earlier) - earlier.wall_s <= LONGEST_GAP_S and later.waited_s is None:
-                before[later.digest] = earlier.arm
-    return before
-
-
-def _started(receipt: Receipt) -> float:
-    return datetime.fromisoformat(receipt.started_at).timestamp()
 
 
 def _by_node(pairs: Sequence[Pair], sample: Sample) -> Iterator[str]:

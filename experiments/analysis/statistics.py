@@ -136,11 +136,17 @@ def fit(differences: ArrayLike, places: ArrayLike) -> Fit:
     weight = np.where(has_slope, spread, 1.0)
     slope = np.sum(centred * d, axis=-1) / weight
     shift = np.where(has_slope, x.mean(axis=-1), 0.0)
-    residual = d - d.mean(axis=-1, keepdims=True) - slope[..., None] * centred
+    residual = _around(d, x, slope)
     freedom = np.where(has_slope, blocks - 2.0, blocks - 1.0)
     sd = np.sqrt(np.sum(residual**2, axis=-1) / freedom)
     se = sd * np.sqrt(1 / blocks + shift**2 / weight)
     return Fit(blocks=blocks, mean=d.mean(axis=-1) - slope * shift, se=se, sd=sd, slope=slope, freedom=freedom)
+
+
+def _around(d: Array, x: Array, slope: Array) -> Array:
+    """Return d without its mean and without `slope` times x, which is centred."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return np.asarray(d - d.mean(axis=-1, keepdims=True) - slope[..., None] * centred, dtype=np.float64)
 
 
 def serial_correlation(differences: ArrayLike, places: ArrayLike) -> tuple[Array, Array]:
@@ -151,8 +157,7 @@ def serial_correlation(differences: ArrayLike, places: ArrayLike) -> tuple[Array
     """
     d = np.asarray(differences, dtype=np.float64)
     x = np.broadcast_to(np.asarray(places, dtype=np.float64), d.shape)
-    slope = fit(d, x).slope
-    away = d - d.mean(axis=-1, keepdims=True) - slope[..., None] * (x - x.mean(axis=-1, keepdims=True))
+    away = _around(d, x, fit(d, x).slope)
     n, squares = d.shape[-1], np.sum(away**2, axis=-1)
     r = np.sum(away[..., 1:] * away[..., :-1], axis=-1) / np.where(squares > 0, squares, 1.0)
     z = (r + 1 / n) / ((n - 2) / n / math.sqrt(n - 1))
