@@ -116,9 +116,8 @@ def sample_of(evidence: Evidence, metric: str, target: Difference | None = None)
 
 def _curve_sample(evidence: Evidence, metric: str, target: float | None) -> Sample | None:
     """Return the difference of every block from the curves of its trials."""
-    found = [readings(pair, metric, target) for pair in evidence.pairs]
-    read = [both for both in found if both is not None]
-    if len(read) < max(len(found), FEWEST_BLOCKS):
+    read = [both for pair in evidence.pairs if (both := readings(pair, metric, target)) is not None]
+    if len(read) < max(len(evidence.pairs), FEWEST_BLOCKS):
         return None
     clocked = METRICS[metric].clocked
     places = tuple((pair.variant.ids.position - pair.baseline.ids.position) * clocked for pair in evidence.pairs)

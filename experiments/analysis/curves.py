@@ -14,7 +14,8 @@ import numpy as np
 
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.statistics import mean_of
-from experiments.design.metrics import METRICS
+from experiments.design.metrics import CURVE_METRICS, METRICS
+from experiments.design.spec_values import Difference
 from experiments.outcomes import Outcome
 from experiments.records.receipts import CurvePoint, Receipt
 
@@ -112,16 +113,18 @@ def readings(pair: Pair, metric: str, target: float | None) -> tuple[Reading, Re
         if place < max(own[0][0], base[0][0]):
             return None
         return loss_at(own, place), loss_at(base, place)
-    found = place_of(own, target or 0.0), place_of(base, target or 0.0)
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    mine, theirs = place_of(own, target or 0.0), place_of(base, target or 0.0)
+    return None if mine is None or theirs is None else (mine, theirs)
 
 
-def off_the_curves(evidence: Evidence, metric: str, target: float | None, level: float) -> str | None:
-    """Say which curves do not have the number; None if all have it, or if a trial has no curve at all.
+def off_the_curves(evidence: Evidence, metric: str, target: Difference | None, level: float) -> str | None:
+    """Say which curves do not have the number; None if all have it, if a trial has no curve, or for other metrics.
 
     A trial that never reaches the target is censored. Leaving it out would leave out the worst trials. If one arm
     reaches it with every seed and the other with none, a sign test at `level` shows which needs less.
     """
+    if metric not in CURVE_METRICS:
+        return None
     curves = [
         tuple(curve_of(receipt, axis_of(metric)) for receipt in (pair.variant, pair.baseline))
         for pair in evidence.pairs
@@ -131,7 +134,7 @@ def off_the_curves(evidence: Evidence, metric: str, target: float | None, level:
     if metric == LOSS_AT_TIME:
         apart = sum(min(own[-1][0], base[-1][0]) < max(own[0][0], base[0][0]) for own, base in curves)
         return f"in {apart} blocks one trial ended before the first validation of the other" if apart else None
-    goal = target or 0.0
+    goal = 0.0 if target is None else target.value
     early = sum(curve[0][1] <= goal for pair in curves for curve in pair)
     if early:
         where = f"{early} of {2 * len(curves)} trials are at or below {goal:g} nats at their first validation"
@@ -155,13 +158,13 @@ def _by_signs(arms: Sequence[Sequence[Curve]], goal: float, names: Sequence[str]
     The order of a seed is known where the arm had reached the target before the other one's end.
     """
     for first, other in ((0, 1), (1, 0)):
-        found = [place_of(curve, goal) for curve in arms[first]]
-        if any(one is None for one in found) or any(place_of(curve, goal) for curve in arms[other]):
+        places = [place_of(curve, goal) for curve in arms[first]]
+        if any(one is None for one in places) or any(place_of(curve, goal) for curve in arms[other]):
             continue
-        known = [one is not None and one.value <= rest[-1][0] for one, rest in zip(found, arms[other], strict=True)]
-        p = 2 * 0.5 ** len(known)
-        if all(known) and p <= level:
-            less = f"{names[first]} needs fewer {unit} (sign test over {len(known)} seeds, p {p:.2g})"
+        sooner = [one is not None and one.value <= rest[-1][0] for one, rest in zip(places, arms[other], strict=True)]
+        p = 2 * 0.5 ** len(sooner)
+        if all(sooner) and p <= level:
+            less = f"{names[first]} needs fewer {unit} (sign test over {len(sooner)} seeds, p {p:.2g})"
             return [f"{less}; by how much, no trial shows"]
     return []
 

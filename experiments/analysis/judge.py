@@ -18,7 +18,7 @@ from experiments.analysis.answer import (
     word_of,
 )
 from experiments.analysis.arm_summary import summarise_arm
-from experiments.analysis.comparing import INDEPENDENT, Dependence, Levels, baseline_mean, compare, sample_of
+from experiments.analysis.comparing import INDEPENDENT, Dependence, Levels, Sample, baseline_mean, compare, sample_of
 from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
@@ -194,6 +194,13 @@ class _Judge:
         number = self._circumstances.family.number_of(evidence.arm.name)
         return self._spec.verdict.level_of(number) * _share_at(self._spec.design.blocks, len(evidence.pairs))
 
+    def _level(self, evidence: Evidence) -> float:
+        """Return the two-sided level of one variant after Bonferroni's correction."""
+        return self._alpha(evidence) / len(self._plan.variants)
+
+    def _sample(self, evidence: Evidence) -> Sample | None:
+        return sample_of(evidence, self.primary.metric, self.primary.target)
+
     def __call__(
         self, evidence: Evidence, exclusion: Exclusion | None, comparisons: Mapping[tuple[str, str], Comparison]
     ) -> VariantVerdict:
@@ -269,12 +276,12 @@ class _Judge:
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 
     def _influences(self, evidence: Evidence) -> Iterator[str]:
-        sample = sample_of(evidence, self.primary.metric, self.primary.target)
+        sample = self._sample(evidence)
         return iter(()) if sample is None else influences(evidence, self._whole, sample)
 
     def _requirements(self, evidence: Evidence) -> tuple[RequirementResult, ...]:
         node_class = NODE_CLASSES[self._plan.node_class]
-        level = self._alpha(evidence) / len(self._plan.variants)
+        level = self._level(evidence)
         uncalibrated = self._circumstances.admission.refused_because
         dependence = self._dependence if self.version >= OWN_DEPENDENCE_SINCE else INDEPENDENT
         return tuple(
@@ -290,12 +297,6 @@ class _Judge:
         other = self._other_work(evidence, METRICS[requirement.metric])
         return None if other is None else result_of(requirement, None, f"{other}, so the two are not comparable")
 
-    def _off_the_curves(self, evidence: Evidence) -> str | None:
-        if self.primary.metric not in CURVE_METRICS:
-            return None
-        target = None if self.primary.target is None else self.primary.target.value
-        return off_the_curves(evidence, self.primary.metric, target, self._alpha(evidence) / len(self._plan.variants))
-
     def _answer(
         self,
         evidence: Evidence,
@@ -308,14 +309,15 @@ class _Judge:
         absent = _missing(self._spec, evidence.pairs, self._circumstances)
         no_number = no_ratio(evidence, self.primary.metric)
         cause = Cause.NO_RATIO if no_number else Cause.TARGET
-        no_number = no_number or self._off_the_curves(evidence)
+        rule = self.primary
+        no_number = no_number or off_the_curves(evidence, rule.metric, rule.target, self._level(evidence))
         if no_number and not absent:
             return undecided(cause, no_number)
         if absent or primary is None:
             return undecided(Cause.MISSING, _reason_missing(absent, primary))
         if isinstance(primary, ExactResult):
             return capped(as_measured(primary.word, primary.reason), Cause.OTHER_WORK, other)
-        sample = sample_of(evidence, self.primary.metric, self.primary.target)
+        sample = self._sample(evidence)
         if sample is None:
             raise AssertionError("a comparison without a sample")
         stalls = stalls_differ(sample, self.primary.margin_pct)
@@ -330,7 +332,7 @@ class _Judge:
         spreads = spreads_differ(sample, over_seeds=over_seeds, any_spread=any_spread)
         answer = capped(answer, Cause.SPREADS, spreads)
         if self.version >= CARRY_OVER_SINCE:
-            tests = WordTests(level=primary.alpha / len(self._plan.variants), margin_pct=self.primary.margin_pct)
+            tests = WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
             carried = explained_by_carry_over(evidence, self._whole, sample, answer.published, tests)
             answer = capped(answer, Cause.CARRY_OVER, carried)
         answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))

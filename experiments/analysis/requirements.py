@@ -15,7 +15,7 @@ from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.statistics import Fit
 from experiments.analysis.verdicts import RequirementResult, unit_of_shares
 from experiments.block_numbers import block_name
-from experiments.design.metrics import CURVE_METRICS, METRICS, SEED_METRICS, TIMED_METRICS, find_metric
+from experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, find_metric
 from experiments.design.plan import is_resident
 from experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
 from experiments.design.spec_values import Difference
@@ -67,10 +67,7 @@ def _judge_by_test(
     name = requirement.metric
     relative = bound.relative or name in SEED_METRICS
     sample = sample_of(evidence, name, requirement.target) if relative else paired_sample(evidence, name)
-    off = None
-    if name in CURVE_METRICS:
-        goal = None if requirement.target is None else requirement.target.value
-        off = off_the_curves(evidence, name, goal, level)
+    off = off_the_curves(evidence, name, requirement.target, level)
     if off is not None:
         return result_of(requirement, None, off)
     if sample is None:

@@ -178,24 +178,24 @@ def _detects(answer: "PlanPublic") -> str:
         noise = "for each percent of noise between neighbouring trials"
         exact = "any change: the metric that decides is exact"
         return exact if per_sd is None else f"{wording.size_percent(per_sd)} {noise}"
-    blocks = (
-        "no allowed number of blocks proves"
+    unit = "block" if sizing.baseline is None else "seed"
+    enough = (
+        f"no allowed number of {unit}s proves"
         if sizing.blocks_needed is None
-        else f"{wording.counted(sizing.blocks_needed, 'block')} prove"
+        else f"{wording.counted(sizing.blocks_needed, unit)} prove"
     )
     noise = (
         f"sd of at most {wording.size_percent(sizing.sd_upper_pct)} between neighbouring trials, "
         f"over windows of {wording.counted(answer.window_steps, 'timed step')}"
     )
     if sizing.baseline is not None:
-        blocks = blocks.replace("block", "seed")
         noise = (
             f"sd of at most {wording.size_percent(sizing.sd_upper_pct)} between seeds in '{sizing.earlier}', whose "
             f"baseline had {sizing.baseline:.4g}; another variant may scatter differently"
         )
     text = (
         f"{wording.size_percent(sizing.mde_pct)} at the measured noise ({noise}); a true gain of "
-        f"{wording.size_percent(sizing.adopted_pct)} is adopted in 80 % of cases; {blocks} a gain of "
+        f"{wording.size_percent(sizing.adopted_pct)} is adopted in 80 % of cases; {enough} a gain of "
         f"{wording.plain_percent(sizing.aim_pct)} to be beyond the margin"
     )
     return f"{text}; {FEWER_BLOCKS}" if _is_costly(answer) else text

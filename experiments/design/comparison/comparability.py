@@ -45,8 +45,8 @@ def unlike(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> U
 
 def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
     """Say how the work of two arms' configurations differs in what `metric` counts; None if it does not."""
-    found = unlike(metric, own, base)
-    return found and found.why
+    difference = unlike(metric, own, base)
+    return difference and difference.why
 
 
 def _other_tokens(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | None:
@@ -116,10 +116,10 @@ def comparison_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[Spe
     names |= {("verdict", "require", n, "metric"): (one.metric, one) for n, one in enumerate(spec.verdict.require)}
     for place, (name, requirement) in names.items():
         for arm in arms[1:]:
-            found = _unlike_by(spec.metric_named(name), requirement, arm.config, arms[0].config)
-            if found is not None:
-                detail = f"'{name}' does not compare variant '{arm.name}' with the baseline: {found.why}"
-                yield SpecProblem(pointer=pointer(*place), detail=detail, hint=f"fair: {found.fair}")
+            difference = _unlike_by(spec.metric_named(name), requirement, arm.config, arms[0].config)
+            if difference is not None:
+                detail = f"'{name}' does not compare variant '{arm.name}' with the baseline: {difference.why}"
+                yield SpecProblem(pointer=pointer(*place), detail=detail, hint=f"fair: {difference.fair}")
 
 
 def _unlike_by(

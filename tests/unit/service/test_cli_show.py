@@ -124,6 +124,11 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
     return PlanPublic.model_validate(values | changes)
 
 
+def sizing_of(adopt_if_pct: float, **numbers: Any) -> Sizing:
+    """Return the sizing of a design that proves just less than the gain from which the rule adopts."""
+    return Sizing(adopt_if_pct=adopt_if_pct, aim_pct=adopt_if_pct, proved_pct=adopt_if_pct - 0.1, **numbers)
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -> None:
     said = " ".join(_text(tables.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
@@ -133,16 +138,7 @@ def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -
 
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:
-    noise = Sizing(
-        calibration="c",
-        sd_upper_pct=37.0,
-        mde_pct=3.9,
-        proved_pct=4.9,
-        adopted_pct=5.6,
-        adopt_if_pct=5.0,
-        aim_pct=5.0,
-        blocks_needed=1873,
-    )
+    noise = sizing_of(5.0, calibration="c", sd_upper_pct=37.0, mde_pct=3.9, adopted_pct=5.6, blocks_needed=1873)
     plan = plan_of(1873, sizing=noise, expected_device_minutes=196.04, warnings=["180 [are] not enough"])
     said = " ".join(_text(tables.plan(plan), width=200).split())
     assert "device minutes about 196.0" in said
@@ -166,18 +162,8 @@ WAITS = "a free node of class 'cpu' (1 live, 12 blocks ahead in the queue, about
 def test_a_plan_of_a_loss_speaks_of_seeds_and_of_the_ablation_that_shows_their_spread() -> None:
     untried = plan_of(12, over_seeds=True, mde_pct_per_sd_pct=None)
     assert "unknown: no earlier ablation of this baseline" in " ".join(_text(tables.plan(untried), width=200).split())
-    sizing = Sizing(
-        calibration=None,
-        earlier="rotary",
-        baseline=3.25,
-        sd_upper_pct=0.8,
-        mde_pct=0.7,
-        proved_pct=1.0,
-        adopted_pct=1.7,
-        adopt_if_pct=1.5,
-        aim_pct=1.5,
-        blocks_needed=20,
-    )
+    spread = {"calibration": None, "earlier": "rotary", "baseline": 3.25, "sd_upper_pct": 0.8}
+    sizing = sizing_of(1.5, **spread, mde_pct=0.7, adopted_pct=1.7, blocks_needed=20)
     shown = plan_of(12, over_seeds=True, mde_pct_per_sd_pct=None, sizing=sizing)
     said = " ".join(_text(tables.plan(shown), width=200).split())
     assert "sd of at most 0.80 % between seeds in 'rotary', whose baseline had 3.25" in said
