@@ -1,7 +1,6 @@
 """The page of an ablation: its state, grid, running trials with curves, failures, answer and report."""
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,48 +26,7 @@ from service.store.ablations.sessions import session_of
 from service.store.nodes import nodes
 from service.web.answers import ShortAnswer, read_answer
 from service.web.grid import Grid, read_grid
-
-WIDTH, HEIGHT = 320, 90
-_MARGIN = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """One quantity over the steps of a trial."""
-
-    label: str
-    points: str
-    """In SVG's form for `polyline`, in a box of `WIDTH` by `HEIGHT`."""
-    low: str
-    high: str
-    newest: str
-    steps: tuple[int, int]
-    """The first and the last."""
-
-    @property
-    def described(self) -> str:
-        """Describe the picture for screen readers."""
-        first, last = self.steps
-        return f"{self.label} over steps {first} to {last}: from {self.low} to {self.high}, now {self.newest}"
-
-
-def draw_curve(label: str, steps: Sequence[int], values: Sequence[float | None]) -> Curve | None:
-    """Return the curve through the finite values; None with fewer than two of them."""
-    finite = [(x, y) for x, y in zip(steps, values, strict=True) if y is not None and math.isfinite(y)]
-    if len(finite) < 2:
-        return None
-    xs, ys = zip(*finite, strict=True)
-    points = " ".join(f"{_at(x, xs, WIDTH):.1f},{HEIGHT - _at(y, ys, HEIGHT):.1f}" for x, y in finite)
-    low, high, newest = (wording.number(y) for y in (min(ys), max(ys), ys[-1]))
-    return Curve(label=label, points=points, low=low, high=high, newest=newest, steps=(xs[0], xs[-1]))
-
-
-def _at(value: float, among: Sequence[float], size: int) -> float:
-    """Return a value's place between the least and the largest; the middle if all are equal."""
-    low, high = min(among), max(among)
-    share = (value - low) / (high - low) if high > low else 0.5
-    return _MARGIN + share * (size - 2 * _MARGIN)
-
+from service.web.live_curves import LivePicture, live_curves
 
 MOST_LIVE = 6
 MOST_FAILURES = 10
@@ -86,7 +44,6 @@ class LiveTrial:
     block: str
     node: str
     steps: str
-    curves: tuple[Curve, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +69,8 @@ class LivePart:
     """Of the last event that it shows."""
     grid: Grid
     trials: tuple[LiveTrial, ...]
+    curves: tuple[LivePicture, ...]
+    """None once the ablation is over: the report has the curves then."""
     failures: tuple[Failure, ...]
     failed: int
     """Number of broken attempts and trials without a measurement, shown or not."""
@@ -172,32 +131,22 @@ def _live_part(
     broken = ablations.newest_breaks(connection, ablation_id, limit=MOST_FAILURES)
     unmeasured = ablations.newest_unmeasured(connection, ablation_id, limit=MOST_UNMEASURED)
     has_more = len(unmeasured) == MOST_UNMEASURED
+    names = [arm["name"] for arm in arms]
     num_unmeasured = ablations.count_unmeasured(connection, ablation_id) if has_more else len(unmeasured)
     return LivePart(
         row=row,
         over=row.state in OVER,
         seq=seq,
-        grid=read_grid(connection, row, [arm["name"] for arm in arms]),
-        trials=tuple(_live(connection, one) for one in nodes.running_trials(connection, ablation_id, limit=MOST_LIVE)),
+        grid=read_grid(connection, row, names),
+        trials=tuple(map(_live, nodes.running_trials(connection, ablation_id, limit=MOST_LIVE))),
+        curves=() if row.state in OVER else live_curves(connection, ablation_id, names),
         failures=(*(_broken(connection, one) for one in broken), *_unmeasured(connection, unmeasured)),
         failed=ablations.count_breaks(connection, ablation_id) + num_unmeasured,
     )
 
 
-def _live(connection: Connection, row: Row[Any]) -> LiveTrial:
-    beats = nodes.heartbeats(connection, row.id)
-    steps = [int(one["steps_done"]) for one in beats]
-    curves = (
-        draw_curve("loss", steps, [one["loss"] for one in beats]),
-        draw_curve("tokens/s", steps, [one["tokens_per_s"] for one in beats]),
-    )
-    return LiveTrial(
-        arm=row.arm,
-        block=block_name(row.block_index),
-        node=row.node or "",
-        steps=_steps(row),
-        curves=tuple(curve for curve in curves if curve is not None),
-    )
+def _live(row: Row[Any]) -> LiveTrial:
+    return LiveTrial(arm=row.arm, block=block_name(row.block_index), node=row.node or "", steps=_steps(row))
 
 
 def _steps(row: Row[Any]) -> str:

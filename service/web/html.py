@@ -101,6 +101,7 @@ def _environment() -> Environment:
     environment.filters["duration"] = duration
     environment.filters["counted"] = wording.counted
     environment.filters["share"] = wording.share
+    environment.filters["capitalised"] = wording.capitalised
     environment.filters["whole"] = "{:,}".format
     return environment
 

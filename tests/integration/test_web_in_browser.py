@@ -146,13 +146,13 @@ def test_the_live_trial_moves_and_what_somebody_does_stays(
     running = page.locator("#running")
     assert "step 19 of 40" in running.inner_text()
     assert page.locator("#grid tbody tr").count() == 3
-    before = page.locator("#running polyline").first.get_attribute("points")
+    before = page.locator("#curves polyline.now").first.get_attribute("points")
     assert before is not None
     page.locator("#grid-scroll").focus()
     page.evaluate("window.kept = true")
     web_world.beat(api, world.block, range(20, 25))
     expect(running).to_contain_text("step 24 of 40", timeout=PATIENCE_MS)
-    after = page.locator("#running polyline").first.get_attribute("points")
+    after = page.locator("#curves polyline.now").first.get_attribute("points")
     assert after is not None
     assert len(after.split()) == len(before.split()) + 5
     assert page.evaluate("window.kept"), "the page was not loaded again"
@@ -306,7 +306,7 @@ def test_pages_say_the_same_without_javascript(api: Api, world: WebWorld, visit:
     page = visit(scripts=False)
     page.goto(f"{base(api)}/a/{world.running}")
     assert page.locator("#grid tbody tr").count() == 3
-    assert page.locator("#running polyline").count() == 2
+    assert page.locator("#curves polyline.now").count() == 2
     assert "reload this page" in page.locator("#live-state").inner_text()
 
 

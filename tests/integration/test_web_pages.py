@@ -15,7 +15,7 @@ from service.lifecycle import PROJECTIONS, OutboxKind
 from service.principals import SERVICE
 from service.store import outbox
 from service.store.ablations.results import store_projection
-from service.store.tables import ablations
+from service.store.tables import ablations, blocks
 from service.web.answers import read_answer
 from tests import web_world
 from tests.api_stack import Api, api_fixture, nobody_url, served_api
@@ -100,9 +100,20 @@ def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
     assert api.get(f"/v1/ablations/{made}").json()["time_left_s"] == pytest.approx(5 * web_world.BLOCK_S, abs=25)
     text = Person.signed_in(api).get(f"/a/{made}/live").text
     assert "step 5 of 40" in text
-    assert text.count("<polyline") == 2
+    assert text.count('<polyline class="now"') == 2, "loss and throughput of the running trial"
+    assert text.count('<polyline class="mean"') == 6, "of the three arms of the finished block"
     assert "about 8\N{NO-BREAK SPACE}min left" in text
     assert "block 2 on node-b" in text
+    why = {"failure_class": "preempted", "arm": block["trials"][0]["arm"], "message": "wanted elsewhere"}
+    assert api.attempt(block, "report", **why).status_code == 200
+    with api.store.write() as connection:
+        connection.execute(update(blocks).where(blocks.c.ablation_id == made).values(not_before=0))
+    again = web_world.claimed(api, node)
+    assert (again["ablation_id"], again["block_index"]) == (made, block["block_index"])
+    web_world.beat(api, again, range(1, 3))
+    text = Person.signed_in(api).get(f"/a/{made}/live").text
+    assert "step 2 of 40" in text
+    assert text.count('<polyline class="now"') == 0, "one point of the second attempt, and none of the first"
 
 
 def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:

@@ -1,12 +1,13 @@
 """Results of an ablation: its verdict, report and place in MLflow, and the view that they are computed from."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, Select, select, update
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
-from experiments.outcomes import AblationState, TrialState
+from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.receipts import Receipt
 from experiments.reporting.verdict_layout import short_answer
 from experiments.reporting.view import AblationView, TrialView
@@ -129,3 +130,18 @@ def _trials(connection: Connection, ablation_id: str) -> tuple[TrialView, ...]:
         )
         for row in connection.execute(query)
     )
+
+
+def newest_receipts(connection: Connection, ablation_id: str, *, num_blocks: int) -> Sequence[Row[Any]]:
+    """Return arm, block, trial and digest of the measured trials in the newest `num_blocks` finished blocks."""
+    own = (trials.c.ablation_id == ablation_id, trials.c.outcome == Outcome.MEASURED)
+    newest = select(trials.c.block_index).where(*own).distinct().order_by(trials.c.block_index.desc()).limit(num_blocks)
+    columns = (trials.c.arm, trials.c.block_index, trials.c.id.label("trial_id"), receipts.c.digest)
+    query: Select[Any] = select(*columns).join(receipts, receipts.c.trial_id == trials.c.id).where(*own)
+    shown = query.where(trials.c.block_index.in_(newest.scalar_subquery()))
+    return connection.execute(shown.order_by(trials.c.block_index, trials.c.position)).all()
+
+
+def read_payload(connection: Connection, trial_id: str) -> str:
+    """Return the stored JSON of a trial's receipt."""
+    return str(connection.execute(select(receipts.c.payload).where(receipts.c.trial_id == trial_id)).scalar_one())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, case, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, case, delete, select, update
 
 from experiments.outcomes import AblationState, AttemptState, BlockState, FailureClass, TrialState
 from experiments.records.circumstances import AttemptRecord
@@ -23,7 +23,7 @@ from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import join_queue
 from service.store.nodes.placement import ELSEWHERE_S, works_elsewhere
-from service.store.tables import ablations, attempts, blocks, db_now, has_passed, nodes, storable, trials
+from service.store.tables import ablations, attempts, blocks, db_now, events, has_passed, nodes, storable, trials
 
 MAX_STEPS = 2**31 - 1
 AHEAD_S = 600.0
@@ -179,6 +179,12 @@ def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequ
     transitions.flush()
 
 
+def forget_progress(connection: Connection, locked: LockedAttempt) -> None:
+    """Delete the progress of an attempt that ended, so that a curve never has the steps of two attempts."""
+    of_trials = (events.c.subject.in_([row.id for row in locked.trials]), events.c.kind == EventKind.TRIAL_PROGRESS)
+    connection.execute(delete(events).where(*of_trials))
+
+
 def _moments(row: Row[Any], item: TrialProgress) -> dict[str, Any]:
     """Return the time columns of a trial that this heartbeat sets."""
     now = {"started_at": row.started_at is None, "over_at": item.over and row.over_at is None}
@@ -270,6 +276,7 @@ def end_without_result(
         ended = BlockState.FAILED
         _end(transitions, locked, ended, TrialState.FAILED, f"{reason} ({attempt_words(broken, last)})")
     transitions.flush()
+    forget_progress(connection, locked)
     complete_if_done(connection, block.ablation_id)
     return ended
 

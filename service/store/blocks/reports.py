@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, update
+from sqlalchemy import Connection, Row, bindparam, insert, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
 from experiments.records.messages import BlockReport
 from service.errors import StaleToken
-from service.lifecycle import EventKind
 from service.store.blocks.attempts import (
     AttemptFailure,
     LockedAttempt,
@@ -23,13 +22,14 @@ from service.store.blocks.attempts import (
     end_moment,
     end_without_result,
     find_attempt,
+    forget_progress,
     has_token,
     lock_attempt,
     lock_block,
 )
 from service.store.blocks.completion import complete_if_done
 from service.store.blocks.transitions import Transitions
-from service.store.tables import attempts, db_now, events, receipts, trials
+from service.store.tables import attempts, db_now, receipts, trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +109,7 @@ def store_block(
     values = {"lease_until": None, "limit_at": None, "finished_at": db_now(), "message": None}
     transitions.move([block.id], BlockState.RUNNING, BlockState.DONE, reason="reported", **values)
     transitions.flush()
-    progress = (events.c.subject.in_([row.id for row in locked.trials]), events.c.kind == EventKind.TRIAL_PROGRESS)
-    connection.execute(delete(events).where(*progress))
+    forget_progress(connection, locked)
     complete_if_done(connection, block.ablation_id)
     return BlockState.DONE
 

@@ -149,8 +149,18 @@ def running_trials(connection: Connection, ablation_id: str, *, limit: int) -> S
     return connection.execute(query.order_by(blocks.c["index"], trials.c.position).limit(limit)).all()
 
 
+def trials_of_running_blocks(connection: Connection, ablation_id: str, *, limit: int) -> Sequence[Row[Any]]:
+    """Return the started trials of running blocks, in their order: id, arm and index of the block."""
+    query: Select[Any] = select(trials.c.id, trials.c.arm, trials.c.block_index).join(
+        blocks, trials.c.block_id == blocks.c.id
+    )
+    running = (blocks.c.state == BlockState.RUNNING, trials.c.state == TrialState.RUNNING)
+    ordered = query.where(blocks.c.ablation_id == ablation_id, *running).order_by(blocks.c["index"], trials.c.position)
+    return connection.execute(ordered.limit(limit)).all()
+
+
 def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
-    """Return the progress of a running trial, oldest first: steps done, tokens per second, loss."""
+    """Return the progress of a trial in the attempt that runs, oldest first: steps done, tokens per second, loss."""
     own = (events.c.subject == trial_id, events.c.kind == EventKind.TRIAL_PROGRESS)
     newest = select(events.c.data).where(*own).order_by(events.c.seq.desc()).limit(MOST_POINTS)
     return [json.loads(data) for data in connection.execute(newest).scalars()][::-1]
