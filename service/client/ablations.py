@@ -160,9 +160,12 @@ class Ablations:
         """Return one ablation."""
         return self._connection.get(f"/v1/ablations/{ablation_id}", AblationPublic)
 
-    def list(self, *, state: str | None = None, label: str | None = None) -> Iterator[AblationPublic]:
-        """Yield ablations, newest first."""
-        return self._connection.pages("/v1/ablations", AblationPublic, {"state": state, "label": label})
+    def list(
+        self, *, state: str | None = None, label: str | None = None, name: str | None = None, owner: str | None = None
+    ) -> Iterator[AblationPublic]:
+        """Yield ablations, newest first; `owner` is the name of the token that submitted them."""
+        wanted = {"state": state, "label": label, "name": name, "owner": owner}
+        return self._connection.pages("/v1/ablations", AblationPublic, wanted)
 
     def blocks(self, ablation_id: str) -> Iterator[BlockPublic]:
         """Yield the blocks of one ablation."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from experiments.analysis.noise.history_series import HistorySeries
-    from experiments.design.listings import GatePublic
+    from experiments.design.listings import GatePublic, RecipePublic
     from experiments.runtime.http_clients import HomeStack
     from service.client.ablations import Ablations, StillRunning, Trials
     from service.client.access import Keys, NodeKeys, NodeStates, Tokens
@@ -120,6 +120,13 @@ class Client:
         from service.client.connection import parsed
 
         return parsed(list[GatePublic], self._connection.call("GET", "/v1/gates"))
+
+    def recipes(self) -> "list[RecipePublic]":
+        """Return every recipe that the service has."""
+        from experiments.design.listings import RecipePublic
+        from service.client.connection import parsed
+
+        return parsed(list[RecipePublic], self._connection.call("GET", "/v1/recipes"))
 
     def history(
         self, recipe: str, *, metric: str = "tokens_per_s", node_class: str | None = None

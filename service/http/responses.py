@@ -65,6 +65,17 @@ def _declared(status: int) -> dict[str, Any]:
     return {"description": title_of(status), "content": {MEDIA_TYPE: content}}
 
 
+def event_content(*schemas: type[BaseModel]) -> dict[str, Any]:
+    """Return the content of a stream of server-sent events for OpenAPI; the data of each are one of `schemas`.
+
+    OpenAPI 3.1 has no place for the schema of one event, so it is an extension.
+    """
+    references = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in schemas]
+    names = " or ".join(schema.__name__ for schema in schemas)
+    text = {"type": "string", "description": f"Server-sent events. The data of each is a JSON document: {names}."}
+    return {"text/event-stream": {"schema": text, "x-event-data": {"anyOf": references}}}
+
+
 def etag_of(body: bytes) -> str:
     """Return a strong entity tag of `body`."""
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'

@@ -11,17 +11,18 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row
 
 from experiments.analysis.verdicts import Verdict
-from experiments.ids import CALLED_PATTERN, LABEL_FILTER, id_pattern
+from experiments.design.spec_values import NAME_PATTERN
+from experiments.ids import CALLED_PATTERN, LABEL_FILTER, TOKEN_NAME, id_pattern
 from experiments.outcomes import AblationState
 from service.errors import NotYet
 from service.http.deps import AblationId, Reader, Services, ServicesDep, Submitter, json_only
 from service.http.event_streams import streams_of
 from service.http.pagination import FROM_NEXT, PLACE, Listing, PageQuery, page, text_like
-from service.http.responses import document, html_page, secured
+from service.http.responses import document, event_content, html_page, secured
 from service.http.serializers import ablation_public, block_public, silent_limit_s, trial_public
 from service.lifecycle import OVER
 from service.queue.waiting import waiting
-from service.schemas.ablations import AblationPublic, BlockPublic, PriorityChange, TrialPublic
+from service.schemas.ablations import AblationPublic, BlockPublic, Event, PriorityChange, TrialPublic
 from service.schemas.public import Page
 from service.schemas.submissions import SpecText
 from service.settings import ServiceSettings
@@ -66,6 +67,12 @@ class AblationQuery(PageQuery):
     digest: Annotated[str | None, text_like(_DIGEST)] = Field(
         default=None, pattern=_DIGEST, description="Digest of the spec or of its rule."
     )
+    name: Annotated[str | None, text_like(NAME_PATTERN)] = Field(
+        default=None, pattern=NAME_PATTERN, description="Only ablations of this name."
+    )
+    owner: Annotated[str | None, text_like(TOKEN_NAME)] = Field(
+        default=None, pattern=TOKEN_NAME, description="Only ablations that a token of this name submitted or imported."
+    )
 
 
 class BlockQuery(PageQuery):
@@ -86,16 +93,18 @@ def list_ablations(
 ) -> Response:
     """Return a page of ablations."""
     key, has_value, value = (wanted.label or "").partition("=")
+    filters = store_ablations.Wanted(
+        states=wanted.state,
+        label=(key, value if has_value else None) if key else None,
+        digest=wanted.digest,
+        name=wanted.name,
+        owner=wanted.owner,
+    )
     listing = Listing(
         start=("",),
         key=lambda row: (row.id,),
         read=lambda connection, before, limit: store_ablations.list_ablations(
-            connection,
-            before=before[0] or None,
-            limit=limit,
-            states=wanted.state,
-            label=(key, value if has_value else None) if key else None,
-            digest=wanted.digest,
+            connection, filters, before=before[0] or None, limit=limit
         ),
         items=lambda connection, rows: public(connection, rows, services.settings),
     )
@@ -289,7 +298,7 @@ def _why_not(name: str, state: AblationState) -> str:
     summary="Follow an ablation as server-sent events",
     response_class=Response,
     responses={
-        200: {"description": "Events; `id` is the sequence number.", "content": {"text/event-stream": {}}},
+        200: {"description": "Events; `id` is the sequence number.", "content": event_content(Event)},
         **secured(404, 422),
     },
 )

@@ -1,4 +1,4 @@
-"""Routes about the gates and the schema of a spec."""
+"""Routes about the gates, the recipes and the schema of a spec."""
 
 import json
 from functools import lru_cache
@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from experiments.design.listings import GatePublic, public_gates
+from experiments.design.listings import GatePublic, RecipePublic, public_gates, public_recipes
 from experiments.design.spec import ablation_json_schema
 from service.http.deps import Reader
 from service.http.responses import problems, secured
@@ -18,6 +18,12 @@ router = APIRouter(prefix="/v1", tags=["catalogue"])
 def list_gates(principal: Reader) -> list[GatePublic]:
     """Return every gate with its values and the node classes that can run them."""
     return public_gates()
+
+
+@router.get("/recipes", operation_id="listRecipes", summary="List every recipe", responses=secured())
+def list_recipes(principal: Reader) -> list[RecipePublic]:
+    """Return every recipe with its gates and the values that a spec may override, those of packages last."""
+    return public_recipes()
 
 
 @router.get(

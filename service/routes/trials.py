@@ -9,7 +9,8 @@ from service.errors import NotYet
 from service.http.deps import Reader, ServicesDep, TrialId
 from service.http.event_streams import LogPosition, streams_of
 from service.http.pagination import text_like
-from service.http.responses import secured
+from service.http.responses import event_content, secured
+from service.schemas.ablations import LogPiece, StreamEnd
 from service.store.ablations.ablations import get_receipt
 from service.store.ablations.logs import read_log
 from service.store.access.keys import block_signature
@@ -48,7 +49,7 @@ def read_receipt(trial_id: TrialId, services: ServicesDep, principal: Reader) ->
     responses={
         200: {
             "description": "The log from `offset`, or a stream of it for `Accept: text/event-stream`.",
-            "content": {"text/plain": {}, "text/event-stream": {}},
+            "content": {"text/plain": {"schema": {"type": "string"}}, **event_content(LogPiece, StreamEnd)},
             "headers": {END_HEADER: {"description": "Offset of the next request.", "schema": {"type": "integer"}}},
         },
         **secured(404, 422),

@@ -19,7 +19,9 @@ class Event(Public):
     at: str = ""
     kind: Annotated[EventKind | str, Field(union_mode="left_to_right")]
     """A value that is not an EventKind comes from a newer service."""
-    subject: str | None = None
+    subject: str | None = Field(default=None, description="Id of the ablation, block, trial or attempt.")
+    block_index: int | None = Field(default=None, description=f"Of a block, trial or attempt. {INDEX}")
+    arm: str | None = Field(default=None, description="Of a trial, or of an attempt that an arm broke.")
     came_from: str | None = Field(default=None, alias="from")
     went_to: str | None = Field(default=None, alias="to")
     actor: str | None = None
@@ -31,6 +33,19 @@ class Event(Public):
         """Parse one server-sent event; its name and id are defaults for its data."""
         fields = {"kind": kind, **({"seq": int(sequence)} if sequence else {}), **values}
         return cls.model_validate(fields)
+
+
+class LogPiece(Public):
+    """One event of a trial's log, as streams carry it."""
+
+    attempt: int = Field(description="Number of the attempt. With a further attempt the log begins again.")
+    text: str
+
+
+class StreamEnd(Public):
+    """The last event of a log's stream."""
+
+    reason: str
 
 
 class Links(Public):
@@ -74,6 +89,7 @@ class AblationPublic(Public):
     blocks: BlockCounts
     trials: TrialCounts
     priority: int
+    submitted_by: str | None = Field(default=None, description="Name of the token that submitted or imported it.")
     waiting_for: str | None
     """Why its next block does not run yet; null while a block runs and when it is over."""
     blocks_ahead: int | None

@@ -98,7 +98,7 @@ def _some(
 
 
 def _newest(connection: Connection, states: Sequence[str], limit: int) -> list[Row[Any]]:
-    return ablations.list_ablations(connection, before=None, limit=limit, states=states, label=None, digest=None)
+    return ablations.list_ablations(connection, ablations.Wanted(states=states), before=None, limit=limit)
 
 
 def _place(row: AblationPublic) -> tuple[str, float]:

@@ -181,6 +181,7 @@ def _plain(path: str) -> Callable[[World], Ask]:
 TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "getIdentity": (EVERYBODY, 200, _plain("/v1/identity")),
     "listGates": (READ, 200, _plain("/v1/gates")),
+    "listRecipes": (READ, 200, _plain("/v1/recipes")),
     "listNodes": (READ, 200, _plain("/v1/nodes")),
     "listKeys": (READ, 200, _plain("/v1/keys")),
     "listCalibrations": (READ, 200, _plain("/v1/calibrations")),

@@ -134,7 +134,7 @@ def test_list_pages_newest_first_without_repeating(api: Api) -> None:
     assert "link" not in answer.headers
 
 
-def test_list_filters_by_state_label_and_digest(api: Api) -> None:
+def test_list_filters_by_state_label_digest_name_and_owner(api: Api) -> None:
     made = api.submit(ablation="filtered", labels={"team": "filter"})
     api.cancel(made["id"])
 
@@ -146,12 +146,17 @@ def test_list_filters_by_state_label_and_digest(api: Api) -> None:
     assert made["id"] in listed("state=cancelled&state=failed")
     assert made["id"] not in listed("state=queued")
     assert listed(f"digest={made['spec_digest']}") == [made["id"]]
+    assert listed("name=filtered") == [made["id"]]
+    assert listed("name=filter") == []
+    assert made["id"] in listed("owner=admin")
+    assert listed("owner=nobody") == listed("name=filtered&owner=nobody") == []
+    assert api.get(f"/v1/ablations/{made['id']}").json()["submitted_by"] == "admin"
 
 
 @pytest.mark.parametrize("kind", ["ablations", "blocks", "trials"])
 def test_list_refuses_unknown_parameters_and_bad_cursors(api: Api, kind: str) -> None:
     path = "/v1/ablations" if kind == "ablations" else f"{api.submit()['links']['self']}/{kind}"
-    for query in ("stat=queued", "cursor=AAAA_", "limit=0", "limit=501"):
+    for query in ("stat=queued", "cursor=AAAA_", "limit=0", "limit=501", "name=a b", "owner=a/b"):
         found = problem(api.get(f"{path}?{query}"), 422)
         assert found["errors"][0]["pointer"] == f"query:{query.partition('=')[0]}"
 

@@ -118,8 +118,24 @@ def test_a_stream_ends_when_nothing_more_can_come_and_not_before(
             assert OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
         follower.join(30)
         assert not follower.is_alive()
+        _check_places(api, made["id"])
     last = [name for name, _ in told][-2:]
     assert last == (["ablation.state", "end"] if state == "cancelled" else ["verdict", "end"])
+
+
+def _check_places(api: Api, ablation_id: str) -> None:
+    """Compare block and arm of every event with the lists of blocks and trials."""
+    own = f"/v1/ablations/{ablation_id}"
+    blocks = {one["id"]: (one["index"], None) for one in api.get(f"{own}/blocks").json()["items"]}
+    trials = {one["id"]: (one["block_index"], one["arm"]) for one in api.get(f"{own}/trials").json()["items"]}
+    events = [event for _, event in api.events(ablation_id)]
+    found = {event["subject"]: (event["block_index"], event["arm"]) for event in events}
+    assert found.keys() > blocks.keys() | trials.keys()
+    assert found.items() >= (blocks | trials).items()
+    assert found[ablation_id] == (None, None)
+    attempts = [place for subject, place in found.items() if subject.startswith("att_")]
+    assert attempts
+    assert all((index, None) in blocks.values() and arm is None for index, arm in attempts)
 
 
 def _follow(api: Api, path: str, told: list[tuple[str, str | None]]) -> None:
@@ -148,7 +164,10 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
         told = api.events(made["id"])
     name, first = told[0]
     assert name == first["kind"] == "ablation.state"
-    assert list(first) == ["seq", "at", "kind", "subject", "from", "to", "actor", "reason", "data"]
+    assert list(first) == [
+        *("seq", "at", "kind", "subject", "block_index", "arm"),
+        *("from", "to", "actor", "reason", "data"),
+    ]
     assert (first["subject"], first["from"], first["to"], first["data"]) == (made["id"], None, "queued", {})
     assert (first["actor"], first["reason"]) == ("admin", "submitted")
     assert {name for name, _ in told} <= set(EventKind)

@@ -29,10 +29,12 @@ def list_(
         typer.Option(parser=_state, metavar="STATE", help=f"Only ablations in this state: {', '.join(AblationState)}."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Only ablations with this label (key=value).")] = None,
+    name: Annotated[str | None, typer.Option(help="Only ablations of this name.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only ablations that this token submitted or imported.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List ablations, newest first."""
     with Client() as client:
-        rows = list(islice(client.ablations.list(state=state, label=label), limit))
+        rows = list(islice(client.ablations.list(state=state, label=label, name=name, owner=owner), limit))
     print_json(rows) if as_json else out().print(tables.ablations(rows))

@@ -1,6 +1,7 @@
 """Read, list and cancel ablations, their blocks and trials. Pages continue after a key, never after a row number."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -38,9 +39,22 @@ def last_event(connection: Connection, ablation_id: str | None = None) -> int:
 
 
 def events_after(connection: Connection, ablation_id: str, seq: int, *, limit: int) -> list[Row[Any]]:
-    """Return up to `limit` events of an ablation with a sequence number above `seq`, oldest first."""
-    query = select(events).where(events.c.ablation_id == ablation_id, events.c.seq > seq)
+    """Return up to `limit` events of an ablation with a sequence number above `seq`, oldest first.
+
+    Each has the `block_index` and the `arm` of its subject, or None. Ids of different tables are never equal.
+    """
+    query = (
+        select(events, _EVENT_BLOCK, _EVENT_ARM)
+        .outerjoin(trials, trials.c.id == events.c.subject)
+        .outerjoin(attempts, attempts.c.id == events.c.subject)
+        .outerjoin(blocks, blocks.c.id == func.coalesce(attempts.c.block_id, events.c.subject))
+        .where(events.c.ablation_id == ablation_id, events.c.seq > seq)
+    )
     return list(connection.execute(query.order_by(events.c.seq).limit(limit)))
+
+
+_EVENT_BLOCK = func.coalesce(trials.c.block_index, blocks.c["index"]).label("block_index")
+_EVENT_ARM = func.coalesce(trials.c.arm, attempts.c.arm).label("arm")
 
 
 def ending(connection: Connection, ablation_id: str) -> Row[Any]:
@@ -82,25 +96,35 @@ def _get(connection: Connection, ablation_id: str, *columns: ColumnElement[Any])
     return row
 
 
-def list_ablations(
-    connection: Connection,
-    *,
-    before: str | None,
-    limit: int,
-    states: Sequence[str],
-    label: tuple[str, str | None] | None,
-    digest: str | None,
-) -> list[Row[Any]]:
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The filters of a list of ablations; None and nothing filter nothing."""
+
+    states: Sequence[str] = ()
+    label: tuple[str, str | None] | None = None
+    """Key and value; None for any value."""
+    digest: str | None = None
+    """Of the spec or of its rule."""
+    name: str | None = None
+    owner: str | None = None
+    """Name of the token that submitted or imported it."""
+
+
+def list_ablations(connection: Connection, wanted: Wanted, *, before: str | None, limit: int) -> list[Row[Any]]:
     """Return up to `limit` ablations older than the id `before`, newest first."""
     query: Select[Any] = select(*_PUBLIC).order_by(ablations.c.id.desc()).limit(limit)
     if before is not None:
         query = query.where(ablations.c.id < before)
-    if states:
-        query = query.where(ablations.c.state.in_(states))
-    if digest is not None:
-        query = query.where((ablations.c.spec_digest == digest) | (ablations.c.rule_digest == digest))
-    if label is not None:
-        key, value = label
+    if wanted.states:
+        query = query.where(ablations.c.state.in_(wanted.states))
+    if wanted.digest is not None:
+        query = query.where((ablations.c.spec_digest == wanted.digest) | (ablations.c.rule_digest == wanted.digest))
+    if wanted.name is not None:
+        query = query.where(ablations.c.name == wanted.name)
+    if wanted.owner is not None:
+        query = query.where(ablations.c.submitted_by == wanted.owner)
+    if wanted.label is not None:
+        key, value = wanted.label
         having = select(labels.c.ablation_id).where(labels.c.key == key)
         query = query.where(ablations.c.id.in_(having if value is None else having.where(labels.c.value == value)))
     return list(connection.execute(query))
