@@ -11,7 +11,7 @@ export ABLATE_HOME ?= $(CURDIR)/.ablate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,8 @@ lock:  ## write requirements/project.lock anew: versions and digests of all pack
 	@$(PYTHON) requirements/install.py --only $(VENV)/lock lock
 	$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
 	    --custom-compile-command "make lock" $(LOCKED:%=--extra %) $(UPGRADE) pyproject.toml --output-file requirements/project.lock
+	$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
+	    --custom-compile-command "make lock" $(UPGRADE) requirements/clients.in --output-file requirements/clients.lock
 
 demo: $(STAMP)  ## run one real ablation from end to end, under 3 minutes after the installation
 	@$(BIN)/ablate demo
@@ -96,6 +98,12 @@ nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-
 
 nightly-result: $(STAMP)  ## show that result; fails if a test failed or the run is older than 14 days
 	@$(BIN)/python -m tests.xla.nightly --show
+
+# The generators and their clients need other packages than this project, so they have an environment of their own.
+clients: $(STAMP) requirements/clients.lock  ## generate clients of the REST interface with two generators; ask a question with each
+	@$(PYTHON) -m venv $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/clients.lock
+	@$(BIN)/python -m tests.clients $(VENV)/clients/bin
 
 fuzz-tpu: $(TPU_STAMP)  ## random specs through the compiler of a TPU that is not here, minutes; FUZZ="--count 10 --seed 1"
 	$(TPU_VENV)/bin/python -m tests.xla.random_specs $(FUZZ)

@@ -304,7 +304,7 @@ class Verdict(Frozen):
     ablation: str
     spec_digest: str
     rule_digest: str
-    rule: Mapping[str, Any]
+    rule: Mapping[str, Any] = Field(title="Stored rule")  # the name of its type in generated clients
     circumstances: Circumstances
     """Broken attempts, earlier askings and A/A blocks that the judge took into account."""
     blocks_planned: int

@@ -383,7 +383,9 @@ class Workload(SpecPart):
 class ArmSpec(SpecPart):
     """The baseline: gates of a recipe, or additions to a command."""
 
-    gates: BaselineGates = Field(default_factory=dict, description="Gates by name; others keep the recipe's value.")
+    gates: BaselineGates = Field(
+        default_factory=dict, title="Baseline gates", description="Gates by name; others keep the recipe's value."
+    )
     args: Arguments = Field(default=(), exclude_if=_is_empty, description="Arguments appended to the command.")
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables besides the workload's.")
 
@@ -405,7 +407,10 @@ class VariantSpec(SpecPart):
     model_config = ConfigDict(json_schema_extra=_variant_schema)
 
     gates: VariantGates | None = Field(
-        default=None, exclude_if=_is_none, description="Gates by name; others keep the baseline's value."
+        default=None,
+        exclude_if=_is_none,
+        title="Variant gates",
+        description="Gates by name; others keep the baseline's value.",
     )
     overrides: Overrides = Field(
         default_factory=dict,
