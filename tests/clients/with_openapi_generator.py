@@ -63,7 +63,7 @@ def main(address: str, token: str, owner: str) -> None:
         accepted = submissions.submit_ablation(str(uuid.uuid4()), spec("peak_allocated_gib"))
         verdict = verdict_of(ablations, accepted.id)
         listed = ablations.list_ablations(name=NAME, owner=owner)
-        stream = ablations.stream_events(accepted.id)
+        stream = ablations.stream_events_without_preload_content(accepted.id).read().decode()
         lines = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: ")]
         events = [Event.from_json(line) for line in lines]
         answer = {
