@@ -7,9 +7,9 @@ type is `OmitNone[...]` with default None, because receipts written before it mu
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 GIB = 2**30
 
@@ -149,6 +149,42 @@ class _MeasurementsInParts(BaseModel):
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
 
 
+class StepTrace(BaseModel):
+    """One step under torch's profiler over time: kernels and operators, and the memory in tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    names: Annotated[tuple[Annotated[str, Field(max_length=120)], ...], Field(max_length=4000)]
+    """Of kernels and operators."""
+    tracks: Annotated[tuple[Annotated[str, Field(max_length=120)], ...], Field(max_length=64)]
+    """Threads of the processor and streams of the device."""
+    events: Annotated[tuple[tuple[int, int, float, float], ...], Field(max_length=4000)]
+    """Index of the name, index of the track, start and length in microseconds, by start."""
+    left_out: Annotated[int, Field(ge=0)]
+    """Shorter events that did not fit."""
+    memory: Annotated[tuple[tuple[float, int], ...], Field(max_length=401)]
+    """Microseconds since the start, and bytes in tensors above those at the start: of the device, or of the processor
+    where no device was used."""
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        for name, track, start, us in self.events:
+            if not (0 <= name < len(self.names) and 0 <= track < len(self.tracks) and start >= 0 and us >= 0):
+                raise ValueError(
+                    f"event {(name, track, start, us)} of {len(self.names)} names, {len(self.tracks)} tracks"
+                )
+        return self
+
+
+class ProfiledStep(NamedTuple):
+    """One step under torch's profiler."""
+
+    kernels: tuple[tuple[str, int, float], ...]
+    """Name, calls and microseconds of each."""
+    trace: StepTrace | None
+    """None unless it was asked for."""
+
+
 class Measurements(BaseModel):
     """Measurements that a receipt stores as fields of its own."""
 
@@ -188,6 +224,8 @@ class Measurements(BaseModel):
     step_kernels: OmitNone[tuple[tuple[str, int, float], ...]] = None
     """Name, calls and microseconds of each kernel of the device in one more step after all measurements, or of each
     operator where the processor computes; None without a profiled step, and for commands, which report their own."""
+    step_trace: OmitNone[StepTrace] = None
+    """The profiled step over time, of a trial in the first block; None for other trials and without a profiled step."""
     validations: OmitNone[tuple[Validation, ...]] = None
     """The validations of a schedule, the last one after the last step; None without `steps.val_every`."""
     parameters: int

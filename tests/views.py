@@ -19,7 +19,7 @@ from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED, Circumstances
 from experiments.records.receipts import Memory, Receipt
 from experiments.reporting.view import AblationView, TrialView
-from model.measurements import Step
+from model.measurements import Step, StepTrace
 from tests.factories import NOTHING_HAPPENED, VALIDATION_S, clocked, make_receipt, observed_facts
 
 START = datetime(2026, 11, 20, 9, 30, tzinfo=UTC)
@@ -388,3 +388,26 @@ def hostile() -> AblationView:
         verdict=verdict.model_copy(update=changes),
         trials=trials,
     )
+
+
+def trace(peak_mib: int) -> StepTrace:
+    """Return a profiled step over time."""
+    return StepTrace(
+        names=("aten::mm", "<script>alert(1)</script>"),
+        tracks=("processor, thread 1", "CUDA 0, stream 7"),
+        events=((0, 0, 0.0, 100.5), (1, 1, 10.0, 50.0)),
+        left_out=3,
+        memory=((1.0, 2**20), (50.0, peak_mib * 2**20), (150.0, 0)),
+    )
+
+
+def traced(view: AblationView) -> AblationView:
+    """Return the ablation with a profiled step over time in each receipt of the first block."""
+
+    def with_trace(receipt: Receipt) -> Receipt:
+        if receipt.ids.block_index > 0:
+            return receipt
+        return receipt.model_copy(update={"step_trace": trace(5 if receipt.arm == "baseline" else 7)})
+
+    receipts = (one.receipt for one in view.trials if one.receipt is not None)
+    return dataclasses.replace(view, trials=tuple(trial_of(with_trace(receipt)) for receipt in receipts))

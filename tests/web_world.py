@@ -11,6 +11,7 @@ from experiments.outcomes import Outcome
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.store.tables import ablations
+from tests import views
 from tests.api_stack import Api, receipts_of
 from tests.factories import spec_values
 
@@ -73,10 +74,21 @@ def fill(api: Api) -> WebWorld:
 
 
 def speeds(block_index: int) -> dict[str, dict[str, Any]]:
-    """Return what a block measures: one variant is 6 % faster, the other 3 % slower, all with some noise."""
+    """Return what a block measures: one variant is 6 % faster, the other 3 % slower, all with some noise.
+
+    Each trial has a profiled step, those of the first block also over time.
+    """
     chance = random.Random(block_index)  # noqa: S311  # not for secrets
     means = {"baseline": 5000.0, "psiv-on": 5300.0, "chunk-32": 4850.0}
-    return {arm: {"tokens_per_s": mean * (1 + chance.gauss(0, 0.004))} for arm, mean in means.items()}
+    step: dict[str, Any] = {} if block_index else {"step_trace": views.trace(5)}
+    return {
+        arm: {
+            "tokens_per_s": mean * (1 + chance.gauss(0, 0.004)),
+            "step_kernels": (("aten::mm", 4, 2e6 / mean), ("aten::exp", 2, 50.0)),
+            **step,
+        }
+        for arm, mean in means.items()
+    }
 
 
 def let_time_pass(api: Api) -> None:

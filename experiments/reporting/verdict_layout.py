@@ -98,8 +98,8 @@ class VerdictLayout:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The answers, then the tables behind them, without empty tables."""
-        every = (self.answers, self.statistics, self.requirements, self.other_metrics, *self.kernels)
+        """The answers, then the tables behind them, without empty tables and those of `kernels`."""
+        every = (self.answers, self.statistics, self.requirements, self.other_metrics)
         return tuple(table for table in every if table.rows)
 
 

@@ -33,7 +33,7 @@ from model.data.dataset import Dataset
 from model.data.packing import Batch
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.measurements import Phase, Step, TrialMeasurements, Validation
+from model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
 from model.training import optim_step, traced_step
 from model.training.compilation import (
     Compilation,
@@ -115,8 +115,8 @@ class TrainResult(TrialMeasurements):
     steps: tuple[Step, ...]
 
 
-Profile: TypeAlias = Callable[[Callable[[], None]], tuple[tuple[str, int, float], ...]]
-"""Function that runs a step and returns name, calls and microseconds of its kernels."""
+Profile: TypeAlias = Callable[[Callable[[], None]], ProfiledStep]
+"""Function that runs a step under torch's profiler."""
 OnStep: TypeAlias = Callable[[Step], None]
 
 
@@ -154,7 +154,7 @@ def train(
         peak = meter.read(trainer.one_pass, state_bytes=trainer.state_bytes())
         trainer.explain_compilations(steps, observed)
         training_s = time.perf_counter() - started - (others.waited_s or 0.0)
-        step_kernels = None if profile is None else profile(trainer.again)
+        profiled = None if profile is None else profile(trainer.again)
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
@@ -173,7 +173,8 @@ def train(
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
         training_s=training_s,
-        step_kernels=step_kernels,
+        step_kernels=None if profiled is None else profiled.kernels,
+        step_trace=None if profiled is None else profiled.trace,
     )
 
 

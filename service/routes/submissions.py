@@ -46,6 +46,8 @@ router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
 RETRY_AFTER_S = 1
 _STEP_BYTES = 256
 """Most bytes of a step in a report, whose numbers have up to 17 digits."""
+_TRACE_BYTES = 800_000
+"""Most bytes of a profiled step over time: 4,000 names, each of 120 characters, and as many events."""
 IdempotencyHeader = Annotated[
     str,
     Header(
@@ -260,11 +262,13 @@ def _check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:
         return
     arms = 2 + len(spec.variants)  # with the control that an ablation may get
     steps = max(steps_of(arm.config).total for arm in plan.arms)
-    most = most_bytes // _STEP_BYTES
+    profiled = spec.workload.profile or bool(spec.workload.require_kernels)
+    most = max(0, most_bytes - profiled * arms * _TRACE_BYTES) // _STEP_BYTES
     if arms * steps > most:
         detail = (
             f"{arms} arms (with a control) of {steps:,} steps make block reports of up to "
-            f"{arms * steps * _STEP_BYTES:,} bytes; allowed: {most_bytes:,} (ABLATE_MAX_REPORT_BYTES)"
+            f"{arms * (steps * _STEP_BYTES + profiled * _TRACE_BYTES):,} bytes; "
+            f"allowed: {most_bytes:,} (ABLATE_MAX_REPORT_BYTES)"
         )
         hint = f"at most {most // steps} arms, or {most // arms:,} steps"
         raise SpecError([SpecProblem(pointer=pointer("workload", "steps"), detail=detail, hint=hint)])

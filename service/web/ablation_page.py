@@ -14,6 +14,9 @@ from experiments.design.load import parse_spec
 from experiments.errors import SpecError
 from experiments.outcomes import BASELINE, VARIANT
 from experiments.reporting import wording
+from experiments.reporting.step_traces import chrome_trace
+from model.measurements import StepTrace
+from service.errors import NotFound
 from service.http.links import below
 from service.lifecycle import OVER, PROJECTIONS
 from service.routes.ablations import public
@@ -94,6 +97,8 @@ class AblationPage:
     answer: ShortAnswer | None
     report: Markup | None
     """The main part of the report; None before it is written."""
+    traced: tuple[str, ...]
+    """Arms with a profiled step over time."""
     session: str | None
     """The session of which the ablation is a proposal."""
     mlflow_problem: str
@@ -108,6 +113,7 @@ def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id
         gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
         report=_report_of(connection, ablation_id),
+        traced=tuple(row.arm for row in results.traced_trials(connection, ablation_id)),
         session=session_of(connection, ablation_id),
         mlflow_problem=outbox.failing(connection, PROJECTIONS, key=ablation_id).error,
     )
@@ -209,6 +215,17 @@ def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, 
         for arm in arms
         if arm["role"] == VARIANT
     }
+
+
+def trace_of(connection: Connection, ablation_id: str, arm: str) -> str:
+    """Return an arm's profiled step over time in Chrome's trace format. Raises NotFound."""
+    row = ablations.get_ablation(connection, ablation_id)
+    found = {one.arm: one.trial_id for one in results.traced_trials(connection, ablation_id)}
+    if arm not in found:
+        known = ", ".join(found) or "none; workload.profile asks for them"
+        raise NotFound(f"ablation {ablation_id} has no trace of arm {arm!r}; arms with one: {known}")
+    trace = json.loads(results.read_payload(connection, found[arm]))["step_trace"]
+    return chrome_trace(f"{row.name}: {arm}", StepTrace.model_validate(trace))
 
 
 def _answer_of(connection: Connection, ablation_id: str) -> ShortAnswer | None:

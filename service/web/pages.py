@@ -15,9 +15,9 @@ from service.routes.sessions import SessionName
 from service.store.ablations import names
 from service.store.ablations.ablations import last_event
 from service.store.ablations.results import latest_experiment
-from service.web.ablation_page import ablation_page, live_part
+from service.web.ablation_page import ablation_page, live_part, trace_of
 from service.web.history_page import history_page
-from service.web.html import PICTURE_POLICY, PageRoute, page
+from service.web.html import PICTURE_POLICY, PageRoute, compressed, page
 from service.web.overview import overview
 from service.web.session_page import session_page, sessions_table
 from service.web.sessions import ReadingVisitor
@@ -77,6 +77,17 @@ def show_live_ablation(
     with services.store.read() as connection:
         live = live_part(connection, services.settings, ablation_id)
     return page(request, "ablation_live.html", live=live)
+
+
+@router.get("/a/{ablation_id}/traces/{arm}.json")
+def get_trace(
+    request: Request, ablation_id: AblationId, arm: Called, services: ServicesDep, visitor: ReadingVisitor
+) -> Response:
+    """Return an arm's profiled step over time, as a file for a trace viewer."""
+    with services.store.read() as connection:
+        text = trace_of(connection, ablation_id, arm)
+    headers = {"Content-Disposition": f'attachment; filename="{arm}.trace.json"', "Cache-Control": "no-store"}
+    return compressed(request, text.encode(), "application/json", {**headers, "Vary": "Accept-Encoding, Cookie"})
 
 
 @router.get("/a/{ablation_id}/events", response_class=Response)

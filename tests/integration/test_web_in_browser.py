@@ -1,5 +1,6 @@
 """The service's pages in a person's browser: what they show, live, by keyboard, small, dark, and without JavaScript."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -191,6 +192,21 @@ def test_the_grid_the_failures_and_their_logs_are_there(api: Api, world: WebWorl
     assert log.startswith("step "), "whole lines"
     assert len(log) <= 2000
     assert page.locator("#answer").is_visible(), "the report follows"
+
+
+def test_the_trace_of_each_arm_can_be_downloaded(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit(refused=True)
+    page.goto(f"{base(api)}/a/{world.judged}")
+    assert page.get_by_role("heading", name="Where a step spends its time and memory").is_visible()
+    links = page.get_by_role("link", name="Trace of")
+    assert sorted(links.all_inner_texts()) == ["Trace of baseline", "Trace of chunk-32", "Trace of psiv-on"]
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Trace of psiv-on").click()
+    assert started.value.suggested_filename == "psiv-on.trace.json"
+    events = json.loads(started.value.path().read_text(encoding="utf-8"))["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 2
+    page.goto(f"{base(api)}/a/{world.judged}/traces/nobody.json")
+    assert "arms with one: " in page.inner_text("main")
 
 
 def test_an_end_brings_the_report(api: Api, visit: Callable[..., Page]) -> None:

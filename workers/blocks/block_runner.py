@@ -236,6 +236,7 @@ class BlockRunner:
             code_roots=self._context.code_roots,
             cold_caches=block.cold_caches,
             profile=block.profile,
+            trace=block.block_index == 0,
         )
         if self._node_class.compiles_only:  # reads no data
             return order

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
-from experiments.in_trial.ablate import kernel_table
-from experiments.records.program_report import KernelRows
+from experiments.in_trial.ablate import kernel_table, step_trace
 from kernels.errors import KernelUnsupported
 from model.data.corpus import BUILT_IN, NAMED
 from model.errors import DataError, DatasetDamaged, MeasurementError
+from model.measurements import ProfiledStep, StepTrace
 from workers.environment_variables import keep_kernels, peer_site, start_cold
 from workers.errors import DeviceMissing
 from workers.paths import is_allowed
@@ -85,7 +85,7 @@ def _train(order: TrialOrder) -> TrialResult:
             on_step=partial(_write_step, steps),
             device=device,
             yield_to_others=wait,
-            profile=profile_step if order.profile else None,
+            profile=partial(profile_step, traced=order.trace) if order.profile else None,
         )
     if order.cold_caches:
         shutil.rmtree(order.paths.caches, ignore_errors=True)
@@ -97,16 +97,16 @@ def _train(order: TrialOrder) -> TrialResult:
     )
 
 
-def profile_step(step: Callable[[], None]) -> KernelRows:
+def profile_step(step: Callable[[], None], *, traced: bool) -> ProfiledStep:
     """Run a step under torch's profiler; return its kernels, or its operators where the processor computes."""
     import torch
 
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(profile_memory=True) as profile:
         step()
     rows = tuple(kernel_table(profile.key_averages()))
     if not rows:
         raise MeasurementError("torch's profiler saw no kernel in the profiled step")
-    return rows
+    return ProfiledStep(rows, StepTrace.model_validate(step_trace(profile)) if traced else None)
 
 
 def find_device(device_type: str, devices: int = 1) -> "torch.device":

@@ -29,7 +29,7 @@ from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
-from model.measurements import Step
+from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
 from workers.kernel_limits import keep_apart
 from workers.processes import failures
@@ -50,8 +50,8 @@ _NUMBER = rb"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
 _OOM = ("OutOfMemoryError", "MemoryError")
-_MOST_REPORTED, _MOST_KERNELS = 256, 2_000
-"""Most results and most rows of kernels of one trial: more would make the report of a block too large."""
+_MOST_REPORTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
+"""Most results, rows of kernels and events of a step of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
     {
         "began",
@@ -62,6 +62,7 @@ _EVENTS = frozenset(
         "tokens",
         "reported",
         "kernels",
+        "trace",
         "failed",
         "ended",
         "attested",
@@ -85,6 +86,8 @@ class ProgramMarks:
         self.package: str | None = None
         """Digest of the code of a recipe's package."""
         self.kernels: list[tuple[str, int, float]] = []
+        self._trace_parts: dict[str, list[Any]] = {"names": [], "tracks": [], "events": [], "memory": []}
+        self.trace: StepTrace | None = None
         self.failed: tuple[str, str] | None = None
         """Type and message of the first exception."""
         self.wrong: str | None = None
@@ -171,6 +174,18 @@ class ProgramMarks:
             ]
         if len(self.kernels) > _MOST_KERNELS:
             raise ValueError(f"more than {_MOST_KERNELS:,} kernels")
+
+    def _trace(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        if rank is not self.ranks.get(0):
+            return
+        parts, part, rows = self._trace_parts, values["part"], values["rows"]
+        if part == "left_out":
+            parts["names"], parts["tracks"] = ([printable(str(one)) for one in parts[of]] for of in ("names", "tracks"))
+            self.trace = StepTrace.model_validate({**parts, "left_out": _count(rows[0])})
+            return
+        parts[part] += rows
+        if len(parts[part]) > _MOST_EVENTS:
+            raise ValueError(f"more than {_MOST_EVENTS:,} {part} of a step")
 
     def _failed(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         self.failed = self.failed or (str(values["type"]), str(values["message"]))
@@ -297,6 +312,7 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
         "warmup": config.steps.warmup,
         "timed": config.steps.timed,
         "profile": config.profile,
+        "trace": order.trace,
         **({} if config.package is None else {"values": dict(config.package.values)}),
     }
     return {**variables, VARIABLE: json.dumps(settings)}
@@ -533,6 +549,7 @@ def _result(
     return TrialResult.partial(
         peak_driver_bytes=samples.peak_bytes,
         program=report,
+        step_trace=marks.trace,
         program_steps=steps,
         training_began_s=None if slowest is None else slowest.began,
         training_s=0.0 if slowest is None or closed is None else closed - slowest.began,

@@ -48,6 +48,8 @@ class TrialOrder:
     """Whether compilers start with empty caches on disk."""
     profile: bool = False
     """Whether the built-in model runs one more step after all measurements, under torch's profiler."""
+    trace: bool = False
+    """Whether a profiled step is also stored over time."""
     kernels: Path | None = None
     """Caches of compilers on disk, for the versions of this node; None for the compilers' own places."""
     caches: Mapping[str, str] = field(default_factory=dict)

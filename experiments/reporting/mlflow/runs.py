@@ -20,6 +20,7 @@ from experiments.reporting.mlflow.content import RunContent
 from experiments.reporting.mlflow.parent import OPEN, STATUS
 from experiments.reporting.pictures import drawing, registry
 from experiments.reporting.sentences import WITHOUT_STATISTICS
+from experiments.reporting.step_traces import TRACE_FILE, chrome_trace, traces
 from experiments.reporting.verdict_layout import VariantLayout, improvement_pct
 from experiments.reporting.view import AblationView, TrialView
 from experiments.reporting.wording import changed_gates
@@ -193,7 +194,7 @@ def _variant(
     name = content.variant_name(layout)
     run = _run(view, arm, name, tags, points, place=place, status="FAILED" if broken else "FINISHED")
     changes = changes_of(view.whole_blocks.pairs(arm.name))
-    return replace(run, texts={KERNELS_FILE: kernels_csv(changes)}) if changes else run
+    return replace(run, texts={**run.texts, KERNELS_FILE: kernels_csv(changes)}) if changes else run
 
 
 def _improvement(variant: VariantVerdict) -> dict[str, float]:
@@ -245,9 +246,16 @@ def _run(
             tags=content.common_tags(view, content.RunKind.ARM, identity) | own | content.source_tags(receipts) | tags,
             params=content.params(arm),
             points=(*_numbers(view, _means(view.arms[arm.name])), *points, *_band_points(view, receipts)),
+            texts=_trace_of(view, arm.name),
             datasets=content.datasets(receipts),
         )
     )
+
+
+def _trace_of(view: AblationView, arm: str) -> dict[str, str]:
+    """Return the file of the profiled step over time; none without one."""
+    trace = traces(view).get(arm)
+    return {} if trace is None else {TRACE_FILE: chrome_trace(f"{view.name}: {arm}", trace)}
 
 
 def _numbers(view: AblationView, values: Mapping[str, float]) -> Iterator[content.Point]:

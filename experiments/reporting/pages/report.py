@@ -19,6 +19,7 @@ from experiments.reporting.pages.page_templates import make_environment
 from experiments.reporting.pages.program_tables import program_tables
 from experiments.reporting.pictures import registry
 from experiments.reporting.pictures.theme import theme_css
+from experiments.reporting.step_traces import step_table
 from experiments.reporting.table import Table
 from experiments.reporting.verdict_layout import is_exact, over_seeds
 from experiments.reporting.view import AblationView
@@ -36,6 +37,7 @@ def render(view: AblationView) -> str:
             first=first_screen(view),
             glance=_glance(view),
             pictures=registry.draw_all(view),
+            step=step_table(view),
             detail_tables=_filled(
                 evidence_tables.arms_table(view),
                 evidence_tables.unmeasured_table(view),

@@ -1,4 +1,4 @@
-"""Picture of peak memory: one pair of bars per arm, and the device's limit."""
+"""Pictures of memory: peaks as a pair of bars per arm with the device's limit, and the course of one profiled step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.analysis.verdicts import ArmSummary
 from experiments.design.trainable import trainable
@@ -13,11 +14,15 @@ from experiments.outcomes import Outcome
 from experiments.reporting import wording
 from experiments.reporting.pictures import drawing
 from experiments.reporting.pictures.drawing import ArmStyle
+from experiments.reporting.step_traces import MIB, traces
 from experiments.reporting.view import AblationView
 from kernels.backends import NODE_CLASSES
 
 WIDTH_IN = 5.6
 MOST_BARS = 30
+STEP_WIDTH_IN, STEP_HEIGHT_IN = 8.2, 3.0
+MOST_LINES = 9
+"""The baseline and eight variants."""
 INK, LIMIT = drawing.SENTINELS["ink"], drawing.SENTINELS["limit"]
 
 
@@ -132,3 +137,42 @@ def _numbers(peak: PeakMemory) -> str:
     digits = 1 if peak.reserved >= 10 else 2 if peak.reserved >= 1 else 3
     text = f"{peak.allocated:.{digits}f} / {peak.reserved:.{digits}f} GiB"
     return text + (", out of memory" if peak.out_of_memory else "")
+
+
+def step_memory(view: AblationView) -> drawing.Picture | None:
+    """Draw the bytes in tensors over the profiled step of each arm; None without a profiled step over time."""
+    with_memory = {arm: trace for arm, trace in traces(view).items() if trace.memory}
+    if not with_memory:
+        return None
+    shown = [*with_memory][:MOST_LINES]
+    left = len(with_memory) - len(shown)
+    caption = (
+        "Bytes in tensors above those at the start of the step, in one step after the window under torch's profiler, "
+        "which slows it down. Of the first block."
+        + (f" {wording.counted(left, 'more arm')} not drawn." if left else "")
+    )
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(STEP_WIDTH_IN, STEP_HEIGHT_IN)
+        axes = figure.add_subplot()
+        styles = drawing.styles(view)
+        for arm in shown:
+            moments = [(0.0, 0), *with_memory[arm].memory]
+            axes.plot(
+                [us / 1e3 for us, _ in moments],
+                [num_bytes / MIB for _, num_bytes in moments],
+                color=styles[arm].colour,
+                linestyle=styles[arm].line,
+                drawstyle="steps-post",
+                linewidth=1.3,
+                label=styles[arm].shown,
+            )
+        axes.set_xlabel("time in the step, ms")
+        axes.set_ylabel("memory in tensors, MiB")
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4, handlelength=2.6)
+
+    return drawing.draw("step-memory", "Memory over one step", caption, paint)

@@ -11,6 +11,7 @@ DRAWN = (
     trials.losses,
     curves.validation_curves,
     memory.memory,
+    memory.step_memory,
 )
 """Pictures in the order of the page."""
 

@@ -142,6 +142,16 @@ def newest_receipts(connection: Connection, ablation_id: str, *, num_blocks: int
     return connection.execute(shown.order_by(trials.c.block_index, trials.c.position)).all()
 
 
+def traced_trials(connection: Connection, ablation_id: str) -> Sequence[Row[Any]]:
+    """Return arm and id of the trials whose receipt has a profiled step over time, in the order in which they ran."""
+    query: Select[Any] = select(trials.c.arm, trials.c.id.label("trial_id")).join(
+        receipts, receipts.c.trial_id == trials.c.id
+    )
+    in_first = (trials.c.ablation_id == ablation_id, trials.c.block_index == 0)
+    has_trace = receipts.c.payload.contains('"step_trace":{', autoescape=True)
+    return connection.execute(query.where(*in_first, has_trace).order_by(trials.c.position)).all()
+
+
 def read_payload(connection: Connection, trial_id: str) -> str:
     """Return the stored JSON of a trial's receipt."""
     return str(connection.execute(select(receipts.c.payload).where(receipts.c.trial_id == trial_id)).scalar_one())

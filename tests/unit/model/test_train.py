@@ -23,7 +23,7 @@ from model.data.dataset import Dataset, prepare
 from model.data.packing import Batch
 from model.errors import ConfigError, DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.measurements import Step
+from model.measurements import ProfiledStep, Step
 from model.training import train as training
 from model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
@@ -98,9 +98,9 @@ def test_a_profiled_step_comes_after_every_measurement_and_changes_none(home: Pa
     config = config_for(home)
     calls: list[str] = []
 
-    def profile(step: Callable[[], None]) -> tuple[tuple[str, int, float], ...]:
+    def profile(step: Callable[[], None]) -> ProfiledStep:
         calls.append("profile")
-        return profile_step(step)
+        return profile_step(step, traced=True)
 
     def on_step(step: Step) -> None:
         calls.append(step.phase)
@@ -119,6 +119,14 @@ def test_a_profiled_step_comes_after_every_measurement_and_changes_none(home: Pa
     assert sum(count for name, count, _us in rows if "mm" in name) > 3
     assert all(count > 0 and spent > 0 for _name, count, spent in rows)
     assert len({name for name, _count, _spent in rows}) == len(rows)
+    trace = profiled.step_trace
+    assert plain.step_trace is None
+    assert trace is not None
+    shown = [trace.names[name] for name, _track, _start, _us in trace.events]
+    assert [start for _name, _track, start, _us in trace.events] == sorted(start for _, _, start, _ in trace.events)
+    assert sum("mm" in name for name in shown) > 3
+    assert max(num_bytes for _moment, num_bytes in trace.memory) > 2**16
+    assert all(0 <= moment <= 1e9 for moment, _bytes in trace.memory)
 
 
 def test_a_validation_loss_that_is_no_number_ends_the_training(

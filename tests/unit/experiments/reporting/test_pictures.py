@@ -49,7 +49,7 @@ def test_every_colour_can_be_told_from_the_paper(theme: str) -> None:
 
 
 def test_draw_all_draws_each_picture_once_with_theme_colours_only() -> None:
-    drawn = registry.draw_all(views.view(val_every=4))
+    drawn = registry.draw_all(views.traced(views.view(val_every=4)))
     assert len({picture.name for picture in drawn}) == len(drawn) == len(registry.DRAWN)
     for picture in drawn:
         colours = set(re.findall(r"(?:fill|stroke|background): ?([^;\"]+)", picture.svg))
@@ -63,7 +63,7 @@ def _clip_only(text: str) -> set[str]:
 
 
 def test_standalone_is_well_formed_and_carries_its_colours() -> None:
-    for picture in registry.draw_all(views.view(val_every=4)):
+    for picture in registry.draw_all(views.traced(views.view(val_every=4))):
         root = ElementTree.fromstring(picture.standalone())  # noqa: S314  # our own output
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "--arm-1" in picture.standalone()
@@ -151,7 +151,7 @@ def test_memory_draws_the_limit_only_where_it_fits_the_scale() -> None:
 
 
 def test_non_finite_samples_are_skipped() -> None:
-    view = views.cpu_view(val_every=2)
+    view = views.traced(views.cpu_view(val_every=2))
     trials = []
     for trial in view.trials:
         assert trial.receipt is not None
