@@ -79,6 +79,8 @@ class FailureClass(StrEnum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     INVALID_MEASUREMENT = "invalid_measurement"
+    DISTURBED = "disturbed"
+    """Others took more of the cores' time than the spec allows."""
     NO_RECEIPT = "no_receipt"
 
 

@@ -3,7 +3,8 @@
 The service and a node without a service follow the same rule, so an import keeps the decisions of an air-gapped run.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ RETRY_RULES: dict[FailureClass, RetryRule] = {
     FailureClass.TIMEOUT: RetryRule(2),
     FailureClass.CANCELLED: RetryRule(1),
     FailureClass.INVALID_MEASUREMENT: RetryRule(3, (2.0, 15.0), elsewhere=True),
+    FailureClass.DISTURBED: RetryRule(10, (1.0, 2.0, 4.0, 8.0, 15.0), elsewhere=True),
     FailureClass.NO_RECEIPT: RetryRule(3, (0.0, 4.0), elsewhere=True),
 }
 
@@ -91,6 +93,13 @@ def final_failures(broken: Sequence[Break], block_index: int, arm: str) -> tuple
         if _times(broken, Break(block_index, failure, arm), scope) + 1 >= RETRY_RULES[failure].attempts
     }
     return tuple(sorted(FINAL_WITH_RECEIPT | repeated))
+
+
+def spoiled_by_load(broken: Iterable[Break]) -> frozenset[int]:
+    """Return the indices of the blocks that others' load spoiled at every attempt that they may have."""
+    counts = Counter(one.block_index for one in broken if one.failure_class is FailureClass.DISTURBED)
+    attempts = RETRY_RULES[FailureClass.DISTURBED].attempts
+    return frozenset(index for index, number in counts.items() if number >= attempts)
 
 
 def may_retry(broken: Sequence[Break], last: Break) -> bool:

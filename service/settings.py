@@ -92,7 +92,8 @@ class ServiceSettings(BaseSettings):
     log_requests: bool = False
     """Whether the API logs every request."""
     control_every: int = Field(default=10, ge=0)
-    """One in this many ablations gets a control arm, which repeats the baseline to watch the noise; 0 for none."""
+    """One in this many ablations gets a control arm, which repeats the baseline to measure the noise, and every one of
+    a workload without a calibration; 0 for none."""
     webhook_url: WebhookAddress = ""
     """Address that gets a webhook at the end of each ablation; empty for none."""
     webhook_secret: Secret | None = None

@@ -28,7 +28,7 @@ from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement, result_of
 from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
-from experiments.analysis.statistics import dependence_of
+from experiments.analysis.statistics import count_flip_p, dependence_of
 from experiments.analysis.verdicts import (
     Cause,
     Comparison,
@@ -56,6 +56,9 @@ from experiments.design.program import DECLARED
 from experiments.design.rule import (
     ADOPTION_SINCE,
     CARRY_OVER_SINCE,
+    FEW_AA_SINCE,
+    LOAD_LEVEL,
+    LOAD_SINCE,
     LOPSIDED_SINCE,
     NOISE_SINCE,
     OWN_DEPENDENCE_SINCE,
@@ -72,6 +75,7 @@ from experiments.documents import seal
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
 from experiments.records.circumstances import AttemptRecord, Circumstances
 from experiments.records.receipts import Receipt
+from experiments.retries import Break, spoiled_by_load
 from kernels.backends import NODE_CLASSES
 from model.measurements import Metric
 
@@ -90,8 +94,8 @@ _BY_THE_ARM = frozenset(
 )
 """Failures that end the arm's own run, a crash of its worker included. Its slow trials may have failed, so the rerun
 may be a lucky one."""
-_FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT})
-"""Failures that usually come from outside: a guard."""
+_FROM_OUTSIDE = frozenset({FailureClass.INVALID_MEASUREMENT, FailureClass.DISTURBED})
+"""Failures that usually come from outside: a guard, or others' load."""
 _CUT_SHORT = (Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED)
 """Outcomes of trials that did not finish."""
 _NAMED_EARLIER = 3
@@ -170,7 +174,8 @@ class _Judge:
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
         self._dependence = Dependence(
-            in_aa=dependence_of(circumstances.admission.calibrations), own_counts=version >= OWN_DEPENDENCE_SINCE
+            in_aa=dependence_of(circumstances.admission.calibrations, few_count=version >= FEW_AA_SINCE),
+            own_counts=version >= OWN_DEPENDENCE_SINCE,
         )
         self._block_minutes = _block_minutes(plan, whole)
 
@@ -306,7 +311,7 @@ class _Judge:
     ) -> Answer:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
-        absent = _missing(self._spec, evidence.pairs, self._circumstances)
+        absent = _missing(self._spec, evidence.pairs, self._circumstances, self.version)
         no_number = no_ratio(evidence, self.primary.metric)
         cause = Cause.NO_RATIO if no_number else Cause.TARGET
         rule = self.primary
@@ -336,7 +341,9 @@ class _Judge:
             carried = explained_by_carry_over(evidence, self._whole, sample, answer.published, tests)
             answer = capped(answer, Cause.CARRY_OVER, carried)
         answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))
-        reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
+        reruns = _reruns_by(
+            self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name, version=self.version
+        )
         answer = capped(answer, Cause.RERUNS, reruns)
         noise = noise_differs(primary, self._circumstances.admission.calibrations)
         judged = self.version >= NOISE_SINCE and self.primary.metric not in (*EXACT_METRICS, *CURVE_METRICS)
@@ -409,14 +416,25 @@ def _share_at(blocks: Blocks, counted: int) -> float:
     return reached[-1] if reached else level_shares(looks)[0]
 
 
-def _missing(spec: AblationSpec, pairs: Sequence[Pair], circumstances: Circumstances) -> str | None:
-    """Return which blocks are missing and why; None if the blocks that count are the first ones up to a look."""
+def _missing(
+    spec: AblationSpec, pairs: Sequence[Pair], circumstances: Circumstances, version: int = RULE_VERSION
+) -> str | None:
+    """Return which blocks are missing and why; None if the blocks that count are the first ones up to a look.
+
+    Blocks that others' load spoiled at every attempt are not missing if enough others count.
+    """
     looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in pairs)
-    if counted == list(range(len(counted))) and len(counted) in looks:
+    spoiled = _spoiled(circumstances) if version >= LOAD_SINCE and len(counted) >= MIN_BLOCKS else frozenset()
+    if any(counted == [index for index in range(look) if index not in spoiled] for look in looks):
         return None
     due = next((look for look in looks if not counted or look > counted[-1]), looks[-1])
     why = "; ".join(_why(set(range(due)) - set(counted), circumstances))
     return f"{len(counted)} of {due} planned blocks counted{f': {why}' if why else '; missing data fails'}"
+
+
+def _spoiled(circumstances: Circumstances) -> frozenset[int]:
+    attempts = circumstances.attempts
+    return spoiled_by_load(Break(one.block_index, one.failure_class, one.arm) for one in attempts)
 
 
 def _why(absent: Set[int], circumstances: Circumstances) -> Iterator[str]:
@@ -437,14 +455,21 @@ def _reason_missing(absent: str | None, primary: Comparison | ExactResult | None
     return "; ".join([absent or "a trial has no value; missing data fails", *differ])
 
 
-def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -> str | None:
+def _reruns_by(
+    attempts: Sequence[AttemptRecord], variant: str, baseline: str, *, version: int = RULE_VERSION
+) -> str | None:
     """Return the reruns that one of two compared arms may have caused, or None.
 
     One trial that failed by itself is enough, and one worker that vanished during a trial of theirs, or during a trial
     of an unknown arm. Hits of guards count if one arm may have at least two more of them than the other; a hit without
-    an arm may be of either.
+    an arm may be of either. Others' load counts if it hit one arm more often than chance explains.
     """
     own = [attempt for attempt in attempts if attempt.arm in (variant, baseline, None)]
+    if version >= LOAD_SINCE:
+        loads = [attempt for attempt in own if attempt.failure_class is FailureClass.DISTURBED]
+        own = [attempt for attempt in own if attempt.failure_class is not FailureClass.DISTURBED]
+        if (unequal := _loads_differ(loads, variant, baseline)) is not None:
+            return unequal
     hits = [attempt for attempt in own if attempt.failure_class in _FROM_OUTSIDE]
     unknown = sum(hit.arm is None for hit in hits)
     surplus = abs(sum((hit.arm == variant) - (hit.arm == baseline) for hit in hits)) + unknown
@@ -457,6 +482,15 @@ def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -
     what = f"attempt {first.number} at {block_name(first.block_index)} ended with {arm}"
     more = f", and {len(reruns) - 1} more like it" if len(reruns) > 1 else ""
     return f"{what} ({first.failure_class}: {first.message}){more}"
+
+
+def _loads_differ(loads: Sequence[AttemptRecord], variant: str, baseline: str) -> str | None:
+    """Say that others' load ended attempts in one arm's trials more often than chance explains, or return None."""
+    hits = [sum(one.arm == arm for one in loads) for arm in (variant, baseline)]
+    p = count_flip_p([1] * hits[0] + [-1] * hits[1])
+    if p > LOAD_LEVEL:
+        return None
+    return f"others' load ended {hits[0]} attempts in its trials and {hits[1]} in the baseline's (sign test, p {p:.2g})"
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:

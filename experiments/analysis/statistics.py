@@ -18,6 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import FEWEST_BLOCKS
 from experiments.records.calibration import AABlock, Calibration
 
@@ -25,9 +26,27 @@ MAX_STRENGTH = 0.9
 """With a stronger autocorrelation a few blocks are no evidence on their mean."""
 
 
-def dependence_of(calibrations: Iterable[Calibration]) -> float:
-    """Return the strongest autocorrelation in the A/A blocks of any device; 0 without A/A blocks."""
-    return max((strength(one.samples) for one in calibrations), default=0.0)
+RAISED_BY = 0.5
+"""Standard errors, 1 / sqrt(blocks), by which the autocorrelation of few A/A blocks is raised (docs/statistics.md)."""
+
+
+def dependence_of(calibrations: Iterable[Calibration], *, few_count: bool = True) -> float:
+    """Return the strongest autocorrelation in the A/A blocks of any device; 0 without A/A blocks.
+
+    That of fewer blocks than a calibration has is raised; not by the versions of the rule before `few_count`.
+    """
+    return max((_raised(one.samples) if few_count else strength(one.samples) for one in calibrations), default=0.0)
+
+
+def _raised(samples: Sequence[AABlock]) -> float:
+    return raised(strength(samples), len(samples))
+
+
+def raised(dependence: float, blocks: int) -> float:
+    """Return the autocorrelation to widen by, from its estimate over so many A/A blocks."""
+    if blocks >= ADMITTING_BLOCKS:
+        return dependence
+    return min(MAX_STRENGTH, dependence + RAISED_BY / math.sqrt(blocks))
 
 
 def strength(samples: Sequence[AABlock]) -> float:

@@ -17,7 +17,7 @@ REPEAT = "repeat"
 SENTINEL = "sentinel"
 """Label of an A/A ablation that checks whether the noise is unchanged."""
 ADMITTING_BLOCKS = 20
-"""A/A blocks after which a key may have verdict words: the upper 95 % bound of the sd is 1.37 times the estimate."""
+"""A/A blocks of a calibration: the upper 95 % bound of the standard deviation is 1.37 times the estimate."""
 _THROUGHPUT = {"metric": "tokens_per_s", "margin": "0.5%"}
 """Primary metric where a spec names none that has noise."""
 CONTENT_TYPE = "application/yaml"

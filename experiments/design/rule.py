@@ -15,15 +15,20 @@ from experiments.design.verdict_rule import Primary, Requirement
 from experiments.design.workload import Steps
 from experiments.digest import digest
 
-RULE_VERSION = 4
+RULE_VERSION = 5
 """1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
-3: adoption by the interval. 4: losses of unequal training; unequal spreads alone withhold nothing from 16 blocks on."""
+3: adoption by the interval. 4: losses of unequal training; unequal spreads alone withhold nothing from 16 blocks on.
+5: words by six A/A blocks; blocks that others' load spoils."""
 NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE = 2, 3, 4
 """First versions with a check of the noise against the A/A blocks, with adoption by the interval, and that compare no
 losses of arms that train on unequal work or over other rows."""
 LOPSIDED_SINCE = CARRY_OVER_SINCE = OWN_DEPENDENCE_SINCE = 4
 """First version with verdicts on arms of unequal spreads, with a check of what trials do to the next one, and with
 tests that the autocorrelation of the compared blocks widens."""
+FEW_AA_SINCE = LOAD_SINCE = 5
+"""First version with verdicts by fewer A/A blocks than a calibration has, and that lets others' load spoil blocks."""
+LOAD_LEVEL = 0.05
+"""Level of the sign test whether others' load spoiled more attempts of one arm."""
 
 MAX_SLOWED_SHARE = 0.01
 """Seconds that heat or hardware slowed the device down during a trial, over the seconds of its window."""
@@ -67,8 +72,9 @@ COMPARISON: dict[str, Any] = {
     "covariate": "place of the variant in the block minus place of the baseline, least squares",
     "test": "Student's t at every number of blocks",
     "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
-    "the A/A blocks asks for (bias corrected, 0 to 0.9); of the blocks themselves, 16 or more, if that is stronger and "
-    "proved (5 %)",
+    "the A/A blocks asks for (bias corrected, 0 to 0.9; of fewer than 20 blocks raised by 0.5 / sqrt(blocks)); of the "
+    "blocks themselves, 16 or more, if that is stronger and proved (5 %)",
+    "admission": "no word without 6 A/A blocks of the device; those of a control in the same blocks count",
     "interval": "t, simultaneous over the variants (Bonferroni), ending at zero or margin where Holm proves the side",
     "beside": "sign flip p, exact up to 16 blocks, 9999 seeded flips beyond; reported, not decisive",
     "several_variants": "Holm over all planned variants, for difference and for sameness",
@@ -82,10 +88,11 @@ COMPARISON: dict[str, Any] = {
     "noise": "no word where d scatters by three times the standard deviation of the A/A blocks or more (F test, 1 %)",
     "carry_over": "no word where trials right after one of the arm differ (5 %, least squares beside mean and place) "
     "and the word is not proved beside that",
-    "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
+    "reruns": "no word where an arm's own run ended an attempt, guards and machine ended two more of one arm's, or "
+    "others' load ended more of one arm's than chance explains (sign test, 5 %)",
     "exact_requirement": "a failed one rejects whatever the speed does",
     "adoption": "better, an estimate from the threshold on, and the whole interval beyond the margin",
-    "missing": "fails",
+    "missing": "fails, except blocks that others' load spoiled at every attempt; 6 must count",
 }
 """How trials become a verdict word."""
 
@@ -96,7 +103,8 @@ EXACT_COMPARISON: dict[str, Any] = {
     "better_or_worse": "the change lies beyond the margin, the same way for every seed",
     "same": "the change lies within the margin for every seed",
     "without_direction": "same: bit-identical; worse: not",
-    **{part: COMPARISON[part] for part in ("exact_requirement", "missing")},
+    "exact_requirement": COMPARISON["exact_requirement"],
+    "missing": "fails",
 }
 """How trials become a verdict word where an exact metric decides."""
 
@@ -211,7 +219,7 @@ def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice) | _validated(spec.workload.steps),
         "comparison": _comparison(primary, version) | _additions(spec, version),
-        "guards": _guard_limits(spec.placement.max_foreign_load / 100),
+        "guards": _guard_limits(spec, version),
     }
 
 
@@ -223,6 +231,14 @@ _ENVELOPE = {"envelope": "prediction intervals of the baseline's repeats within 
 """Part of the first version."""
 
 
+_BEFORE_5 = {
+    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
+    "the A/A blocks asks for (bias corrected, 0 to 0.9); of the blocks themselves, 16 or more, if that is stronger and "
+    "proved (5 %)",
+    "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
+    "missing": "fails",
+}
+"""Parts of the versions before 5 that version 5 worded anew."""
 _BEFORE_4 = {
     "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
     "the A/A blocks asks for (bias corrected, 0 to 0.9)",
@@ -233,12 +249,21 @@ _BEFORE_4 = {
 
 
 def _comparison(primary: Primary, version: int) -> dict[str, Any]:
-    since = {"noise": NOISE_SINCE, "adoption": ADOPTION_SINCE, "carry_over": CARRY_OVER_SINCE}
+    since = {
+        "noise": NOISE_SINCE,
+        "adoption": ADOPTION_SINCE,
+        "carry_over": CARRY_OVER_SINCE,
+        "admission": FEW_AA_SINCE,
+    }
     without = {part for part, first in since.items() if version < first}
     if primary.over_seeds:
         without |= {"noise", "carry_over"}
+    if not primary.timed:
+        without |= {"admission"}
     texts = EXACT_COMPARISON if primary.exact else COMPARISON
     earlier = _ENVELOPE if version == 1 else {}
+    if version < LOAD_SINCE and not primary.exact:
+        earlier = earlier | _BEFORE_5
     if version < LOPSIDED_SINCE and not primary.exact:
         earlier = earlier | _BEFORE_4
     return {part: text for part, text in texts.items() if part not in without} | earlier
@@ -317,13 +342,15 @@ def version_of(spec: AblationSpec, planned: str) -> int | None:
     return next((version for version in versions if digest(rule_of(spec, version)) == planned), None)
 
 
-def _guard_limits(max_foreign_load: float) -> dict[str, float | int]:
-    """Return the limits of the guards; `max_foreign_load` is a share of the cores' time."""
+def _guard_limits(spec: AblationSpec, version: int) -> dict[str, float | int]:
+    """Return the limits of the guards; loads are shares of the cores' time."""
+    for_load = {"reruns_for_load": 9} if spec.verdict.timed and version >= LOAD_SINCE else {}
     return {
         "max_slowed_share": MAX_SLOWED_SHARE,
         "max_clock_gap": MAX_CLOCK_GAP,
         "max_pause_s": MAX_PAUSE_S,
-        "max_foreign_load": max_foreign_load,
+        "max_foreign_load": spec.placement.max_foreign_load / 100,
         "compilations_in_window": 0,
         "reruns_of_a_block": 2,
+        **for_load,
     }

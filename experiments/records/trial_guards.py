@@ -48,7 +48,18 @@ def timing_problems(receipt: Receipt, *, max_foreign_load: float) -> list[str]:
     if receipt.outcome is not Outcome.MEASURED:
         return []
     compiled = () if _on_xla(receipt) else _compilations(receipt)
-    return [*compiled, *_slow_downs(receipt), *_load_problems(receipt, max_foreign_load)]
+    load = load_problem(receipt, max_foreign_load)
+    return [*compiled, *_slow_downs(receipt), *_unreported_load(receipt), *([] if load is None else [load])]
+
+
+def load_problem(receipt: Receipt, limit: float) -> str | None:
+    """Say that others took more than `limit` of the cores' time during a trial on the host, or return None."""
+    environment = receipt.environment
+    node_class, load = NODE_CLASSES.get(environment.node_class), environment.foreign_load
+    if load is None or node_class is None or not node_class.on_host or load <= limit:
+        return None
+    taken = f"others took {load:.0%} of the cores' time during the trial{_by_whom(environment)}"
+    return f"{taken}; placement.max_foreign_load allows {limit:.0%}: stop other work, or allow more"
 
 
 def cache_problems(receipt: Receipt) -> list[str]:
@@ -140,15 +151,9 @@ def _slow_downs(receipt: Receipt) -> Iterator[str]:
             yield f"{what} for {seconds:g} s of the trial; allowed: {MAX_SLOWED_SHARE:.0%} of its {window:.3g} s window"
 
 
-def _load_problems(receipt: Receipt, limit: float) -> Iterator[str]:
-    environment = receipt.environment
-    node_class, load = NODE_CLASSES.get(environment.node_class), environment.foreign_load
-    if load is None and FOREIGN_LOAD in _reportable(receipt):
+def _unreported_load(receipt: Receipt) -> Iterator[str]:
+    if receipt.environment.foreign_load is None and FOREIGN_LOAD in _reportable(receipt):
         yield _not_reported(receipt, FOREIGN_LOAD)
-    if load is None or node_class is None or not node_class.on_host or load <= limit:
-        return
-    taken = f"others took {load:.0%} of the cores' time during the trial{_by_whom(environment)}"
-    yield f"{taken}; placement.max_foreign_load allows {limit:.0%}: stop other work, or allow more"
 
 
 def _by_whom(environment: Environment) -> str:

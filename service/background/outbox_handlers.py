@@ -19,6 +19,7 @@ from experiments.errors import ProjectionUnfinished
 from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting.pages.report import render
+from experiments.reporting.view import AblationView
 from service.background.webhooks import Webhook, content_of
 from service.errors import LeaseLost
 from service.lifecycle import OutboxKind
@@ -119,6 +120,8 @@ class OutboxHandlers(OutboxTaker):
                 return
             view = results.ablation_view(connection, ablation_id)
             spec = _spec_of(connection, ablation_id)
+        self._store_aa_blocks(view, spec)
+        with self.store.read() as connection:
             circumstances = _circumstances(connection, ablation_id, spec, view.receipts)
         schedule = spec.design.blocks.schedule
         number = schedule.index(after)
@@ -133,14 +136,18 @@ class OutboxHandlers(OutboxTaker):
         with self.store.read() as connection:
             view = results.ablation_view(connection, ablation_id)
             spec = _spec_of(connection, ablation_id)
-        receipts = [trial.receipt for trial in view.trials if trial.receipt is not None]
-        with self.store.write() as connection:
-            calibrations.store_aa_blocks(connection, ablation_id, aa_blocks_of(view.plan, spec, receipts))
+        receipts = view.receipts
+        self._store_aa_blocks(view, spec)
         with self.store.read() as connection:
             circumstances = _circumstances(connection, ablation_id, spec, receipts)
         verdict = judge(view.plan, spec, receipts, circumstances)
         with self.store.write() as connection:
             results.store_verdict(connection, ablation_id, verdict)
+
+    def _store_aa_blocks(self, view: AblationView, spec: AblationSpec) -> None:
+        """Store the A/A blocks of an ablation, which count for its own verdict too."""
+        with self.store.write() as connection:
+            calibrations.store_aa_blocks(connection, view.ablation_id, aa_blocks_of(view.plan, spec, view.receipts))
 
     def _report(self, ablation_id: str) -> None:
         with self.store.read() as connection:

@@ -1,5 +1,6 @@
 """Routes that plan or submit a spec."""
 
+import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -7,8 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from sqlalchemy import Connection
 
+from experiments.analysis.noise.admission import standing_problems
 from experiments.analysis.proposals import refuse_session_key
-from experiments.analysis.sizing import sizing_problems, with_number
+from experiments.analysis.sizing import sizing_problems, with_number, workload_of
 from experiments.design.config_fields import steps_of
 from experiments.design.load import CONTENT_TYPES, parse_spec
 from experiments.design.plan import Plan, make_plan
@@ -193,10 +195,12 @@ def prepared(services: Services, body: SpecBody, spec: AblationSpec, principal: 
     if spec.design.blocks.auto:
         body, spec, _ = _numbered(services, body)
     ablation_id = new_id("abl")
+    measured = _is_measured(services, spec, make_plan(spec))
+    control = _has_control(ablation_id, spec, services.settings.control_every, measured=measured)
     submission = Submission(
         ablation_id=ablation_id,
         spec=spec,
-        plan=make_plan(spec, control=_has_control(ablation_id, spec, services.settings.control_every)),
+        plan=make_plan(spec, control=control),
         spec_text=body.content.decode(),
         content_type=body.content_type,
         submitted_by=principal.name,
@@ -243,17 +247,40 @@ def accepted(services: Services, submission: Submission) -> AblationAccepted:
 
 def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:
     if plan.control is not None:
-        more = wording.counted(len(plan.blocks), "trial")
-        yield f"arm '{plan.control.name}' was added: it repeats the baseline, to watch the noise, {more} more"
+        yield control_sentence(plan.control.name, len(plan.blocks))
     if waits_for is not None:
         yield f"it waits for {waits_for}"
 
 
-def _has_control(ablation_id: str, spec: AblationSpec, every: int) -> bool:
-    """Decide by the id whether an ablation gets a control: one in `every` whose metric has noise, none for 0."""
-    if every == 0 or spec.purpose == "calibration" or not spec.verdict.timed:
+def control_sentence(name: str, blocks: int) -> str:
+    """Say that a plan has one more arm, what it is for and what it costs."""
+    more = wording.counted(blocks, "trial")
+    return f"arm '{name}' was added: it repeats the baseline, to measure the noise, {more} more"
+
+
+def _has_control(ablation_id: str, spec: AblationSpec, every: int, *, measured: bool) -> bool:
+    """Decide whether an ablation gets a control, which repeats the baseline; none where no metric has noise.
+
+    It gets one if the noise of its workload is not `measured`, so that it may have a verdict by its own A/A blocks, and
+    else by its id: one in `every`. 0 turns both off.
+    """
+    if not _may_have_control(spec, every):
         return False
-    return int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
+    return not measured or int(digest(ablation_id).removeprefix("sha256:")[:16], 16) % every == 0
+
+
+def _may_have_control(spec: AblationSpec, every: int) -> bool:
+    return every > 0 and spec.purpose != "calibration" and spec.verdict.timed
+
+
+def _is_measured(services: Services, spec: AblationSpec, plan: Plan) -> bool:
+    """Return whether a calibration admits a device to verdicts on this workload now."""
+    if not _may_have_control(spec, services.settings.control_every):
+        return True
+    with services.store.read() as connection:
+        known = read_calibrations(connection, workload=workload_of(plan, spec))
+    now = time.time()
+    return any(next(standing_problems(one, now), None) is None for one in known)
 
 
 def _check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:

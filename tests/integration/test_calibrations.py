@@ -190,12 +190,14 @@ def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_pat
         made = api.submit()
         assert made["plan"]["arms"] == ["baseline", "psiv-on", "chunk-32", "control"]
         (said,) = made["warnings"]
-        assert said == "arm 'control' was added: it repeats the baseline, to watch the noise, 6 trials more"
+        assert said == "arm 'control' was added: it repeats the baseline, to measure the noise, 6 trials more"
         run(api, make_spec(), control=True)
         judged = answer(api, f"/v1/ablations/{made['id']}/verdict")
         assert [one["arm"] for one in judged["variants"]] == ["psiv-on", "chunk-32"]
         assert "control" in judged["arms"]
         assert judged["blocks_counted"] == 6
+        assert judged["circumstances"]["admission"]["refused_because"] is None
+        assert {one["cause"] for one in judged["variants"]} == {None}, "verdicts by six A/A blocks of its own"
         (known,) = answer(api, "/v1/calibrations")["items"]
         assert {block["source"] for block in known["calibration"]["samples"]} == {"hidden"}
         assert known["calibration"]["blocks"] == 6
@@ -208,9 +210,10 @@ def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_pat
 def test_one_ablation_in_ten_gets_a_control_but_no_calibration_and_no_exact_one() -> None:
     ids = [new_id("abl") for _ in range(2000)]
     exact = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%"})
-    assert 140 < sum(_has_control(one, make_spec(), 10) for one in ids) < 260
-    assert not any(_has_control(one, spec, 1) for one in ids[:50] for spec in (exact, aa_spec()))
-    assert not any(_has_control(one, make_spec(), 0) for one in ids[:50])
+    assert 140 < sum(_has_control(one, make_spec(), 10, measured=True) for one in ids) < 260
+    assert all(_has_control(one, make_spec(), 10, measured=False) for one in ids[:50])
+    assert not any(_has_control(one, spec, 1, measured=False) for one in ids[:50] for spec in (exact, aa_spec()))
+    assert not any(_has_control(one, make_spec(), 0, measured=False) for one in ids[:50])
 
 
 def test_a_number_of_blocks_that_is_left_to_the_noise_is_put_in_when_the_noise_is_known(api: Api) -> None:

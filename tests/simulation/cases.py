@@ -92,6 +92,22 @@ def noisy(name: str) -> Drawing:
     return lambda rng, repetitions, blocks, arms: draws.noisy(chosen, rng, repetitions, blocks, arms, of_aa=of_aa)
 
 
+FEW_AA = (
+    "normal",
+    "5 % of trials ten sd slower",
+    "lognormal in all arms",
+    "autocorrelated 0.6",
+    "each arm autocorrelated 0.6",
+    "drift of 1 %",
+)
+"""Noises of ablations on a device that no calibration admits."""
+
+
+def controlled(name: str) -> Drawing:
+    """Return the drawing of ablations under a noise of `NOISES`, whose A/A blocks are those of their own control."""
+    return partial(draws.with_control, NOISES[name])
+
+
 def outcomes(drawing: Drawing, *, blocks: int, variants: int, repetitions: int, seed: int = 0) -> Outcomes:
     """Simulate ablations and count their verdicts."""
     parts = [_counted(windows) for windows in windows_in_parts(drawing, blocks, variants, repetitions, seed)]

@@ -1,5 +1,6 @@
 """Draws: sets of simulated ablations in the running orders of plans, one function per kind of trouble."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +22,14 @@ def noisy(
     """Return ablations without any effect under this noise of trials; `of_aa` is that of the A/A blocks before them."""
     places = places_of(repetitions, blocks, arms)
     return _clean(steps_of(rng, noise(rng, places)), places, calibration(rng, repetitions, of_aa))
+
+
+def with_control(noise: TrialNoise, rng: np.random.Generator, repetitions: int, blocks: int, arms: int) -> Draw:
+    """Return ablations without any effect whose A/A blocks are those of a control arm in the same blocks."""
+    places = places_of(repetitions, blocks, arms + 1)
+    trials = noise(rng, places)
+    draw = _clean(steps_of(rng, trials), places, trials[:, :, 0] - trials[:, :, -1])
+    return replace(draw, control=True)
 
 
 def calibration(rng: np.random.Generator, repetitions: int, noise: TrialNoise = normal) -> Array:

@@ -31,6 +31,8 @@ class Draw:
     aa: Array | None = None
     """(repetitions, A/A blocks): d of the blocks that calibrated each ablation's device. Without them no test is
     widened, and no noise is compared."""
+    control: bool = False
+    """Whether the last arm repeats the baseline, and `aa` are its differences in the same blocks."""
 
 
 TrialNoise = Callable[[np.random.Generator, Array], Array]

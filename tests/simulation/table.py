@@ -16,6 +16,7 @@ from tests.simulation import draws, traps
 from tests.simulation.cases import (
     ASKINGS,
     BLOCKS,
+    FEW_AA,
     LOOKS,
     LOSS_NOISES,
     MARGIN_PCT,
@@ -28,6 +29,7 @@ from tests.simulation.cases import (
     Stalls,
     adoptions,
     asked_again,
+    controlled,
     losses_passed,
     noisy,
     noted,
@@ -53,6 +55,7 @@ _MEAN_WIDENING = 1.15
 def tables(repetitions: int) -> Iterator[str]:
     """Yield the tables as Markdown, one by one."""
     yield from (_noise_table(name, repetitions) for name in NOISES)
+    yield control_table(repetitions)
     yield _planned_table(repetitions)
     yield _looks_table(repetitions)
     yield _words_table(repetitions)
@@ -75,6 +78,22 @@ def _noise_table(name: str, repetitions: int) -> str:
             rows.append((blocks, variants, *counted))
     heads = ("blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %", "withheld")
     return _table(f"Noise: {name}", heads, rows)
+
+
+_FIRST = ((6, 1), (6, 4), (10, 1), (10, 4), (14, 2))
+"""(blocks, variants) of first ablations."""
+
+
+def control_table(repetitions: int) -> str:
+    """Return the table of ablations whose only A/A blocks are those of their own control."""
+    rows = []
+    for name in FEW_AA:
+        for blocks, variants in _FIRST:
+            rates = outcomes(controlled(name), blocks=blocks, variants=variants, repetitions=repetitions)
+            counted = (rates.wrong_difference, rates.wrong_same, rates.holds, rates.detected, rates.withheld)
+            rows.append((name, blocks, variants, *counted))
+    heads = ("noise", "blocks", "variants", "wrong better or worse", "wrong same", "intervals hold", "detects 1 %")
+    return _table("First ablations, with a control and without a calibration", (*heads, "withheld"), rows)
 
 
 def _planned_table(repetitions: int) -> str:

@@ -13,6 +13,7 @@ from tests.simulation.cases import (
     Stalls,
     adoptions,
     asked_again,
+    controlled,
     losses_passed,
     noisy,
     noted,
@@ -57,6 +58,13 @@ def test_errors_stay_at_their_level_under_noise(name: str, blocks: int, variants
     assert is_at_most(found.wrong_difference, alpha_of(1))
     assert is_at_most(found.wrong_same, alpha_of(1))
     assert is_at_least(found.holds, 1 - alpha_of(1))
+
+
+@pytest.mark.parametrize(("name", "blocks", "variants"), [("normal", 6, 1), ("each arm autocorrelated 0.6", 8, 1)])
+def test_errors_stay_at_their_level_with_the_aa_blocks_of_a_control(name: str, blocks: int, variants: int) -> None:
+    found = outcomes(controlled(name), blocks=blocks, variants=variants, repetitions=REPETITIONS)
+    assert is_at_most(found.wrong_difference, alpha_of(1))
+    assert is_at_most(found.wrong_same, alpha_of(1))
 
 
 @pytest.mark.parametrize("variants", [1, 2, 4])

@@ -3,7 +3,7 @@
 `test_words.py` compares them with the judge, number by number, on receipts with the same times.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,7 @@ from experiments.analysis.statistics import (
     holm,
     log_ratio,
     own_dependence,
+    raised,
     widening,
 )
 from experiments.design.aa_spec import ADMITTING_BLOCKS
@@ -59,6 +60,7 @@ class Windows:
     """Like d: 1 where the variant's trial follows one of the variant, -1 where the baseline's does, 0 otherwise."""
     aa_sd: Array
     """(repetitions,): standard deviation of d in the A/A blocks; infinite without any."""
+    aa_blocks: int = ADMITTING_BLOCKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def windows_of(draw: Draw) -> Windows:
     cutoff = middle + OUTLIER_MADS * np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * middle)
     outliers = np.count_nonzero(draw.seconds > cutoff[..., None], axis=-1)
     d, sums = _paired(-np.log(total)), np.swapaxes(-np.log(total[:, :, 1:]) - np.log(total[:, :, :1]), 1, 2)
-    return Windows(
+    whole = Windows(
         d=d,
         sums=sums,
         uneven=_uneven(d, sums),
@@ -101,7 +103,15 @@ def windows_of(draw: Draw) -> Windows:
         dependence=np.zeros(len(d)) if draw.aa is None else dependence_in(draw.aa),
         after=_after(draw.places),
         aa_sd=np.full(len(d), np.inf) if draw.aa is None else draw.aa.std(axis=1, ddof=1),
+        aa_blocks=ADMITTING_BLOCKS if draw.aa is None else draw.aa.shape[1],
     )
+    return _without_control(whole) if draw.control else whole
+
+
+def _without_control(windows: Windows) -> Windows:
+    """Leave out the last arm, which is neither judged nor corrected for."""
+    of_variants = ("d", "sums", "by_median", "places", "more_outliers", "uneven", "rerun", "after")
+    return replace(windows, **{name: getattr(windows, name)[:, :-1] for name in of_variants})
 
 
 def _uneven(d: Array, sums: Array) -> Flags:
@@ -127,7 +137,8 @@ def autocorrelation(aa: Array) -> Array:
 
 def dependence_in(aa: Array) -> Array:
     """Return the strength that the judge takes from A/A blocks (repetitions, blocks)."""
-    return np.array([corrected(float(one), aa.shape[1]) for one in autocorrelation(aa)])
+    blocks = aa.shape[1]
+    return np.array([raised(corrected(float(one), blocks), blocks) for one in autocorrelation(aa)])
 
 
 def factors(dependence: Array, blocks: int) -> Array:
@@ -154,6 +165,7 @@ def first_blocks(windows: Windows, blocks: int) -> Windows:
         dependence=windows.dependence,
         after=windows.after[..., :blocks],
         aa_sd=windows.aa_sd,
+        aa_blocks=windows.aa_blocks,
     )
 
 
@@ -171,7 +183,7 @@ def words_of(windows: Windows, *, alpha: ArrayLike, margin_pct: float, effects: 
     stalls = stalls_of(windows, margin_pct)
     spreads = windows.uneven & ~is_clear(windows.d, windows.sums, mean)
     carried = _carried_over(windows, effects, alpha / family, (low, high), same)
-    free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows.aa_sd) & ~carried
+    free = ~stalls & ~spreads & ~windows.rerun & ~_far_noisier(plain, windows) & ~carried
     ends = fitted.interval(alpha / family)
     return Words(
         better=changed & (mean > 0) & free,
@@ -203,10 +215,10 @@ def _carried_over(windows: Windows, effects: Array, level: Array, margin: tuple[
     return np.asarray(whole & acts & ~np.where(same, alike, changed), dtype=np.bool_)
 
 
-def _far_noisier(fitted: Fit, aa_sd: Array) -> Flags:
+def _far_noisier(fitted: Fit, windows: Windows) -> Flags:
     """Return whether d scatters so much more than the A/A blocks that they say nothing on its noise."""
-    ratio = fitted.sd / aa_sd[:, None]
-    p = special.fdtrc(fitted.blocks - 2, ADMITTING_BLOCKS - 2, ratio**2)
+    ratio = fitted.sd / windows.aa_sd[:, None]
+    p = special.fdtrc(fitted.blocks - 2, windows.aa_blocks - 2, ratio**2)
     return np.asarray((ratio >= FAR_NOISIER) & (p <= NOISE_LEVEL), dtype=np.bool_)
 
 

@@ -27,7 +27,7 @@ from experiments.records.receipts import (
     seal,
     summarise,
 )
-from experiments.records.trial_guards import cache_problems, timing_problems
+from experiments.records.trial_guards import cache_problems, load_problem, timing_problems
 from model.measurements import Step, Validation
 from workers.blocks.surroundings import worst_of
 from workers.errors import BlockBroken
@@ -67,6 +67,8 @@ class TrialRecord:
         broken = self._broken_guard(receipt)
         if broken is None:
             return receipt
+        if self.block.timed and broken == load_problem(receipt, self.block.max_foreign_load):
+            raise BlockBroken(FailureClass.DISTURBED, f"arm '{self.trial.arm}': {broken}", arm=self.trial.arm)
         self._may_be_final(FailureClass.INVALID_MEASUREMENT, broken)
         invalid = {"outcome": Outcome.INVALID, "failure_class": FailureClass.INVALID_MEASUREMENT, "message": broken}
         return documents.seal(receipt.model_copy(update=invalid))

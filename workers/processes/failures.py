@@ -27,6 +27,7 @@ _OUTCOMES = {
     FailureClass.TIMEOUT: Outcome.TIMEOUT,
     FailureClass.GATE_REFUSED: Outcome.REFUSED,
     FailureClass.INVALID_MEASUREMENT: Outcome.INVALID,
+    FailureClass.DISTURBED: Outcome.INVALID,
 }
 
 _BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], FailureClass], ...] = (

@@ -12,6 +12,7 @@ from experiments.analysis.guards import median_clock_mhz
 from experiments.analysis.noise.calibrate import CONFIDENCE, METRIC, key_of, seconds
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import ALPHA, alpha_of
+from experiments.design.rule import FEW_AA_SINCE, RULE_VERSION
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.design.verdict_rule import Primary
 from experiments.outcomes import BASELINE, Outcome, VerdictWord
@@ -94,11 +95,12 @@ def admission_of(
     *,
     ledger: Ledger,
     mended_by: str,
+    version: int = RULE_VERSION,
 ) -> Admission:
     """Return whether `calibrations` allow verdicts on `receipts`.
 
     Every device that measured a baseline needs its own calibration, unless the rule judges no time by a test.
-    `mended_by` is the command that measures one.
+    `mended_by` is the command that measures one, and `version` that of the rule.
     """
     if not spec.verdict.timed:
         return Admission(refused_because=None, ledger=ledger)
@@ -107,7 +109,9 @@ def admission_of(
     for receipt in measured:
         by_key.setdefault(key_of(spec, receipt), []).append(receipt)
     own = {one.key: one for one in calibrations}
-    refused = [reason for key, ran in by_key.items() if (reason := _refusal(key, ran, own)) is not None]
+    refused = [
+        reason for key, ran in by_key.items() if (reason := _refusal(key, ran, own, least_blocks(version))) is not None
+    ]
     reason = "no baseline was measured" if not measured else next(iter(refused), None)
     return Admission(
         calibrations=tuple(own[key] for key in by_key if key in own),
@@ -118,12 +122,12 @@ def admission_of(
 
 
 def _refusal(
-    key: CalibrationKey, receipts: Sequence[Receipt], calibrations: dict[CalibrationKey, Calibration]
+    key: CalibrationKey, receipts: Sequence[Receipt], calibrations: dict[CalibrationKey, Calibration], least: int
 ) -> str | None:
     calibration = calibrations.get(key)
     if calibration is None:
         return _no_blocks(key, list(calibrations))
-    return next(_problems(calibration, receipts), None)
+    return next(_problems(calibration, receipts, least), None)
 
 
 def _no_blocks(key: CalibrationKey, calibrated: Sequence[CalibrationKey]) -> str:
@@ -140,8 +144,8 @@ def _changed(one: CalibrationKey, other: CalibrationKey) -> list[str]:
     return [name for name in _FIELDS if getattr(one, name) != getattr(other, name)]
 
 
-def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator[str]:
-    yield from standing_problems(calibration, max(seconds(receipt.started_at) for receipt in receipts))
+def _problems(calibration: Calibration, receipts: Sequence[Receipt], least: int) -> Iterator[str]:
+    yield from standing_problems(calibration, max(seconds(receipt.started_at) for receipt in receipts), least=least)
     clock = median_clock_mhz(receipts)
     if clock is not None and calibration.clock_mhz is not None:
         shift = clock / calibration.clock_mhz - 1
@@ -149,14 +153,19 @@ def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator
             yield f"the device clock moved by {100 * shift:+.1f} % since the calibration; allowed: 1 %"
 
 
-def standing_problems(calibration: Calibration, at: float) -> Iterator[str]:
+def least_blocks(version: int = RULE_VERSION) -> int:
+    """Return the A/A blocks that admit a device by a version of the rule."""
+    return MIN_BLOCKS if version >= FEW_AA_SINCE else ADMITTING_BLOCKS
+
+
+def standing_problems(calibration: Calibration, at: float, *, least: int = ADMITTING_BLOCKS) -> Iterator[str]:
     """Yield the reasons why a calibration admits no trial at the time `at`, in seconds since 1970.
 
     A time always has noise. A number that a program reports may repeat bit for bit, and a verdict on it rests on the
     spread over the seeds of its own blocks.
     """
-    if calibration.blocks < ADMITTING_BLOCKS:
-        yield f"this device has {calibration.blocks} A/A blocks; {ADMITTING_BLOCKS} admit it"
+    if calibration.blocks < least:
+        yield f"this device has {calibration.blocks} A/A blocks; {least} admit it"
     exact = calibration.sd_pct == 0
     if exact and (calibration.key.metric is None or calibration.mean_pct):
         yield "the A/A blocks show no noise at all, so they measured nothing"

@@ -15,6 +15,7 @@ from experiments.retries import (
     final_failures,
     may_retry,
     retry_wait_s,
+    spoiled_by_load,
 )
 
 ARMS = ("baseline", "a", "b")
@@ -48,6 +49,7 @@ def test_trouble_of_the_machine_is_run_again_and_a_wish_of_a_person_is_not() -> 
         FailureClass.PREEMPTED,
         FailureClass.TIMEOUT,
         FailureClass.INVALID_MEASUREMENT,
+        FailureClass.DISTURBED,
         FailureClass.NO_RECEIPT,
     }
 
@@ -70,6 +72,15 @@ def test_final_failures_are_those_that_were_said_often_enough(broken: list[Break
     assert (FailureClass.INVALID_MEASUREMENT in found) is (by_block[FailureClass.INVALID_MEASUREMENT, block] >= 2)
     assert (FailureClass.INFRA_NODE in found) is (by_both[Break(block, FailureClass.INFRA_NODE, arm)] >= 4)
     assert set(found) <= FINAL_WITH_RECEIPT | set(FINAL_WHEN_REPEATED)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([FailureClass.DISTURBED, FailureClass.TIMEOUT]))))
+def test_a_block_is_spoiled_by_load_once_no_attempt_is_left_for_it(drawn: list[tuple[int, FailureClass]]) -> None:
+    broken = [Break(block, failure, "baseline") for block, failure in drawn]
+    for block in range(3):
+        own = [one for one in broken if (one.block_index, one.failure_class) == (block, FailureClass.DISTURBED)]
+        may_run = not own or may_retry(own, own[-1])
+        assert (block in spoiled_by_load(broken)) is not may_run
 
 
 @given(st.data())

@@ -42,7 +42,7 @@ def test_the_blocks_of_an_aa_ablation_admit_the_ablation_that_they_are_like():
 @pytest.mark.parametrize(
     ("calibration", "reason"),
     [
-        (known(19), "has 19 A/A blocks; 20 admit it"),
+        (known(5), "has 5 A/A blocks; 6 admit it"),
         (known(20, sd=0.0), "no noise at all"),
         (known(20, started_at="2026-10-20T12:00:00+00:00"), "31 days away; allowed: 30"),
         (known(20, key=OWN.model_copy(update={"device_serial": "x"})), "the nearest ones have another device$"),
@@ -67,6 +67,17 @@ def test_each_reason_is_said_with_the_command_that_mends_it(calibration, reason)
     found = admission(calibration)
     assert re.search(reason, found.refused_because)
     assert found.mended_by == "ablate aa cpu --like it"
+
+
+@pytest.mark.parametrize(
+    ("number", "admitted"), [(5, (False, False)), (6, (False, True)), (19, (False, True)), (20, (True, True))]
+)
+def test_few_blocks_admit_since_version_5(number, admitted):
+    found = [
+        admission_of(SPEC, RECEIPTS, [known(number)], ledger=Ledger(), mended_by="", version=version)
+        for version in (4, 5)
+    ]
+    assert tuple(one.refused_because is None for one in found) == admitted
 
 
 def test_nothing_known_and_nothing_measured():

@@ -1,17 +1,21 @@
 """What withholds or decides beside the numbers: stalls, spreads, reruns, earlier askings, exact requirements."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.analysis.judge import judge
+from experiments.analysis.judge import _reruns_by, judge
 from experiments.analysis.noise.calibrate import calibrate
 from experiments.analysis.verdicts import Cause, VariantVerdict
 from experiments.design.power import alpha_of
+from experiments.design.rule import RULE_VERSION, rule_of
+from experiments.digest import digest
 from experiments.outcomes import AblationState, Decision, FailureClass, VerdictWord
 from experiments.records.circumstances import (
     CALIBRATED,
@@ -181,6 +185,47 @@ def test_a_worker_that_vanished_between_trials_takes_the_words_of_all_arms() -> 
 def test_guard_hits_count_when_they_may_have_hit_one_arm_more(arms: list[str | None], word: VerdictWord) -> None:
     hits = [attempt(FailureClass.INVALID_MEASUREMENT, arm, block) for block, arm in enumerate(arms)]
     assert after(*hits).verdict is word
+
+
+@given(st.lists(st.sampled_from(["psiv-on", "baseline", "chunk-32", None]), max_size=40))
+def test_others_load_counts_once_chance_does_not_explain_its_arms(arms: list[str | None]) -> None:
+    hits = [attempt(FailureClass.DISTURBED, arm, block) for block, arm in enumerate(arms)]
+    own, base = arms.count("psiv-on"), arms.count("baseline")
+    p = stats.binomtest(own, own + base).pvalue if own + base else 1.0
+    why = _reruns_by(hits, "psiv-on", "baseline")
+    assert (why is not None) is bool(p <= 0.05)
+    assert why is None or f"{own} attempts in its trials and {base} in the baseline's" in why
+    assert (_reruns_by(hits, "psiv-on", "baseline", version=4) is None) is (abs(own - base) + arms.count(None) <= 1)
+
+
+def blocks_done(done: Collection[int], *, of: int, tries: int, version: int = RULE_VERSION) -> VariantVerdict:
+    """Return the verdict if others' load ended `tries` attempts at every block that is not done."""
+    spec = make_spec(design__blocks={"count": of})
+    plan = make_plan(spec).model_copy(update={"rule_digest": digest(rule_of(spec, version))})
+    left = [block for block in range(of) if block not in done for _ in range(tries)]
+    hits = tuple(
+        attempt(FailureClass.DISTURBED, ("psiv-on", "baseline")[number % 2], block) for number, block in enumerate(left)
+    )
+    receipts = [one for one in make_receipts(plan, {"psiv-on": 1.03}, **QUIET) if one.ids.block_index in done]
+    return judge(plan, spec, receipts, CALIBRATED.model_copy(update={"attempts": hits})).variants[0]
+
+
+@pytest.mark.parametrize(
+    ("done", "of", "tries", "version", "word"),
+    [
+        (range(1, 10), 10, 10, 5, VerdictWord.BETTER),
+        ((0, 2, 3, 5, 7, 9), 10, 10, 5, VerdictWord.BETTER),
+        ((0, 2, 3, 5, 7), 10, 10, 5, VerdictWord.INCONCLUSIVE),
+        (range(1, 10), 10, 9, 5, VerdictWord.INCONCLUSIVE),
+        (range(1, 10), 10, 10, 4, VerdictWord.INCONCLUSIVE),
+        (range(5), 6, 10, 5, VerdictWord.INCONCLUSIVE),
+    ],
+)
+def test_blocks_that_load_spoils_are_not_missing_if_six_others_count(
+    done: Collection[int], of: int, tries: int, version: int, word: VerdictWord
+) -> None:
+    found = blocks_done(done, of=of, tries=tries, version=version)
+    assert (found.verdict, found.cause) == (word, None if word is VerdictWord.BETTER else Cause.MISSING)
 
 
 def asked(number: int) -> Circumstances:

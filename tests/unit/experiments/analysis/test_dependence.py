@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import calibrate, key_of
@@ -74,6 +76,15 @@ def test_correlated_blocks_widen_their_own_tests_in_the_current_rule_only():
         ]
         primary = judge(plan, spec, receipts, CALIBRATED).variants[0].primary
         assert (primary.widened > 1.5) is widened
+
+
+@given(st.integers(2, 40), st.integers(0, 2**32 - 1))
+def test_the_autocorrelation_of_few_aa_blocks_is_raised_by_half_a_standard_error(number, seed):
+    known = calibrate(OWN, blocks_of(np.random.default_rng(seed).normal(0, 0.01, number)))
+    estimate = strength(known.samples)
+    assert dependence_of([known], few_count=False) == estimate
+    wanted = estimate if number >= 20 else min(0.9, estimate + 0.5 / math.sqrt(number))
+    assert dependence_of([known]) == pytest.approx(wanted)
 
 
 def test_dependent_blocks_widen_the_tests_of_requirements_too():

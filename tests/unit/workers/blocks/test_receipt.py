@@ -75,7 +75,6 @@ def test_a_trial_that_leaves_out_its_schedule_breaks_the_block(node: Node, tmp_p
 
 
 SPOILED: dict[str, tuple[Any, str]] = {
-    "load": (lambda _: {"foreign_load": 0.5}, "others took 50% of the cores' time"),
     "load that is not told": (lambda _: {"foreign_load": None}, "did not report foreign_load"),
     "compilation": (lambda block: {"steps": compiled_late(steps_of(block))}, "compiled inside the window"),
     "missing steps": (lambda block: {"steps": steps_of(block)[:-1]}, "the configuration gives"),
@@ -101,16 +100,22 @@ def test_a_guard_hit_reruns_the_block_twice_and_then_makes_the_trial_invalid(
     assert receipt.steps
 
 
+def test_others_load_breaks_the_block_and_is_never_a_result_of_the_arm(node: Node, tmp_path: Path) -> None:
+    for broken in (0, 2, 9):
+        with pytest.raises(BlockBroken, match="others took 50% of the cores' time") as caught:
+            left_behind(claimed(broken), node, tmp_path / str(broken), foreign_load=0.5).receipt()
+        assert (caught.value.failure_class, caught.value.arm) == ("disturbed", claimed().trials[0].arm)
+
+
 EXACT = {"primary": {"metric": "peak_allocated_gib", "margin": "0.5%"}}
 
 
-@pytest.mark.parametrize("what", ["load", "compilation"])
-def test_what_disturbs_nothing_but_times_breaks_no_block_of_an_exact_metric(
-    what: str, node: Node, tmp_path: Path
-) -> None:
+def test_what_disturbs_nothing_but_times_breaks_no_block_of_an_exact_metric(node: Node, tmp_path: Path) -> None:
     block = claimed(verdict=EXACT)
     assert not block.timed
-    assert left_behind(block, node, tmp_path, **SPOILED[what][0](block)).receipt().outcome is Outcome.MEASURED
+    for name, changes in {"load": {"foreign_load": 0.5}, "compiled": {"steps": compiled_late(steps_of(block))}}.items():
+        receipt = left_behind(block, node, tmp_path / name, **changes).receipt()
+        assert receipt.outcome is Outcome.MEASURED
 
 
 @pytest.mark.parametrize("done", [0, 3])
