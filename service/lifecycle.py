@@ -19,6 +19,8 @@ class EventKind(StrEnum):
     TRIAL_STATE = "trial.state"
     ATTEMPT_STATE = "attempt.state"
     TRIAL_PROGRESS = "trial.progress"
+    BLOCK_WAITS = "block.waits"
+    """A running block begins or ends to wait on its node, for example for quiet cores."""
     PRIORITY = "ablation.priority"
     VERDICT = "verdict"
     LOG = "log"

@@ -29,6 +29,7 @@ for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
 os.environ["ABLATE_DEVICE_LOCKS"] = "home"  # workers of other tests run on the same cores, and measure nothing
 os.environ["HTTP_PROXY"] = os.environ["http_proxy"] = "http://127.0.0.1:9"  # nothing local may use it: nobody is there
 os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance; those that are asked for are tested
+os.environ["ABLATE_QUIET_S"] = "0"  # no wait for the other tests
 
 
 def group_of(nodeid: str) -> str:

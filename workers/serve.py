@@ -117,6 +117,7 @@ def _work(
         code_roots=settings.code_roots,
         code_cache=CodeCache(settings.data_path, api.code),
         environments=settings.python_environments,
+        quiet_s=settings.quiet_s,
     )
     poll_s = min(settings.poll_s, registered.claim_poll_s)
     link = ServiceLink(

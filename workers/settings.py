@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     """Time between SIGTERM and SIGKILL when a trial is stopped."""
     drain_s: float = Field(default=600.0, ge=0, le=86_400)
     """Time that a running block has to finish after SIGTERM. Then, or at a second signal, the worker releases it."""
+    quiet_s: float = Field(default=60.0, ge=0, le=300)
+    """Longest wait before a block whose times decide, while other processes take more of the cores than its spec
+    allows. After it the block runs in any case, and may be discarded; 0 never waits."""
     log_format: LogFormat = LogFormat.TEXT
     """Format of log lines: text, or json for programs."""
     keep_attempts: int = Field(default=20, ge=1)

@@ -151,6 +151,10 @@ class LogChunk(Frozen):
     text: str
 
 
+MOST_WAITING = 500
+"""Most characters of the reason why a block waits on its node."""
+
+
 class Heartbeat(Frozen):
     """`POST /v1/attempts/{id}:heartbeat`."""
 
@@ -160,6 +164,8 @@ class Heartbeat(Frozen):
     logs: tuple[LogChunk, ...] = ()
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
+    waits_for: str | None = Field(default=None, max_length=MOST_WAITING)
+    """What the block waits for on its node, such as quiet cores; None while a trial runs."""
 
 
 class HeartbeatReply(Frozen):

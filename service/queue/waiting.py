@@ -71,7 +71,7 @@ class Waiting:
     """What an unfinished ablation waits for, and how long it takes."""
 
     waiting_for: str | None = None
-    """None while one of its blocks runs."""
+    """None while one of its blocks runs and does not wait on its node."""
     blocks_ahead: int | None = None
     """Blocks of its node class that nodes claim before its next one; None if it waits for something else."""
     starts_in_s: float | None = None
@@ -150,16 +150,24 @@ def _waiting(row: Row[Any], snapshot: _Snapshot) -> Waiting:
     place = snapshot.places.get(row.id)
     if place is None:
         held = not own and row.blocks_held
-        waits = Waiting(waiting_for="the look at its blocks so far to decide" if held else None)
+        waits = Waiting(waiting_for="the look at its blocks so far to decide" if held else _on_node(own))
         return replace(waits, time_left_s=_time_left_s(row, snapshot, 0.0, 1))
     nodes = snapshot.eligible[row.node_class, place.needs]
-    waits = Waiting() if own else _in_queue(row, snapshot, place, nodes)
+    waits = Waiting(waiting_for=_on_node(own)) if own else _in_queue(row, snapshot, place, nodes)
     if not nodes.count:
         return waits
     pace = snapshot.paces.get(row.node_class)
     others_s = place.blocks_between * pace.block_s / nodes.count if pace else 0.0
     before_s = max(waits.starts_in_s or 0.0, others_s)
     return replace(waits, time_left_s=_time_left_s(row, snapshot, before_s, nodes.count))
+
+
+def _on_node(own: Sequence[Row[Any]]) -> str | None:
+    """Return what the running blocks of an ablation wait for on their nodes; None if one of them runs a trial."""
+    reasons = [block.waits_for for block in own]
+    if not reasons or None in reasons:
+        return None
+    return f"{own[0].waits_for} ({block_name(own[0].block_index)} on node '{own[0].name}')"
 
 
 def _lost(block: Row[Any]) -> str:

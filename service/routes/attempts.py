@@ -61,6 +61,7 @@ def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, pri
         node_states.note_device(connection, node_id, beat.device_state, beat.device_reason)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
         logs.append(connection, locked, beat.logs)
+        attempts.store_waiting(connection, locked, beat.waits_for)
         attempts.store_progress(connection, locked, beat.progress)
         cancel, lease_s = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
     return HeartbeatReply(lease_s=lease_s, cancel=cancel)

@@ -473,6 +473,24 @@ def test_every_move_is_an_event_in_order_with_actor_and_reason(api: Api) -> None
     assert told[-1][0] == "end"
 
 
+def test_a_block_that_waits_on_its_node_says_for_what_until_it_runs(api: Api) -> None:
+    made = api.submit()
+    block = claimed(api, api.register())
+    assert state_of(api, made["id"])["waiting_for"] is None
+    for left in (60, 59):
+        api.attempt(block, "heartbeat", waits_for=f"quiet: others take 70% of the cores' time\0; {left} s more")
+    waits = state_of(api, made["id"])["waiting_for"]
+    assert waits == "quiet: others take 70% of the cores' time\\0; 59 s more (block 1 on node 'node-a')"
+    api.attempt(block, "heartbeat", progress=[_step(block, 1)])
+    assert state_of(api, made["id"])["waiting_for"] is None
+    api.cancel(made["id"])
+    api.attempt(block, "release", failure_class="cancelled", message="cancel was asked for")
+    told = [event["reason"] for name, event in api.events(made["id"]) if name == "block.waits"]
+    assert [reason[:15] for reason in told] == ["waits for quiet", "waits no more"]
+    too_long = api.attempt(block, "heartbeat", waits_for="x" * 501)
+    assert (too_long.status_code, too_long.json()["errors"][0]["pointer"]) == (422, "#/waits_for")
+
+
 def test_progress_events_are_dropped_with_the_block_that_they_describe(api: Api) -> None:
     made = api.submit()
     node = api.register()

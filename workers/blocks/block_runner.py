@@ -20,6 +20,7 @@ from experiments.records.signing import Signer
 from kernels.backends import NodeClass
 from model.config import StepsConfig
 from workers.blocks.code_cache import CodeCache
+from workers.blocks.quiet import Quiet
 from workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from workers.blocks.slices import SlicedBlock, SlicedTrial
 from workers.blocks.surroundings import Surroundings, busiest, changes, look_around
@@ -34,6 +35,10 @@ from workers.processes.runner import Ending, TrialRunner
 from workers.processes.trial_output import BlockOutput, log_stop
 
 _log = logging.getLogger(__name__)
+
+
+BETWEEN_TRIALS_S = 20.0
+"""Longest wait for quiet cores inside a block: trials further apart than `MAX_PAUSE_S` are not compared."""
 
 
 def _ignore(_receipt: Receipt) -> None:
@@ -63,6 +68,8 @@ class NodeContext:
     """Archives of code that was sent; None where nothing can be fetched."""
     environments: Mapping[str, Path] = field(default_factory=dict)
     """Folders of Python environments by the names that specs use."""
+    quiet_s: float = 0.0
+    """Longest wait for quiet cores before a block whose times decide."""
 
 
 class BlockRunner:
@@ -139,6 +146,7 @@ class BlockRunner:
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
         order = self._order(block, trial, lease, output=output)
+        self._wait_for_quiet(block, lease, output, first=trial is block.trials[0])
         before = self._look_around(trial)
         ending = self._run(order, lease, timeout_s=trial.timeout_s, arm=trial.arm)
         output.end(trial.trial_id)
@@ -146,6 +154,7 @@ class BlockRunner:
 
     def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         self._check_quarantine()
+        self._wait_for_quiet(block, lease, output, first=True)
         sliced = SlicedBlock(self._context.runner, lease)
         before: dict[str, Surroundings] = {}
         receipts: dict[str, Receipt] = {}
@@ -174,6 +183,22 @@ class BlockRunner:
         finally:
             self._prove_release(block.block_id)
         return tuple(receipts[trial.trial_id] for trial in block.trials)
+
+    def _wait_for_quiet(self, block: ClaimedBlock, lease: Lease, output: BlockOutput, *, first: bool) -> None:
+        """Wait for quiet cores before a trial on the host whose time decides; the later ones of a block only shortly.
+
+        Raises BlockStopped if the block has to stop meanwhile.
+        """
+        if not (block.timed and self._node_class.on_host):
+            return
+
+        def pause(seconds: float) -> None:
+            reason = self._context.runner.sleep(seconds, lease)
+            if reason is not None:
+                raise BlockStopped(reason)
+
+        most_s = self._context.quiet_s if first else min(self._context.quiet_s, BETWEEN_TRIALS_S)
+        Quiet(pause=pause, says=output.waits).wait(block.max_foreign_load, most_s=most_s)
 
     def _look_around(self, trial: ClaimedTrial) -> Surroundings:
         return look_around(self._context.node.devices, trainable(trial.config).devices)

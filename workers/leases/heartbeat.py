@@ -58,6 +58,7 @@ class LeaseRenewal:
             token=self._block.token,
             progress=progress,
             logs=chunks,
+            waits_for=self._output.waiting,
             device_state=device_state(self._proof.last),
             device_reason=self._proof.last,
         )

@@ -51,6 +51,8 @@ app = typer.Typer()
 app.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(check)
 
 _GRACE_S = 5.0
+_QUIET_S = 60.0
+"""Longest wait for quiet cores before a block whose times decide."""
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
@@ -204,6 +206,7 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
             secrets=(state_folder(), job.folder.root, job.key),
             code_cache=CodeCache(job.data_dir, job.code),
             environments=python_environments(),
+            quiet_s=_QUIET_S,
         )
         yield context, stopping
 

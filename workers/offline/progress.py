@@ -91,6 +91,8 @@ class ProgressDisplay:
     def now(self) -> str:
         """Return the running trial, its progress and the remaining time in words."""
         running = self._running
+        if running is not None and (waiting := running[2].waiting) is not None:
+            return f"{running[0]} waits for {waiting}"
         if running is None or (progress := running[2].progress()) is None:
             return ""
         name, arms, _output = running

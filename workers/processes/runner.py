@@ -210,6 +210,13 @@ class TrialRunner:
             survivors=survivors,
         )
 
+    def sleep(self, seconds: float, lease: Lease) -> StopReason | None:
+        """Sleep while no trial runs; return early with the reason if the block has to stop."""
+        deadline = time.monotonic() + seconds
+        while (reason := self._reason(lease, deadline)) is None:
+            self._wake_event.wait(min(_SAMPLE_S, deadline - time.monotonic(), lease.left_s()))
+        return None if reason is StopReason.TIMEOUT else reason
+
     def _output_of(self, trial: RunningTrial) -> _Output:
         return _Output(trial.order.paths.folder, self._most_output)
 

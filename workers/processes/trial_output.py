@@ -143,6 +143,7 @@ class BlockOutput:
         self._lock = threading.Lock()
         self._trials: dict[str, TrialOutput] = {}
         self._running: str | None = None
+        self._waiting: str | None = None
 
     def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
         """Add a trial, which is the running one from now on."""
@@ -154,6 +155,17 @@ class BlockOutput:
         """Note that this trial is the running one from now on."""
         with self._lock:
             self._running = trial_id
+
+    def waits(self, reason: str | None) -> None:
+        """Note what the next trial waits for; None when it waits no more."""
+        with self._lock:
+            self._waiting = reason
+
+    @property
+    def waiting(self) -> str | None:
+        """What the next trial waits for, None if it does not wait."""
+        with self._lock:
+            return self._waiting
 
     def end(self, trial_id: str) -> None:
         """Note that the process of a trial has ended."""

@@ -116,6 +116,7 @@ _RUNNING = (
         nodes.c.name,
         (db_now() - nodes.c.seen_at).label("silent_s"),
         (blocks.c.lease_until - db_now()).label("lease_s"),
+        blocks.c.message.label("waits_for"),
         (db_now() - attempts.c.started_at).label("elapsed_s"),
         *(ablations.c[name] for name in ("settled_s", "blocks_done", "blocks_planned", "trials_planned")),
     )

@@ -156,6 +156,20 @@ def end_moment(lease_until: float, started_at: float) -> ColumnElement[float]:
     return case((db_now() > latest, latest), (db_now() < started_at, started_at), else_=db_now())
 
 
+def store_waiting(connection: Connection, locked: LockedAttempt, waits_for: str | None) -> None:
+    """Store what a running block waits for on its node, with an event when it begins or ends to wait."""
+    text = None if waits_for is None else storable(waits_for)
+    block = locked.block
+    if block.message == text:
+        return
+    connection.execute(update(blocks).where(blocks.c.id == block.id).values(message=text))
+    if (block.message is None) != (text is None):
+        transitions = Transitions(connection, block.ablation_id, actor=locked.attempt.node_id)
+        reason = "waits no more" if text is None else f"waits for {text}"
+        transitions.add_event(EventKind.BLOCK_WAITS, block.id, reason=reason)
+        transitions.flush()
+
+
 def store_progress(connection: Connection, locked: LockedAttempt, progress: Sequence[TrialProgress]) -> None:
     """Store the progress of the block's trials, the running one last, with an event for each that moved on."""
     if not progress:

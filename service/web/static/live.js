@@ -46,8 +46,8 @@
     }
   };
 
-  const KINDS = ["changed", "ablation.state", "ablation.priority", "block.state", "trial.state", "trial.progress",
-    "attempt.state", "verdict"];
+  const KINDS = ["changed", "ablation.state", "ablation.priority", "block.state", "block.waits", "trial.state",
+    "trial.progress", "attempt.state", "verdict"];
   const follow = () => {
     const address = new URL(main.dataset.events, location.href);
     if (last) address.searchParams.set("after", last);
