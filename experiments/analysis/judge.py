@@ -1,6 +1,7 @@
 """From receipts to a verdict per variant, by the rule that was hashed before the first sample."""
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
 from experiments.analysis.exact import ExactResult, judge_exactly, not_exact
 from experiments.analysis.influences import WordTests, explained_by_carry_over, influences
+from experiments.analysis.noise.calibrate import aa_blocks_of
 from experiments.analysis.prediction import ENOUGH, chances_of, most_blocks
 from experiments.analysis.programs import costs_of, kernel_note, other_tokens, program_notes, step_kernels
 from experiments.analysis.requirements import judge_requirement, result_of
@@ -33,6 +35,7 @@ from experiments.analysis.verdicts import (
     Cause,
     Comparison,
     Costs,
+    OwnNoise,
     RequirementResult,
     VariantVerdict,
     Verdict,
@@ -129,8 +132,17 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "baseline": plan.baseline.name,
         "variants": tuple(judge_one(one, changed or one.exclusion, comparisons) for one in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},
+        "own_noise": _own_noise(plan, spec, receipts),
     }
     return seal(Verdict(**fields, digest=""))
+
+
+def _own_noise(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt]) -> OwnNoise | None:
+    if spec.purpose != "calibration":
+        return None
+    differences = [block.difference for _key, block in aa_blocks_of(plan, spec, receipts)]
+    sd = statistics.stdev(differences) if len(differences) > 1 else None
+    return OwnNoise(blocks=len(differences), sd_pct=None if sd is None else 100 * sd)
 
 
 def _with_percent(rule: dict[str, Any], primary: Primary) -> dict[str, Any]:

@@ -268,6 +268,15 @@ class VariantVerdict(Frozen):
     """None unless every whole trial of both arms has a profiled step, also one refused for want of a kernel."""
 
 
+class OwnNoise(Frozen):
+    """The noise that an A/A ablation shows."""
+
+    blocks: int
+    """A/A blocks that count: both trials measured, no guard hit."""
+    sd_pct: OmitNone[float] = None
+    """Standard deviation of the difference of the two equal arms; None with fewer than two blocks."""
+
+
 class NodeMeans(Frozen):
     """Means of one arm on one node."""
 
@@ -314,6 +323,8 @@ class Verdict(Frozen):
     variants: tuple[VariantVerdict, ...]
     arms: Mapping[str, ArmSummary]
     """Summary of every arm, including the baseline."""
+    own_noise: OmitNone[OwnNoise] = None
+    """Of an A/A ablation; None for other ones, and in verdicts of earlier programs."""
     digest: str
 
     @property

@@ -45,6 +45,19 @@ def lead(variants: Sequence[VariantVerdict]) -> str:
     return f"{wording.capitalised('; '.join(clauses))}."
 
 
+def of_noise(verdict: Verdict) -> str | None:
+    """Return the lead of an A/A ablation; None for any other."""
+    noise = verdict.own_noise
+    if noise is None:
+        return None
+    blocks = f"{wording.share(noise.blocks, verdict.blocks_planned)} A/A blocks count"
+    if noise.sd_pct is None:
+        return f"{blocks}; two are needed to show noise."
+    return (
+        f"{blocks}; two equal arms differ with a standard deviation of {wording.size_percent(noise.sd_pct)} per block."
+    )
+
+
 def without_baseline(verdict: Verdict) -> str | None:
     """Return the lead of a verdict whose baseline leaves nothing to compare; None if there is a baseline."""
     ends = [variant.no_baseline for variant in verdict.variants]

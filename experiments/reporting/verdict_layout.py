@@ -11,20 +11,42 @@ from typing import Any, NamedTuple
 from experiments.analysis.answer import gain_pct
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
 from experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
+from experiments.outcomes import Decision, VerdictWord
 from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.kernel_tables import kernels_table
 from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
 def short_answer(verdict: Verdict) -> str:
-    """Return the best variant's answer, for example "chunk-8 better, +12.30 % throughput, and 3 more"."""
+    """Return the most important answer, for example "chunk-8 better, +12.30 % throughput, and 3 more"."""
     layout = lay_out(verdict)
-    first, *others = layout.variants
+    if verdict.own_noise is not None:
+        return layout.lead.removesuffix(".")
+    first, *others = by_importance(verdict, layout)
     metric = wording.metric(layout.rule.metric)
     effect = [] if first.effect.text == wording.NOTHING else [f"{first.effect.text} {metric}"]
     more = [f"and {len(others)} more"] if others else []
     lacks = f": {first.missing}" if first.missing else ""
     return ", ".join([f"{first.arm} {first.word.text}", *effect, *more]) + lacks
+
+
+def by_importance(verdict: Verdict, layout: "VerdictLayout") -> tuple["VariantLayout", ...]:
+    """Return the variants as a summary needs them: decided ones first, of these the adopted; each by size of effect."""
+    judged = {variant.arm: variant for variant in verdict.variants}
+
+    def rank(one: "VariantLayout") -> tuple[int, float]:
+        variant = judged[one.arm]
+        size = improvement_pct(variant)
+        kinds = (
+            variant.decision is Decision.ADOPT,
+            variant.decision is Decision.REJECT and math.isfinite(size),
+            variant.decision is Decision.SAME,
+            variant.measured in (VerdictWord.BETTER, VerdictWord.WORSE),
+            True,
+        )
+        return kinds.index(True), -abs(size) if math.isfinite(size) else 0.0
+
+    return tuple(sorted(layout.variants, key=rank))
 
 
 SPEED_UNJUDGED = "speeds are not judged"
@@ -113,7 +135,7 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
-        lead=sentences.without_baseline(verdict) or sentences.lead(judged),
+        lead=sentences.of_noise(verdict) or sentences.without_baseline(verdict) or sentences.lead(judged),
         rule=_primary_rule(verdict.rule),
         variants=variants,
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),

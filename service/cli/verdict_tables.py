@@ -38,6 +38,14 @@ def verdict(verdict: Verdict) -> RenderableType:
     return Group(table, *(f"[dim]{escape(line)}[/]" for line in lines), *problems)
 
 
+def between(verdict: Verdict) -> list[RenderableType]:
+    """Return the table of the variants against each other, with its note; nothing for a single variant."""
+    from experiments.reporting.between import between_variants  # imports scipy, which other answers do not need
+
+    table = between_variants(verdict)
+    return [Group(_table(table, title=table.title), f"[dim]{escape(table.note)}[/]")] if table.rows else []
+
+
 def kernels(verdict: Verdict) -> list[RenderableType]:
     """Return the kernels of each variant with a profiled step against the baseline's, with a note below each table."""
     return [Group(_table(one, title=one.title), f"[dim]{escape(one.note)}[/]") for one in lay_out(verdict).kernels]

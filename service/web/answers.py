@@ -6,7 +6,7 @@ from functools import lru_cache
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting.pages.first_screen import headline, word_cell
 from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import lay_out
+from experiments.reporting.verdict_layout import by_importance, lay_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ShortAnswer:
     lead: str
     """One sentence."""
     variants: tuple[VariantLine, ...]
-    """Best first."""
+    """The most important first."""
 
 
 @lru_cache(maxsize=256)
@@ -42,6 +42,6 @@ def read_answer(document: str) -> ShortAnswer:
             headline=headline(verdict, judged[one.arm]),
             decision=one.decision,
         )
-        for one in laid_out.variants
+        for one in by_importance(verdict, laid_out)
     )
     return ShortAnswer(lead=laid_out.lead, variants=tuple(lines))

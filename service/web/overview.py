@@ -58,7 +58,7 @@ class EndedAblation:
     lead: str
     """The answer in one sentence; empty without one."""
     variants: tuple[VariantLine, ...] = ()
-    """Best first."""
+    """The most important first."""
     more: int = 0
     """Number of other variants."""
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from experiments.analysis.verdicts import OwnNoise
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES
 from experiments.design.trainable import trainable
@@ -35,7 +36,7 @@ class RunKind(StrEnum):
     TRIAL = "trial"
 
 
-LAYOUT = 5
+LAYOUT = 6
 """Increase it when the same view is written differently; the next projection then rewrites every run."""
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
@@ -179,9 +180,16 @@ def ablation_name(view: AblationView) -> str:
     """Return an ablation's name with its answer or state, for example "psiv-cache: adopt psiv-on +2.49 %; reject 2"."""
     if view.answer is None:
         return run_name(view.name, f": {view.state}")
+    if view.verdict is not None and view.verdict.own_noise is not None:
+        return run_name(view.name, f": {_noise(view.verdict.own_noise)}")
     *fuller, shortest = _answers(view.answer.variants)
     room = LONGEST_NAME - len(f"{view.name}: ")
     return run_name(view.name, f": {next((one for one in fuller if len(one) <= room), shortest)}")
+
+
+def _noise(noise: OwnNoise) -> str:
+    sd = "" if noise.sd_pct is None else f", sd {wording.size_percent(noise.sd_pct)}"
+    return f"{wording.counted(noise.blocks, 'A/A block')}{sd}"
 
 
 def variant_name(variant: VariantLayout) -> str:

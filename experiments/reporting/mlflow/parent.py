@@ -1,22 +1,25 @@
 """The parent run of an ablation: its answer in name, note and columns, and spec, plan, verdict and report as files."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import load_values
 from experiments.design.workload import COMMAND
 from experiments.digest import canonical_json
-from experiments.outcomes import AblationState
+from experiments.outcomes import AblationState, Decision
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
 from experiments.reporting.mlflow import content
 from experiments.reporting.sentences import broken_attempts
-from experiments.reporting.terminal.markdown import table_markdown, verdict_markdown
-from experiments.reporting.verdict_layout import VariantLayout
+from experiments.reporting.terminal.markdown import short_table, table_markdown, verdict_markdown
+from experiments.reporting.verdict_layout import VariantLayout, by_importance
 from experiments.reporting.view import AblationView
 from experiments.reporting.wording import changed_gates, gate_values
 
 PARENT = "parent"
+MOST_ROWS = 4
+"""Variants in the table that begins a note; MLflow folds what is below about 150 pixels."""
 LONGEST_COLUMN = 500
 """Longest tag that is shown as a column, in characters."""
 STATUS: dict[AblationState, str] = {
@@ -43,6 +46,7 @@ def parent(view: AblationView, report_html: str | None) -> content.RunContent:
             ended_ms=None if status in OPEN else content.ended_ms(view),
             tags=_tags(view),
             params=_params(view),
+            points=tuple(_points(view)),
             texts=_texts(view, report_html),
             datasets=content.datasets(view.receipts),
         )
@@ -62,7 +66,8 @@ def _tags(view: AblationView) -> dict[str, str]:
     }
     if view.verdict is None or view.answer is None:
         return tags
-    decides = {"ablation.metric": view.answer.rule.metric}
+    first = by_importance(view.verdict, view.answer)[0]
+    decides = {"ablation.metric": view.answer.rule.metric, "ablation.variant": first.arm}
     return tags | decides | _answer_columns(view.answer.variants) | _circumstances(view.verdict)
 
 
@@ -104,6 +109,29 @@ def _registered(circumstances: Circumstances) -> dict[str, str]:
     return {} if carried is None else {"ablation.plan_registered": carried.registered_by or "by nobody"}
 
 
+def _points(view: AblationView) -> Iterator[content.Point]:
+    """Yield the numbers of the most important variant, and how many have each decision; none without a verdict.
+
+    Names do not depend on the arms: every other name would be a column of the list of all ablations.
+    """
+    if view.verdict is None or view.answer is None:
+        return
+    first, noise = by_importance(view.verdict, view.answer)[0], view.verdict.own_noise
+    decisions = Counter(variant.decision.text for variant in view.answer.variants)
+    numbers: dict[str, float | None] = {
+        **first.numbers,
+        "tokens_per_s": view.arms[first.arm].tokens_per_s,
+        "baseline_tokens_per_s": view.arms[view.plan.baseline.name].tokens_per_s,
+        "blocks": view.verdict.blocks_counted,
+        **{f"variants_{decision}": decisions[decision] for decision in Decision},
+        "sd_pct": first.numbers.get("sd_pct") if noise is None else noise.sd_pct,
+    }
+    at_ms, step = content.ended_ms(view), len(view.whole_blocks.blocks)
+    for name, value in numbers.items():
+        if value is not None:
+            yield content.Point(name, value, at_ms, step)
+
+
 def _params(view: AblationView) -> dict[str, str]:
     """Return recipe, design, every gate over all arms, and the configuration that all arms share."""
     plan = view.plan
@@ -139,13 +167,14 @@ def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
 
 
 def _note(view: AblationView) -> str:
-    """Return the answer, then its table, then the question."""
-    table, rest = "", f"\n\nQuestion: {view.question}"
-    if view.verdict is not None:
+    """Return the answers as a short table, which MLflow shows unfolded, then the whole answer, then the question."""
+    short, table, rest = "", "", f"\n\nQuestion: {view.question}"
+    if view.verdict is not None and view.answer is not None:
+        short = f"{short_table(view.answer, MOST_ROWS)}\n\n"
         table = f"\n\n{verdict_markdown(view.verdict)}"
         table += "".join(f"\n- {line}" for line in broken_attempts(view.verdict))
         rest += "\n\nThe artefact `report.html` has the whole answer with pictures."
-    text = f"**{view.lead}**{table}{rest}"
+    text = f"{short}**{view.lead}**{table}{rest}"
     if len(text) <= content.LONGEST_TAG:
         return text
     cut = f"\n\nCut here: MLflow stores no longer notes.{rest}"

@@ -11,6 +11,7 @@ from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.verdicts import Verdict
 from experiments.records.circumstances import Circumstances
 from experiments.reporting import wording
+from experiments.reporting.between import between_variants
 from experiments.reporting.pages import circumstance_tables, evidence_tables
 from experiments.reporting.pages.circumstance_tables import rule_in_words
 from experiments.reporting.pages.evidence_tables import compilation_table
@@ -38,6 +39,7 @@ def render(view: AblationView) -> str:
             glance=_glance(view),
             pictures=registry.draw_all(view),
             step=step_table(view),
+            answer_tables=_answer_tables(view),
             detail_tables=_filled(
                 evidence_tables.arms_table(view),
                 evidence_tables.unmeasured_table(view),
@@ -125,6 +127,12 @@ def _first_asking(circumstances: Circumstances) -> str:
     if circumstances.family.question_digest is None:
         return "Only a service counts how often a question is asked."
     return "The service has not been asked this question before."
+
+
+def _answer_tables(view: AblationView) -> tuple[Table, ...]:
+    if view.answer is None or view.verdict is None:
+        return ()
+    return (*view.answer.tables, *_filled(between_variants(view.verdict)))
 
 
 def _filled(*tables: Table) -> tuple[Table, ...]:

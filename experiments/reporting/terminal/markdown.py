@@ -10,13 +10,15 @@ from experiments.outcomes import Decision
 from experiments.reporting import wording
 from experiments.reporting.sentences import origin_problems
 from experiments.reporting.table import Table
-from experiments.reporting.verdict_layout import VariantLayout, lay_out, words_capped
+from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, lay_out, words_capped
 
 MAX_CHARS = 65_536
 """The longest comment that GitHub accepts."""
 _MAX_LINE = 1000
 _NEVER_SHORTENED = ("|", "**Required")
 """Starts of lines that are never shortened: rows of tables, which are short, and the requirement."""
+_LEFT_OUT = ("MDE", "memory", "loss", "repeats")
+"""Columns that a short table lacks."""
 _ALIGNMENT = {"text": "---", "code": "---", "number": "--:"}
 
 
@@ -38,6 +40,15 @@ def verdict_markdown(verdict: Verdict) -> str:
         f"Rule `{verdict.rule_digest}`.",
     ]
     return "\n".join(lines)
+
+
+def short_table(layout: VerdictLayout, most: int) -> str:
+    """Return the answers in few columns, the first `most` variants."""
+    table = layout.answers
+    kept = [place for place, column in enumerate(table.columns) if column.heading not in _LEFT_OUT]
+    rows = tuple(tuple(one[place] for place in kept) for one in table.rows[:most])
+    short = Table(title="", columns=tuple(table.columns[place] for place in kept), rows=rows)
+    return "\n".join(_markdown_table(short))
 
 
 def _reason(variant: VariantLayout) -> str:

@@ -19,7 +19,8 @@ def verdict(
     ablation: AblationOrBundleArgument,
     calibration: CalibrationOption = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also show kernels, reasons and every requirement of the rule.")
+        bool,
+        typer.Option("--explain", help="Also show variants against each other, kernels, reasons and requirements."),
     ] = False,
     require: RequireOption = None,
     markdown: Annotated[
@@ -43,6 +44,8 @@ def verdict(
     else:
         console = out()
         console.print(verdict_tables.verdict(answer))
-        for line in (*verdict_tables.kernels(answer), *verdict_tables.explanation(answer)) if explain else ():
-            console.print(line)
+        if explain:
+            parts = (verdict_tables.between, verdict_tables.kernels, verdict_tables.explanation)
+            for line in (line for part in parts for line in part(answer)):
+                console.print(line)
     raise typer.Exit(exit_code(answer.variants, require))

@@ -27,8 +27,8 @@ def tags(names: str) -> set[str]:
 OF_EVERY_RUN = tags("id name run kind spec_digest node_class mlflow.source.name mlflow.source.type mlflow.user")
 OF_WHAT_RAN = tags("mlflow.source.git.commit mlflow.source.git.dirty")
 OF_THE_PARENT = tags(
-    "state rule_digest gates verdict metric effect interval verdict_digest admission broken_attempts asking nodes"
-    " mlflow.note.content"
+    "state rule_digest gates verdict metric variant effect interval verdict_digest admission broken_attempts asking"
+    " nodes mlflow.note.content"
 )
 OF_AN_ARM = tags("arm role arm_digest nodes mlflow.note.content")
 OF_A_VARIANT = tags("verdict decision gates metric")
@@ -99,7 +99,9 @@ def test_the_names_of_metrics_do_not_depend_on_the_arms() -> None:
         if run.tags["ablation.role"] == "variant"
     }
     assert len(found) == 1
-    assert not parent(views.view(num_blocks=6, timed=4), "").points
+    of_ablations = [set(metrics(parent(some_arms(*names), ""))) for names in (["psiv-on"], ["psiv-on", "chunk-32"])]
+    assert of_ablations[0] == of_ablations[1], "a column of the list of ablations for each"
+    assert {"effect_pct", "ci_low_pct", "blocks", "variants_adopt", "baseline_tokens_per_s"} <= of_ablations[0]
 
 
 def some_arms(*names: str) -> AblationView:
@@ -141,7 +143,14 @@ def test_variants_are_sorted_by_how_much_better_they_are_whatever_their_metric(m
 def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:
     run = parent(view, "")
     assert run.name == "psiv-cache: adopt psiv-on +2.49\N{NO-BREAK SPACE}%; reject 2; invalid 1"
-    assert run.tags[NOTE_TAG].startswith(f"**{view.lead}**")
+    lines = run.tags[NOTE_TAG].split("\n")
+    assert lines[0].startswith("| variant | verdict | effect | ")
+    assert "MDE" not in lines[0], "few columns, so that no row wraps"
+    assert sum(line.startswith("| `") for line in lines[: lines.index("")]) == 4, "MLflow folds what comes later"
+    assert lines[lines.index("") + 1] == f"**{view.lead}**"
+    assert run.tags["ablation.variant"] == "psiv-on"
+    assert metrics(run)["effect_pct"] == pytest.approx(2.49, abs=0.01)
+    assert [metrics(run)[f"variants_{word}"] for word in ("adopt", "reject", "invalid")] == [1, 2, 1]
     assert view.question in run.tags[NOTE_TAG]
     assert run.tags["ablation.gates"].startswith("psiv-on: psiv_cache=true; chunk-32: chunk_size=32")
     assert run.tags["ablation.effect"].startswith("psiv-on: +2.49")

@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import io
+import math
 import random
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from experiments.analysis.verdicts import Verdict
 from experiments.outcomes import Decision, VerdictWord
 from experiments.records.circumstances import CALIBRATED, Admission
 from experiments.reporting import wording
+from experiments.reporting.between import between_variants
 from experiments.reporting.mlflow.parent import parent
 from experiments.reporting.mlflow.runs import arm_runs
 from experiments.reporting.pages import report
@@ -25,7 +27,7 @@ from experiments.reporting.sentences import lead
 from experiments.reporting.table import Table, Tone
 from experiments.reporting.terminal.markdown import pull_request_markdown, verdict_markdown
 from experiments.reporting.verdict_cells import WORDS
-from experiments.reporting.verdict_layout import VerdictLayout, lay_out, short_answer
+from experiments.reporting.verdict_layout import VerdictLayout, by_importance, improvement_pct, lay_out, short_answer
 from experiments.reporting.view import AblationView
 from service.cli import verdict_tables
 from service.web.answers import read_answer
@@ -129,6 +131,10 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(
         table.title: [[cell.replace(SPACE, " ") for cell in line] for line in lines_of(table)]
         for table in layout.tables
     }
+    assert view.verdict is not None
+    between = between_variants(view.verdict)
+    if between.rows:
+        expected[between.title] = [[cell.replace(SPACE, " ") for cell in line] for line in lines_of(between)]
     assert shown == expected
     said = plain(page)
     for variant in layout.variants:
@@ -138,7 +144,7 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(
 
 def test_mlflow_gets_the_lead_the_table_and_the_unrounded_numbers(view: AblationView, layout: VerdictLayout) -> None:
     note = parent(view, "").tags["mlflow.note.content"]
-    assert note.startswith(f"**{layout.lead}**")
+    assert f"\n\n**{layout.lead}**" in note
     assert view.verdict is not None
     assert verdict_markdown(view.verdict) in note
     for variant in layout.variants:
@@ -169,8 +175,24 @@ def test_texts_round_the_numbers_behind_them(layout: VerdictLayout) -> None:
             assert read == pytest.approx(list(cell.numbers.values()), abs=0.005001)
 
 
-def test_the_short_answer_is_the_best_variants_word_and_effect(verdict: Verdict, layout: VerdictLayout) -> None:
-    first = layout.variants[0]
+def test_the_short_answer_is_the_most_important_variants_word_and_effect(
+    verdict: Verdict, layout: VerdictLayout
+) -> None:
+    judged = {variant.arm: variant for variant in verdict.variants}
+    groups: dict[int, list[str]] = {}
+    for arm, variant in judged.items():
+        size = abs(improvement_pct(variant))
+        decided = {"adopt": 0, "reject": 1 if size < math.inf else 4, "same": 2}.get(variant.decision.value)
+        open_place = 3 if variant.measured in ("better", "worse") else 4
+        groups.setdefault(open_place if decided in (None, 4) else decided, []).append(arm)
+    first_group = groups[min(groups)]
+    sizes = {arm: abs(improvement_pct(judged[arm])) for arm in first_group}
+    largest = max((size for size in sizes.values() if size < math.inf), default=None)
+    ordered = by_importance(verdict, layout)
+    first = ordered[0]
+    assert first.arm in first_group
+    assert largest is None or sizes[first.arm] == largest
+    assert {one.arm for one in ordered} == set(judged)
     said = short_answer(verdict)
     assert said.startswith(f"{first.arm} {first.word.text}")
     metric = wording.metric(verdict.rule["primary"]["metric"])
