@@ -21,7 +21,7 @@ from experiments.runtime.setting_values import (
     secrets_folder,
 )
 from kernels.backends import NODE_CLASSES
-from workers.environment_variables import python_environments, stack_id
+from workers.environment_variables import MOST_QUIET_S, python_environments, stack_id
 from workers.errors import SettingsError
 
 PLACEHOLDERS = frozenset(
@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     """Time between SIGTERM and SIGKILL when a trial is stopped."""
     drain_s: float = Field(default=600.0, ge=0, le=86_400)
     """Time that a running block has to finish after SIGTERM. Then, or at a second signal, the worker releases it."""
-    quiet_s: float = Field(default=60.0, ge=0, le=300)
+    quiet_s: float = Field(default=60.0, ge=0, le=MOST_QUIET_S)
     """Longest wait before a block whose times decide, while other processes take more of the cores than its spec
     allows. After it the block runs in any case, and may be discarded; 0 never waits."""
     log_format: LogFormat = LogFormat.TEXT

@@ -9,6 +9,7 @@ from rich.markup import escape
 from experiments.analysis.noise.calibrate import calibrations_of, join_calibrations
 from experiments.analysis.noise.calibration_file import calibration_file, read_calibration
 from experiments.analysis.statistics import dependence_of, percent, strength, widening
+from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import FEWER_BLOCKS, detectable_per_sd
 from experiments.documents import write_whole
 from experiments.errors import BundleError, ReceiptError, SpecProblem
@@ -100,6 +101,8 @@ def _noise_of_device(row: "CalibrationPublic") -> Iterator[str]:
         return
     effects = ", ".join(f"{blocks} blocks detect {_effect(calibration, blocks)}" for blocks in _BLOCKS)
     yield f"  ablations about speed can run now; with one variant {effects}"
+    if calibration.blocks < ADMITTING_BLOCKS:
+        yield f"  with {ADMITTING_BLOCKS} A/A blocks they would detect smaller effects"
     if calibration.sd_pct >= _ADVICE_SD_PCT:
         yield f"  {FEWER_BLOCKS}"
 

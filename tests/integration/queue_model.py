@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 MOST_BREAKS = {
     "user_error": 1, "oom": 1, "numerics": 1, "gate_refused": 1, "cancelled": 1, "timeout": 2, "no_receipt": 3,
-    "invalid_measurement": 3, "infra_node": 5, "infra_control": 5, "preempted": 10,
+    "invalid_measurement": 3, "disturbed": 10, "infra_node": 5, "infra_control": 5, "preempted": 10,
 }  # fmt: skip
 BY_ARM = ("timeout", "no_receipt")
 """Classes that every arm of a block uses up for itself."""
-RESTS = ("infra_control", "invalid_measurement")
+RESTS = ("infra_control", "invalid_measurement", "disturbed")
 """Classes after which a block rests from its first break on."""
 RESTS_LATER = ("infra_node", "no_receipt")
 """Classes after which it rests from its second break on."""
-ELSEWHERE = ("infra_node", "no_receipt", "invalid_measurement")
+ELSEWHERE = ("infra_node", "no_receipt", "invalid_measurement", "disturbed")
 AGAINST_NODE = ("infra_node", "no_receipt")
 NODE_BREAKS = 3
 

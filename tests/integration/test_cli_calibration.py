@@ -67,7 +67,7 @@ def test_its_bundle_gives_a_calibration_that_a_verdict_cites_and_an_altered_one_
     _code, out, _err = ablate("verdict", executed / "bundle", "--calibration", path, "--json")
     admission = json.loads(out)["circumstances"]["admission"]
     assert [one["digest"] for one in admission["calibrations"]] == [made.digest]
-    assert "6 A/A blocks; 20 admit it" in admission["refused_because"]
+    assert "admit it" not in (admission["refused_because"] or ""), "six A/A blocks are enough"
     assert len({block.signed_by for block in made.samples}) == 1
     assert made.samples[0].signed_by is not None
     values = json.loads(path.read_bytes())

@@ -181,9 +181,10 @@ def test_stop_ends_the_trials_and_keeps_what_is_done(tmp_path: Path, slice_steps
     assert not processes_of(run.folder)
 
 
-def test_load_by_others_reruns_the_block_twice_and_is_then_the_result_of_its_trials(tmp_path: Path) -> None:
-    text = json.loads(tiny(tmp_path, timed=50).file.spec_text)
-    strict = Run(tmp_path, make_file(**{**text, "placement": {"node_class": "cpu", "max_foreign_load": "1%"}}))
+def test_load_by_others_reruns_the_block_and_is_no_result(tmp_path: Path) -> None:
+    text = json.loads(tiny(tmp_path, timed=20).file.spec_text)
+    text |= {"placement": {"node_class": "cpu", "max_foreign_load": "1%"}, "limits": {"device_minutes": 0.06}}
+    strict = Run(tmp_path, make_file(**text))
     spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
     try:
         code, _out, err = strict.execute("--blocks", "1", "--no-rehearse")
@@ -191,16 +192,15 @@ def test_load_by_others_reruns_the_block_twice_and_is_then_the_result_of_its_tri
         for process in spin:
             process.kill()
             process.wait()
-    assert code == 0, err
-    for number in (1, 2):
-        assert f"block 1 broke, invalid_measurement {number} of 3: arm 'baseline': others took" in err
+    assert code == 6, err
+    assert "block 1 broke, disturbed 1 of 10: arm 'baseline': others took" in err
+    assert "the budget of 0.06 device minutes is used up" in err
     assert "busiest: python" in err
     bundle = strict.read()
-    assert [record.failure_class for record in bundle.broken] == ["invalid_measurement"] * 2
-    (block,) = bundle.blocks
-    assert {trial.receipt.outcome for trial in block.trials} == {"invalid"}
+    assert {record.failure_class for record in bundle.broken} == {"disturbed"}
+    assert bundle.blocks == ()
     (variant,) = judge_bundle(bundle).variants
-    assert variant.verdict == "invalid"
+    assert (variant.verdict, variant.cause) == ("inconclusive", "blocks are missing")
     assert "others took" in variant.reason
 
 

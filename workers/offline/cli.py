@@ -35,7 +35,7 @@ from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
-from workers.environment_variables import python_environments, state_folder
+from workers.environment_variables import python_environments, quiet_s, state_folder
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
@@ -75,6 +75,8 @@ class _Job:
     rehearse: bool
     signer: Signer | None
     key: Path
+    quiet_s: float
+    """Longest wait for quiet cores."""
 
 
 def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
@@ -114,6 +116,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             rehearse=rehearse,
             signer=signer,
             key=key_file,
+            quiet_s=quiet_s(_QUIET_S),
         )
         wanted = plan_file.plan.node_class
         name = node_name or own_node_name()
@@ -206,7 +209,7 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
             secrets=(state_folder(), job.folder.root, job.key),
             code_cache=CodeCache(job.data_dir, job.code),
             environments=python_environments(),
-            quiet_s=_QUIET_S,
+            quiet_s=job.quiet_s,
         )
         yield context, stopping
 
