@@ -11,7 +11,6 @@ from pathlib import Path
 
 from experiments.runtime.processes import Mark
 from kernels import xla_compiler
-from workers.errors import SettingsError
 
 PEER_SITE = "ABLATE_PEER_SITE"
 """Environment variable that names the folder with the official Mamba-3 kernels; see docs/peer.md."""
@@ -99,14 +98,14 @@ MOST_QUIET_S = 300.0
 
 
 def quiet_s(default: float) -> float:
-    """Return ABLATE_QUIET_S for a node without a service. Raises SettingsError for anything but allowed seconds."""
+    """Return ABLATE_QUIET_S for a node without a service. Raises ValueError for anything but allowed seconds."""
     text = os.environ.get("ABLATE_QUIET_S", "").strip()
     try:
         seconds = float(text) if text else default
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= MOST_QUIET_S:
-        raise SettingsError(f"ABLATE_QUIET_S is {text!r}; allowed: 0 to {MOST_QUIET_S:g} seconds")
+        raise ValueError(f"ABLATE_QUIET_S is {text!r}; allowed: 0 to {MOST_QUIET_S:g} seconds")
     return seconds
 
 

@@ -116,7 +116,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             rehearse=rehearse,
             signer=signer,
             key=key_file,
-            quiet_s=quiet_s(_QUIET_S),
+            quiet_s=_longest_wait_s(),
         )
         wanted = plan_file.plan.node_class
         name = node_name or own_node_name()
@@ -212,6 +212,13 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
             quiet_s=job.quiet_s,
         )
         yield context, stopping
+
+
+def _longest_wait_s() -> float:
+    try:
+        return quiet_s(_QUIET_S)
+    except ValueError as error:
+        raise ExecRefused(str(error)) from error
 
 
 def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console, as_json: bool) -> None:

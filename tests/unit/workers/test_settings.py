@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from kernels.backends import NODE_CLASSES
-from workers.environment_variables import PEER_SITE, peer_site
+from workers.environment_variables import PEER_SITE, peer_site, quiet_s
 from workers.errors import SettingsError
 from workers.settings import PLACEHOLDERS, Settings
 
@@ -30,6 +30,19 @@ def test_settings_derived_paths_are_absolute(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
     assert settings.data_path == tmp_path / "data"
     assert settings.broker == f"redis+socket://{tmp_path}/run/valkey.sock"
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "301", "nan", "inf"])
+def test_a_wait_for_quiet_is_zero_to_three_hundred_seconds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABLATE_QUIET_S", text)
+    with pytest.raises(ValueError, match=f"ABLATE_QUIET_S is '{text}'; allowed: 0 to 300 seconds"):
+        quiet_s(60.0)
+    with pytest.raises(ValidationError):
+        Settings()
+    monkeypatch.setenv("ABLATE_QUIET_S", "300")
+    assert quiet_s(60.0) == Settings().quiet_s == 300.0
+    monkeypatch.delenv("ABLATE_QUIET_S")
+    assert quiet_s(60.0) == Settings().quiet_s == 60.0
 
 
 def test_settings_unknown_node_class_lists_allowed() -> None:
