@@ -16,6 +16,7 @@ from service.store.ablations import names
 from service.store.ablations.ablations import last_event
 from service.store.ablations.results import latest_experiment
 from service.web.ablation_page import ablation_page, live_part, trace_of
+from service.web.compare_page import compare_page
 from service.web.history_page import history_page
 from service.web.html import PICTURE_POLICY, PageRoute, compressed, page
 from service.web.overview import overview
@@ -25,6 +26,7 @@ from service.web.sessions import ReadingVisitor
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 Called = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$")]
+OrNone = Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{0,80}$")]
 After = Annotated[int, Query(ge=0, le=10**18)]
 LastEvent = Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=10**18)]
 
@@ -101,6 +103,16 @@ async def stream_ablation(
     """Stream the ablation's events, like the REST interface."""
     position = after if last_event_id is None else last_event_id
     return await streams_of(request).of_ablation(visitor.principal, ablation_id, position)
+
+
+@router.get("/compare")
+def show_comparison(
+    request: Request, services: ServicesDep, visitor: ReadingVisitor, a: OrNone = "", b: OrNone = ""
+) -> Response:
+    """Show two ablations side by side, or the choice of them."""
+    with services.store.read() as connection:
+        view = compare_page(connection, services.settings, a, b)
+    return page(request, "compare.html", view=view, visitor=visitor)
 
 
 @router.get("/sessions")

@@ -97,6 +97,8 @@ def pages_of(world: WebWorld) -> dict[str, str]:
         "failing": f"/a/{world.failing}",
         "judged": f"/a/{world.judged}",
         "history": "/history/hybrid-tiny/psiv_cache",
+        "two ablations": f"/compare?a={world.judged}&b={world.failing}",
+        "which two ablations": "/compare",
         "sessions": "/sessions",
         "session": f"/sessions/{web_world.SESSION}",
         "priority?": f"/a/{world.running}/priority",
@@ -207,6 +209,26 @@ def test_the_trace_of_each_arm_can_be_downloaded(api: Api, world: WebWorld, visi
     assert sum(event["ph"] == "X" for event in events) == 2
     page.goto(f"{base(api)}/a/{world.judged}/traces/nobody.json")
     assert "arms with one: " in page.inner_text("main")
+
+
+def test_two_ablations_stand_side_by_side(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit()
+    page.goto(f"{base(api)}/a/{world.judged}")
+    page.get_by_role("link", name="Beside another ablation").click()
+    page.locator("select[name=b]").select_option(world.failing)
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("heading", name="Conditions").wait_for()
+    answers, conditions, settings = (page.locator(".table").nth(place) for place in range(3))
+    lines = [plain(line) for line in answers.locator("tbody tr").all_inner_texts()]
+    assert [line.split()[0] for line in lines] == ["psiv-on", "chunk-32"]
+    assert "inconclusive" in lines[0]
+    assert "timeout" in lines[0]
+    assert "oom" in lines[1]
+    by_name = {line.split("\t")[0]: line.split("\t")[1:] for line in conditions.locator("tbody tr").all_inner_texts()}
+    assert by_name["node class"] == ["cpu", "cpu", "yes"]
+    assert by_name["question"][2] == "no"
+    assert "The baselines have equal settings." in settings.inner_text()
+    assert "Nothing here is a test of one against the other." in answers.inner_text()
 
 
 def test_an_end_brings_the_report(api: Api, visit: Callable[..., Page]) -> None:
