@@ -108,6 +108,18 @@ class Decision(StrEnum):
     INVALID = "invalid"
 
 
+class Required(StrEnum):
+    """What `--require` can demand of every variant: a decision, or a proof."""
+
+    ADOPT = "adopt"
+    REJECT = "reject"
+    SAME = "same"
+    INCONCLUSIVE = "inconclusive"
+    INVALID = "invalid"
+    NOT_WORSE = "not-worse"
+    """The verdict is better or same, and every requirement of the rule is met."""
+
+
 class ProposalOutcome(StrEnum):
     """Answer to a proposal."""
 

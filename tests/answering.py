@@ -7,10 +7,13 @@ from typing import Any
 
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
+from experiments.records.receipts import seal
+from kernels.backends import NODE_CLASSES
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from tests.api_stack import Api
 from tests.factories import GIB, make_receipt
+from tests.program_receipts import program_receipt
 
 EXACT: dict[str, Any] = {
     "design__seeds": [1],
@@ -23,6 +26,10 @@ LESS_MEMORY = {"psiv-on": {"peak_bytes": GIB // 2}}
 """What makes that variant better."""
 
 
+LANES: dict[str, None] = {"command": None, **{lane.value: None for lane in NODE_CLASSES["cpu"].lanes}}
+"""Commands and every lane of class cpu run on the node that answers."""
+
+
 @contextmanager
 def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None, *, reports: bool = False) -> Iterator[None]:
     """Answer every ablation that waits, with receipts that are `changed` by arm as in make_receipt, and with `reports`.
@@ -30,7 +37,7 @@ def answering(api: Api, changed: dict[str, dict[str, Any]] | None = None, *, rep
     When that fails, everything is cancelled, so that nobody waits for ever, and the failure is raised in the end.
     """
     kinds = [OutboxKind.JUDGE, *([OutboxKind.REPORT] if reports else [])]
-    over, node, failures = threading.Event(), api.register("answerer"), list[BaseException]()
+    over, node, failures = threading.Event(), api.register("answerer", lanes=LANES), list[BaseException]()
 
     def answer() -> None:
         handlers = OutboxHandlers(api.store)
@@ -62,15 +69,14 @@ def report(api: Api, block: dict[str, Any], node: str, changed: dict[str, dict[s
     spec = api.get(f"/v1/ablations/{ablation}/spec").json()
     plan = make_plan(parse_spec(spec["text"].encode(), spec["content_type"]))
     own = {"ablation": ablation, "block": block["block_id"], "attempt": block["attempt_id"], "node": node}
-    receipts = [
-        make_receipt(
-            plan,
-            block["block_index"],
-            trial["arm"],
-            ids={**own, "trial": trial["trial_id"]},
-            **changed.get(trial["arm"], {}),
-        ).model_dump(mode="json")
-        for trial in block["trials"]
-    ]
+    receipts = []
+    for trial in block["trials"]:
+        ids, changes = {**own, "trial": trial["trial_id"]}, changed.get(trial["arm"], {})
+        if "command" in plan.arms[0].config:
+            receipt = program_receipt(plan, plan.blocks[block["block_index"]], trial["arm"], reported={}, **changes)
+            receipt = seal({**receipt.model_dump(), "ids": receipt.ids.model_copy(update=ids)})
+        else:
+            receipt = make_receipt(plan, block["block_index"], trial["arm"], ids=ids, **changes)
+        receipts.append(receipt.model_dump(mode="json"))
     answer = api.attempt(block, "report", receipts=receipts)
     assert answer.status_code == 200, answer.text

@@ -59,6 +59,7 @@ def program_receipt(
     reported: Mapping[str, float],
     kernels: Sequence[tuple[str, int, float]] = (),
     step_s: float = 0.02,
+    more_loss: float = 0.0,
     **changes: Any,
 ) -> Receipt:
     """Return a sealed receipt of a command without marks of its own clock; `changes` replace fields."""
@@ -71,7 +72,7 @@ def program_receipt(
             phase=config.steps.phase_of(index),
             seconds=step_s,
             tokens=100,
-            loss=2.0 + block.seed / 100 - index / 1000,
+            loss=2.0 + block.seed / 100 - index / 1000 + more_loss,
             began_s=index * step_s,
             ended_s=(index + 1) * step_s,
         )
@@ -121,6 +122,7 @@ def program_receipt(
         else None,
         "program": ProgramReport(
             argv=tuple(argv_of(config, out=OUT)),
+            code=None if config.code is None else "sha256:tree",
             interpreter="CPython 3.11.9",
             packages="sha256:packages",
             seed=block.seed,

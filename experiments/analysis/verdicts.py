@@ -9,7 +9,7 @@ from pydantic import Field
 
 from experiments.design.metrics import METRICS
 from experiments.documents import Frozen
-from experiments.outcomes import Decision, VerdictWord
+from experiments.outcomes import Decision, Required, VerdictWord
 from experiments.records.circumstances import Circumstances
 from model.measurements import Metric, OmitNone
 
@@ -266,6 +266,23 @@ class VariantVerdict(Frozen):
     notes: tuple[str, ...] = ()
     step_kernels: OmitNone[StepKernels] = None
     """None unless every whole trial of both arms has a profiled step, also one refused for want of a kernel."""
+
+    def meets(self, required: Required) -> bool:
+        """Return whether the variant is what `--require` demands."""
+        if required is Required.NOT_WORSE:
+            return self.verdict in (VerdictWord.BETTER, VerdictWord.SAME) and all(
+                one.passed and not one.undecided for one in self.requirements
+            )
+        return self.decision == required.value
+
+    def shortfall(self, required: Required) -> str:
+        """Say what the variant is instead, for example "worse" or "better, but loss_val identical is not met"."""
+        if required is not Required.NOT_WORSE:
+            return str(self.decision)
+        unmet = [f"{one.metric} {one.rule}" for one in self.requirements if not one.passed or one.undecided]
+        if self.verdict not in (VerdictWord.BETTER, VerdictWord.SAME):
+            return str(self.verdict)
+        return f"{self.verdict}, without proof of {', '.join(unmet)}"
 
 
 class OwnNoise(Frozen):

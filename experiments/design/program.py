@@ -228,8 +228,9 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
     for where, code in code_of(spec):
-        if isinstance(code, str) and not code.startswith("/"):
-            detail = f"code {shown(code)} is a folder of the submitter, which nothing has packed and sent"
+        named = code.git if isinstance(code, RepositoryCommit) else code
+        if isinstance(named, str) and not named.startswith("/"):
+            detail = f"code {shown(named)} is a folder of the submitter, which nothing has packed and sent"
             yield SpecProblem(
                 pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive"
             )

@@ -56,7 +56,6 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]*)\}")
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 _METRIC = "^[a-z][a-z0-9_]{0,62}$"
 _LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
-_FOLDER = "^/[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,40}$"
@@ -120,8 +119,10 @@ def _check_code(value: object) -> object:
             raise refuse(detail, "or {git: /srv/git/lab.git, commit: 4f2a9c1}")
         return value
     if isinstance(value, Mapping) and set(value) == {"git", "commit"}:
-        if not isinstance(value["git"], str) or not re.fullmatch(_FOLDER[1:-1], value["git"]):
-            raise refuse(f"git is {shown(value['git'])}; allowed: an absolute folder on the node")
+        if not isinstance(value["git"], str) or not re.fullmatch(_ANY_FOLDER[1:-1], value["git"]):
+            raise refuse(
+                f"git is {shown(value['git'])}; allowed: a folder beside the spec, or an absolute one on the node"
+            )
         _check_commit(value["commit"])
         return dict(value)
     if isinstance(value, Mapping) and set(value) == {ARCHIVE}:
@@ -151,9 +152,14 @@ class Commit(SpecPart):
 
 
 class RepositoryCommit(SpecPart):
-    """A commit of a repository on the node."""
+    """A commit of a repository: one beside the spec, whose files commands pack and send, or one on the node."""
 
-    git: Annotated[str, Field(pattern=_FOLDER, description="Folder of the repository, also a bare one.")]
+    git: Annotated[
+        str,
+        Field(
+            pattern=_ANY_FOLDER, description="A folder in a repository beside the spec, or a repository on the node."
+        ),
+    ]
     commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 40 hexadecimal digits.")]
 
 
@@ -292,7 +298,7 @@ class Workload(SpecPart):
         default=None,
         exclude_if=_is_none,
         description="The program's files: a folder that commands pack and send (relative to the spec), an absolute "
-        "folder on the node, or a commit of a repository there. Each trial runs in a copy.",
+        "folder on the node, or a commit of a repository in either place. Each trial runs in a copy.",
     )
     environment: Annotated[Name, Field(max_length=MOST_LETTERS)] | None = Field(
         default=None,

@@ -65,6 +65,8 @@ class PackedCode:
     files: int
     """Files and links in it."""
     file: BinaryIO
+    commit: str | None = None
+    """The whole name of the commit that was packed; None for a folder as it is."""
 
     def __post_init__(self) -> None:
         """Close the file with this object."""
@@ -92,12 +94,20 @@ def pack_code(folder: Path) -> PackedCode:
 
 
 def pack_commit(folder: Path, commit: str) -> PackedCode:
-    """Pack the files of a commit of the repository around `folder`, below that folder. Raises CodeArchiveError."""
+    """Pack the files of a commit of the repository around `folder`, below that folder. Raises CodeArchiveError.
+
+    `commit` may be any revision that git reads, such as a branch.
+    """
     if not folder.is_dir() or not _is_work_tree(folder):
         raise CodeArchiveError(f"{str(folder)!r} is in no git work tree, so it has no commit {commit}")
+    try:
+        names = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}", separator="\n")
+    except CodeArchiveError as error:
+        raise CodeArchiveError(f"the repository around {str(folder)!r} has no commit {commit!r}") from error
+    whole = next(names)
     with tempfile.TemporaryDirectory(prefix="ablate-commit-") as place:
         archive, files = Path(place, "code.tar"), Path(place, "code")
-        list(_git(folder, "archive", "--output", str(archive), f"{commit}^{{commit}}"))
+        list(_git(folder, "archive", "--output", str(archive), whole))
         with tarfile.open(archive) as tar:
             if sum(member.size for member in tar) > MOST_BYTES:
                 raise CodeArchiveError(f"commit {commit} has more than {code_limit()}")
@@ -105,10 +115,10 @@ def pack_commit(folder: Path, commit: str) -> PackedCode:
                 tar.extractall(files, filter="data")
             except tarfile.FilterError as error:
                 raise CodeArchiveError(f"commit {commit} cannot be packed: {error}") from error
-        return _pack(files, (str(path.relative_to(files)) for path in code_files(files)))
+        return _pack(files, (str(path.relative_to(files)) for path in code_files(files)), commit=whole)
 
 
-def _pack(folder: Path, files: Iterator[str]) -> PackedCode:
+def _pack(folder: Path, files: Iterator[str], *, commit: str | None = None) -> PackedCode:
     names = sorted(set(islice(files, _MOST_NAMES)), key=lambda name: PurePosixPath(name).parts)
     _check_tree(folder, names)
     file = tempfile.TemporaryFile()  # noqa: SIM115  # PackedCode closes it
@@ -119,7 +129,7 @@ def _pack(folder: Path, files: Iterator[str]) -> PackedCode:
     except (CodeArchiveError, OSError):
         file.close()
         raise
-    return PackedCode(digest=hashing.digest, tree=tree, size=hashing.size, files=len(names), file=file)
+    return PackedCode(digest=hashing.digest, tree=tree, size=hashing.size, files=len(names), file=file, commit=commit)
 
 
 def _write(file: BinaryIO, folder: Path, names: Sequence[str]) -> tuple["_Hashing", str]:

@@ -1,17 +1,21 @@
 """Folders of code in a spec: pack them, and name their archives in the text instead."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 import yaml
 
 from experiments.design.load import load_values, spec_yaml
-from experiments.design.problems import pointer
+from experiments.design.problems import listed, nearest, pointer
 from experiments.design.workload import ARCHIVE, COMMAND, COMMIT
 from experiments.errors import CodeArchiveError, SpecError, SpecProblem
+from experiments.ids import COMMIT_LABEL
+from experiments.outcomes import BASELINE
 from experiments.records.code_archive import PackedCode, pack_code, pack_commit
 
 _YAML = "application/yaml"
@@ -32,22 +36,29 @@ class PackedSpec:
     """A line for people about each folder or commit that was packed."""
 
 
-def pack_spec(content: bytes, content_type: str, folder: Path) -> PackedSpec:
+def pack_spec(
+    content: bytes, content_type: str, folder: Path, commits: Mapping[str, str] = MappingProxyType({})
+) -> PackedSpec:
     """Pack the folders of code that a spec names relative to `folder`. Raises SpecError with a pointer to each.
 
-    A spec without such folders, or one that cannot be read, comes back unchanged: its reader says what is wrong.
+    `commits` has revisions by arm, and replaces the folders of these arms by their state in the commit. Every arm of a
+    commit gets a label with the commit's whole name. A spec without such folders, or one that cannot be read, comes
+    back unchanged: its reader says what is wrong.
     """
+    unchanged = PackedSpec(content=content, content_type=content_type, archives=(), packed=())
     try:
         values = load_values(content, content_type)
     except SpecError:
-        return PackedSpec(content=content, content_type=content_type, archives=(), packed=())
-    places = dict(_folders(values))
+        return unchanged
+    places = dict(_folders(values)) | _at_commits(values, commits)
     if not places:
-        return PackedSpec(content=content, content_type=content_type, archives=(), packed=())
+        return unchanged
     by_source = _packed(places, folder)
     digests = {place: by_source[source].digest for place, source in places.items()}
     archives = {packed.digest: packed for packed in by_source.values()}
-    text, kind = _with_digests(content, content_type, values, digests)
+    names = {place: by_source[source].commit for place, source in places.items()}
+    labels = {f"{COMMIT_LABEL}{_arm(place)}": commit for place, commit in names.items() if commit is not None}
+    text, kind = _with_digests(content, content_type, values, digests, labels)
     lines = tuple(_line(source, packed) for source, packed in by_source.items())
     return PackedSpec(content=text, content_type=kind, archives=tuple(archives.values()), packed=lines)
 
@@ -59,10 +70,44 @@ def _line(source: _Source, packed: PackedCode) -> str:
     return f"code {where}: {files}, {packed.size:,} bytes packed, {packed.digest[:19]}"
 
 
+def _arm(place: _Place) -> str:
+    return place[1] if place[0] == "variants" else BASELINE
+
+
+def _at_commits(values: Mapping[str, Any], commits: Mapping[str, str]) -> dict[_Place, _Source]:
+    """Return the places and sources of arms whose code is to be that of a commit. Raises SpecError."""
+    workload, variants = values.get("workload"), values.get("variants")
+    base = _folder_of(workload.get("code")) if isinstance(workload, Mapping) and COMMAND in workload else None
+    if commits and base is None:
+        detail = "workload.code names no folder beside the spec, so no arm can be one of its commits"
+        hint = "a recipe runs the code of the node; write a command with `code: .` to measure a commit"
+        raise SpecError([SpecProblem(pointer=pointer("workload", "code"), detail=detail, hint=hint)])
+    arms = variants if isinstance(variants, Mapping) else {}
+    places: dict[_Place, _Source] = {}
+    for arm, revision in commits.items():
+        if arm not in (BASELINE, *arms):
+            detail = f"there is no arm {arm!r} for commit {revision}; arms: {listed((BASELINE, *arms))}"
+            raise SpecError(
+                [SpecProblem(pointer=pointer("variants"), detail=detail, hint=nearest(arm, (BASELINE, *arms)))]
+            )
+        own = arms[arm] if arm != BASELINE else None
+        code = own.get("code") if isinstance(own, Mapping) else None
+        place = ("workload", "code") if arm == BASELINE else ("variants", arm, "code")
+        places[place] = (_folder_of(code) or str(base), revision)
+    return places
+
+
+def _folder_of(code: object) -> str | None:
+    """Return the folder beside the spec that a code is in; None for any other code."""
+    if isinstance(code, Mapping) and set(code) == {"git", "commit"}:
+        code = code["git"]
+    return code if _is_relative(code) else None
+
+
 def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:
     """Yield the place and source of each code to pack; an absolute folder is on the node.
 
-    A commit of a variant is one of the repository around the workload's folder.
+    A commit alone is one of the repository around the workload's folder.
     """
     workload, variants = values.get("workload"), values.get("variants")
     if not isinstance(workload, Mapping) or COMMAND not in workload:
@@ -70,19 +115,22 @@ def _folders(values: Mapping[str, Any]) -> Iterator[tuple[_Place, _Source]]:
     codes: list[tuple[_Place, Any]] = [(("workload", "code"), workload.get("code"))]
     if isinstance(variants, Mapping):
         codes += [(("variants", n, "code"), own.get("code")) for n, own in variants.items() if isinstance(own, Mapping)]
-    base = codes[0][1] if _is_relative(codes[0][1]) else None
+    base = _folder_of(codes[0][1])
     for place, code in codes:
-        if _is_relative(code):
-            yield place, (code, None)
-        elif base is not None and isinstance(code, Mapping) and set(code) == {"commit"} and _is_commit(code["commit"]):
-            yield place, (base, code["commit"])
+        if not isinstance(code, Mapping):
+            if _is_relative(code):
+                yield place, (code, None)
+            continue
+        folder = _folder_of(code) if "git" in code else base
+        if folder is not None and set(code) - {"git"} == {"commit"} and _is_commit(code["commit"]):
+            yield place, (folder, code["commit"])
 
 
 def _is_commit(value: object) -> bool:
     return isinstance(value, str) and COMMIT.fullmatch(value) is not None
 
 
-def _is_relative(code: object) -> bool:
+def _is_relative(code: object) -> TypeGuard[str]:
     return isinstance(code, str) and code != "" and not code.startswith("/")
 
 
@@ -103,17 +151,24 @@ def _packed(places: Mapping[_Place, _Source], folder: Path) -> dict[_Source, Pac
 
 
 def _with_digests(
-    content: bytes, content_type: str, values: dict[str, Any], digests: Mapping[_Place, str]
+    content: bytes,
+    content_type: str,
+    values: dict[str, Any],
+    digests: Mapping[_Place, str],
+    labels: Mapping[str, str],
 ) -> tuple[bytes, str]:
-    """Return the spec's text with archives: YAML keeps its comments, other formats become YAML."""
+    """Return the spec's text with archives and labels: YAML keeps its comments, other formats become YAML."""
     wanted = deepcopy(values)
+    if labels and isinstance(values.get("labels", {}), Mapping):
+        wanted["labels"] = {**labels, **values.get("labels", {})}
     for place, digest in digests.items():
         at = wanted
         for name in place[:-1]:
+            at[name] = at[name] or {}
             at = at[name]
         at[place[-1]] = {ARCHIVE: digest}
     if "yaml" in content_type:
-        text = _edited(content.decode(), digests)
+        text = _labelled(_edited(content.decode(), digests), wanted.get("labels"), labels)
         if _says(text, content_type, wanted):
             return text.encode(), content_type
     return spec_yaml(wanted), _YAML
@@ -132,12 +187,28 @@ def _edited(text: str, digests: Mapping[_Place, str]) -> str:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return text
-    edits = [(_node_at(root, place), digest) for place, digest in digests.items()]
+    try:
+        edits = [(_node_at(root, place), digest) for place, digest in digests.items()]
+    except LookupError:  # an arm had no code of its own
+        return text
     for node, digest in sorted(edits, key=lambda edit: -edit[0].start_mark.index):
         begin, end = node.start_mark.index, _end_of(node)
         new = f'{{{ARCHIVE}: "{digest}"}}' + ("\n" if text[begin:end].endswith("\n") else "")
         text = text[:begin] + new + text[end:]
     return text
+
+
+def _labelled(text: str, wanted: object, added: Mapping[str, str]) -> str:
+    """Return a YAML text with all its labels in one line if some are `added`."""
+    if not added:
+        return text
+    line = json.dumps(wanted, ensure_ascii=False)
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)  # `_edited` or the reader of the spec has read it
+    node = next((value for key, value in root.value if key.value == "labels"), None)
+    if node is None:
+        return f"{text}{'' if text.endswith(chr(10)) else chr(10)}labels: {line}\n"
+    begin, end = node.start_mark.index, _end_of(node)
+    return text[:begin] + line + ("\n" if text[begin:end].endswith("\n") else "") + text[end:]
 
 
 def _end_of(node: Any) -> int:
@@ -149,5 +220,6 @@ def _end_of(node: Any) -> int:
 
 def _node_at(node: Any, place: Sequence[str]) -> Any:
     for name in place:
-        node = next(value for key, value in node.value if key.value == name)
+        entries = node.value if isinstance(node, yaml.MappingNode) else ()
+        node = {key.value: value for key, value in entries}[name]
     return node

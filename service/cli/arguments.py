@@ -6,7 +6,7 @@ place in an ablation.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
@@ -37,6 +37,14 @@ SpecArgument = Annotated[
         metavar="SPEC",
         help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.",
         autocompletion=completion.catalog,
+    ),
+]
+CommitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ARM=REVISION",
+        help="Run the code of this arm as it is in a commit of its repository; `baseline` is the arm to compare with. "
+        "May be repeated. The spec's code must be a folder beside it.",
     ),
 ]
 AblationArgument = Annotated[
@@ -76,12 +84,12 @@ def is_spec(argument: str) -> bool:
     return argument == "-" or Path(argument).is_file() or argument in catalog_names()
 
 
-def read_spec(argument: str) -> "SpecBody":
+def read_spec(argument: str, commits: Sequence[str] | None = None) -> "SpecBody":
     """Return the spec that the argument names, and print which folders of code were packed for it.
 
-    Raises SpecError, with the catalog's names if the argument names no spec.
+    `commits` are the values of --commit. Raises SpecError, with the catalog's names if the argument names no spec.
     """
-    body = _spec_of(argument)
+    body = _spec_of(argument, _commits(commits or ()))
     print_packed(body)
     return body
 
@@ -92,16 +100,28 @@ def print_packed(body: "SpecBody") -> None:
         err().print(f"[dim]{escape(line)}[/]")
 
 
-def _spec_of(argument: str) -> "SpecBody":
+def _commits(values: Sequence[str]) -> dict[str, str]:
+    """Return revisions by arm. Raises SpecError for other text, and for an arm with two commits."""
+    commits: dict[str, str] = {}
+    for value in values:
+        arm, sign, revision = value.partition("=")
+        if not (arm and sign and revision) or arm in commits:
+            detail = f"--commit is {value!r}; allowed: the name of an arm, once, '=' and a revision of its repository"
+            raise SpecError([SpecProblem(pointer="--commit", detail=detail, hint="--commit baseline=main")])
+        commits[arm] = revision
+    return commits
+
+
+def _spec_of(argument: str, commits: Mapping[str, str]) -> "SpecBody":
     from service.schemas.submissions import SpecBody
 
     if argument == "-":
-        return SpecBody.packed(sys.stdin.buffer.read())
+        return SpecBody.packed(sys.stdin.buffer.read(), commits=commits)
     path = Path(argument)
     if path.is_file():
-        return SpecBody.of(path)
+        return SpecBody.of(path, commits=commits)
     if argument in catalog_names():
-        return SpecBody.packed(read_catalog_file(argument))
+        return SpecBody.packed(read_catalog_file(argument), commits=commits)
     raise SpecError(
         [SpecProblem(pointer="SPEC", detail=no_such_spec(argument), hint=nearest(argument, catalog_names()))]
     )

@@ -50,12 +50,12 @@ KeyOption = Annotated[
 
 def run_spec(
     spec: SpecBody, *, idempotency_key: str | None = None, as_json: bool, print_end: PrintEnd | None = None
-) -> "Verdict":
-    """Submit `spec`, follow its ablation, print its end (by default its verdict) and return the verdict."""
+) -> "tuple[str, Verdict]":
+    """Submit `spec`, follow its ablation, print its end (by default its verdict), and return its id and its verdict."""
     with Client() as client:
         answer = client.ablations.submit(spec, idempotency_key=idempotency_key)
         print_json_line(accepted=answer) if as_json else print_accepted(out(), answer)
-        return follow_to_end(client, answer.id, as_json=as_json, print_end=print_end)
+        return answer.id, follow_to_end(client, answer.id, as_json=as_json, print_end=print_end)
 
 
 def print_accepted(console: Console, answer: AblationAccepted) -> None:

@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.errors import SpecError, SpecProblem
-from experiments.outcomes import EXIT_CODES, Decision, ExitCode
+from experiments.ids import COMMIT_LABEL
+from experiments.outcomes import EXIT_CODES, Decision, ExitCode, Required
 from experiments.records.bundle_files import is_bundle
 from service.cli.arguments import ablation_id
 from service.client.api import Client
 
 if TYPE_CHECKING:
     from experiments.analysis.verdicts import VariantVerdict, Verdict
+    from experiments.reporting.terminal.markdown import Asked
 
-RequireOption = Annotated[Decision | None, typer.Option(help="Exit with 0 only if every variant has this decision.")]
+RequireOption = Annotated[
+    Required | None,
+    typer.Option(
+        help="Exit with 0 only if every variant has this decision; not-worse: only if each is proved better or same, "
+        "and meets all requirements."
+    ),
+]
 CalibrationOption = Annotated[
     list[Path] | None,
     typer.Option(
@@ -24,11 +32,11 @@ CalibrationOption = Annotated[
 ]
 
 
-def exit_code(variants: "Sequence[VariantVerdict]", require: Decision | None) -> ExitCode:
+def exit_code(variants: "Sequence[VariantVerdict]", require: Required | None) -> ExitCode:
     """Return the exit code of `ablate verdict` for these variants."""
     decisions = [variant.decision for variant in variants]
     if require is not None:
-        others = [EXIT_CODES[decision] for decision in decisions if decision is not require]
+        others = [EXIT_CODES[variant.decision] for variant in variants if not variant.meets(require)]
         return (max(others) or ExitCode.UNMET) if others else ExitCode.DONE
     if Decision.ADOPT in decisions:
         return ExitCode.DONE
@@ -45,6 +53,21 @@ def verdict_of(subject: str, calibrations: Sequence[Path] | None = None) -> "Ver
     reject_calibrations(calibrations)
     with Client() as client:
         return client.ablations.verdict(ablation_id(client, subject))
+
+
+def asked_of(subject: str) -> "Asked | None":
+    """Return the question, commits and links of an ablation of the service; None for a bundle, which has no page."""
+    from experiments.reporting.terminal.markdown import Asked
+
+    if is_bundle(Path(subject)):
+        return None
+    with Client() as client:
+        row, base = client.ablations.find(subject), client.url.rstrip("/")
+    commits = {
+        key.removeprefix(COMMIT_LABEL): value for key, value in row.labels.items() if key.startswith(COMMIT_LABEL)
+    }
+    links = {"page": f"{base}/a/{row.id}", "report": f"{base}/a/{row.id}#answer", "MLflow": row.mlflow_url}
+    return Asked(question=row.question, commits=commits, links={name: url for name, url in links.items() if url})
 
 
 def report_of(subject: str, calibrations: Sequence[Path] | None = None) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +18,9 @@ from service.schemas.public import INDEX, Public
 
 if TYPE_CHECKING:
     from experiments.records.code_archive import PackedCode
+
+
+_NO_COMMITS: Mapping[str, str] = MappingProxyType({})
 
 
 class ImportPublic(Public):
@@ -55,28 +59,40 @@ class SpecBody:
     """A line for people about each folder that was packed."""
 
     @classmethod
-    def of(cls, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]") -> "SpecBody":
+    def of(
+        cls, spec: "SpecBody | Mapping[str, Any] | str | PathLike[str]", *, commits: Mapping[str, str] = _NO_COMMITS
+    ) -> "SpecBody":
         """Return `spec` itself, a mapping as JSON, or the file at a path. Folders of code are packed.
 
-        They are relative to the file, or to the current folder. Raises OSError, SpecError.
+        They are relative to the file, or to the current folder; `commits` has revisions by arm, to pack instead of the
+        files as they are. Raises OSError, SpecError.
         """
         if isinstance(spec, SpecBody):
             return spec
         if isinstance(spec, Mapping):
-            return cls.packed(json.dumps(spec).encode(), "application/json")
+            return cls.packed(json.dumps(spec).encode(), "application/json", commits=commits)
         from experiments.catalog.files import content_type_of
 
         path = Path(spec)
-        return cls.packed(path.read_bytes(), content_type_of(path), folder=path.parent)
+        return cls.packed(path.read_bytes(), content_type_of(path), folder=path.parent, commits=commits)
 
     @classmethod
-    def packed(cls, content: bytes, content_type: str = "application/yaml", *, folder: Path = Path()) -> "SpecBody":
+    def packed(
+        cls,
+        content: bytes,
+        content_type: str = "application/yaml",
+        *,
+        folder: Path = Path(),
+        commits: Mapping[str, str] = _NO_COMMITS,
+    ) -> "SpecBody":
         """Return a spec with its folders of code, relative to `folder`, packed. Raises SpecError."""
-        if b"command" not in content or b"code" not in content:  # most specs; reading one takes many modules
+        if not commits and (
+            b"command" not in content or b"code" not in content
+        ):  # most specs; reading one takes many modules
             return cls(content=content, content_type=content_type)
         from experiments.records.spec_code import pack_spec
 
-        packed = pack_spec(content, content_type, folder)
+        packed = pack_spec(content, content_type, folder, commits)
         return cls(
             content=packed.content,
             content_type=packed.content_type,

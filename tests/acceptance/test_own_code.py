@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from experiments.records.code_archive import pack_code
+from experiments.records.code_archive import pack_code, pack_commit
 from experiments.records.receipt_check import verify
 from tests.acceptance.test_stack import Home
 from tests.programs import LOOP, write_program
@@ -151,19 +152,44 @@ def _nothing_runs(home: Home, tmp_path: Path) -> None:
     assert not home.wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["state"] != "queued", patience_s=12)
 
 
-def test_a_folder_is_sent_once_and_every_receipt_names_its_content(home: Home, tmp_path: Path) -> None:
-    lab = write_program(tmp_path / "lab")
+def committed(repository: Path, source: str) -> str:
+    """Commit a version of the program; return the commit."""
+    git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b")
+    write_program(repository, source)
+    for command in (("init", "-q"), ("add", "train.py"), ("commit", "-qm", "a change")):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_pull_request_is_measured_by_its_commits_and_every_receipt_names_its_content(
+    home: Home, tmp_path: Path
+) -> None:
+    """A regression that the last commit plants is found, whatever lies in the folder."""
+    lab = tmp_path / "lab"
+    main = committed(lab, LOOP)
+    planted = LOOP.replace("0.8 * step_s", "1.3 * step_s")
+    change = committed(lab, planted)
+    trees = {"baseline": pack_commit(lab, main).tree, "slow": pack_commit(lab, change).tree}
+    assert len({*trees.values()}) == 2
+    write_program(lab, "print('not committed')")
     other = write_program(tmp_path / "lab/other", "import time; time.sleep(0.6)\n" + LOOP)
     values = spec_for(lab, ablation="sent")
     values["workload"] |= {"code": "."}
-    values["variants"] = {"slow": {"args": ["--step", "0.03"]}, "else": {"code": "./other"}}
+    values["variants"] = {"slow": {"code": "."}, "else": {"code": "./other"}}
     spec = lab / "spec.yaml"
     spec.write_text(yaml.safe_dump(values))
-    ran = home.run("run", str(spec))
-    assert ran.returncode in range(5), ran.stdout + ran.stderr
+    arms = ("--commit", "baseline=HEAD~1", "--commit", "slow=HEAD")
+    ran = home.run("run", str(spec), *arms, "--require", "not-worse", "--markdown", str(tmp_path / "comment.md"))
+    assert ran.returncode in (1, 3), ran.stdout + ran.stderr
+    comment = (tmp_path / "comment.md").read_text()
+    assert comment.startswith("**Required of every variant: not-worse. Not met: ")
+    assert values["question"] in comment
+    assert f"Measured: `baseline` is commit {main[:12]}, `slow` is commit {change[:12]}; by throughput." in comment
+    assert "[page](http://127.0.0.1:" in comment
+    assert answer(home, "list", "--label", f"commit.slow={change}")[0]["name"] == "sent"
     receipts = json.loads(home.run("receipts", "get", "sent").stdout)
     assert len(receipts) == 18
-    trees = {arm: pack_code(lab if arm != "else" else other).tree for arm in ("baseline", "slow", "else")}
+    trees["else"] = pack_code(other).tree
     for receipt in receipts:
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert receipt["outcome"] == "measured"
@@ -171,8 +197,8 @@ def test_a_folder_is_sent_once_and_every_receipt_names_its_content(home: Home, t
     (slow,) = (one for one in answer(home, "verdict", "sent")["variants"] if one["arm"] == "slow")
     assert slow["measured"] == "worse", slow
     archives = {receipt["config"]["code"]["archive"] for receipt in receipts}
-    assert archives == {pack_code(folder).digest for folder in (lab, other)}
-    again = home.run("aa", "cpu", "--like", str(spec), "--blocks", "6")
+    assert archives == {pack_commit(lab, main).digest, pack_commit(lab, change).digest, pack_code(other).digest}
+    again = home.run("aa", "cpu", "--like", "sent", "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
 
 

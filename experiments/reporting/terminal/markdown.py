@@ -1,12 +1,13 @@
 """Verdicts as Markdown: the table for MLflow's note, and the comment of a pull request."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from experiments.analysis.verdicts import Verdict
 from experiments.block_numbers import block_list
-from experiments.outcomes import Decision
+from experiments.outcomes import Required
 from experiments.reporting import wording
 from experiments.reporting.sentences import origin_problems
 from experiments.reporting.table import Table
@@ -72,10 +73,34 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def pull_request_markdown(verdict: Verdict, require: Decision | None = None) -> str:
-    """Return a comment short enough for GitHub. It begins with the required decision, if any."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The question behind a verdict, for a pull request."""
+
+    question: str
+    commits: Mapping[str, str]
+    """The whole name of the commit of each arm whose code is one."""
+    links: Mapping[str, str]
+    """Addresses by what they show."""
+
+
+def pull_request_markdown(verdict: Verdict, require: Required | None = None, asked: Asked | None = None) -> str:
+    """Return a comment short enough for GitHub. It begins with what is required, if anything, and the question."""
     table = verdict_markdown(verdict).split("\n")
-    return _shorten([*_requirement(verdict, require), *table, "", *_evidence(verdict)], verdict.ablation)
+    head = [*_requirement(verdict, require), *(() if asked is None else _question(verdict, asked))]
+    return _shorten([*head, *table, "", *_evidence(verdict)], verdict.ablation)
+
+
+def _question(verdict: Verdict, asked: Asked) -> Iterator[str]:
+    yield _escaped(asked.question)
+    yield ""
+    if asked.commits:
+        named = ", ".join(f"`{arm}` is commit {commit[:12]}" for arm, commit in asked.commits.items())
+        yield f"Measured: {named}; by {wording.metric(lay_out(verdict).rule.metric)}."
+        yield ""
+    if asked.links:
+        yield ", ".join(f"[{name}]({address})" for name, address in asked.links.items())
+        yield ""
 
 
 def _shorten(lines: Sequence[str], ablation: str) -> str:
@@ -89,10 +114,10 @@ def _shorten(lines: Sequence[str], ablation: str) -> str:
     return "\n".join(lines[:fitting]) + rest
 
 
-def _requirement(verdict: Verdict, require: Decision | None) -> Iterator[str]:
+def _requirement(verdict: Verdict, require: Required | None) -> Iterator[str]:
     if require is None:
         return
-    others = [f"`{one.arm}` is {one.decision}" for one in verdict.variants if one.decision is not require]
+    others = [f"`{one.arm}` is {one.shortfall(require)}" for one in verdict.variants if not one.meets(require)]
     met = f"not met: {', '.join(others)}" if others else "met"
     yield f"**Required of every variant: {require}. {met[0].upper()}{met[1:]}.**"
     yield ""

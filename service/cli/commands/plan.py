@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from service.cli import tables
-from service.cli.arguments import SpecArgument, read_spec
+from service.cli.arguments import CommitOption, SpecArgument, read_spec
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.cli.verdicts import reject_calibrations
 from service.client.api import Client
@@ -28,6 +28,7 @@ NoiseOption = Annotated[
 @guarded
 def plan(
     spec: SpecArgument,
+    commit: CommitOption = None,
     out_file: Annotated[
         Path | None,
         typer.Option(
@@ -48,10 +49,10 @@ def plan(
         from service.cli.calibrations import read_calibrations
 
         calibrations = read_calibrations(calibration)
-        body = read_spec(spec)
+        body = read_spec(spec, commit)
         offline.write_plan(body, out_file, calibrations=calibrations, unregistered=unregistered, as_json=as_json)
         return
     reject_calibrations(calibration)
     with Client() as client:
-        answer = client.ablations.plan(read_spec(spec))
+        answer = client.ablations.plan(read_spec(spec, commit))
     print_json(answer) if as_json else out().print(tables.plan(answer))

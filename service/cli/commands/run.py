@@ -7,10 +7,10 @@ import typer
 
 from experiments.documents import write_whole
 from experiments.reporting.terminal.markdown import pull_request_markdown
-from service.cli.arguments import SpecArgument, read_spec
+from service.cli.arguments import CommitOption, SpecArgument, read_spec
 from service.cli.follow import KeyOption, run_spec
 from service.cli.output import StreamOption, guarded
-from service.cli.verdicts import RequireOption, exit_code
+from service.cli.verdicts import RequireOption, asked_of, exit_code
 
 app = typer.Typer()
 
@@ -19,6 +19,7 @@ app = typer.Typer()
 @guarded
 def run(
     spec: SpecArgument,
+    commit: CommitOption = None,
     require: RequireOption = None,
     markdown: Annotated[
         Path | None,
@@ -31,8 +32,8 @@ def run(
 
     The exit code is 0 if there is a verdict. With --require it is that of `ablate verdict --require`.
     """
-    verdict = run_spec(read_spec(spec), idempotency_key=idempotency_key, as_json=as_json)
+    ablation_id, verdict = run_spec(read_spec(spec, commit), idempotency_key=idempotency_key, as_json=as_json)
     if markdown is not None:
-        write_whole(markdown, pull_request_markdown(verdict, require) + "\n")
+        write_whole(markdown, pull_request_markdown(verdict, require, asked_of(ablation_id)) + "\n")
     if require is not None:
         raise typer.Exit(exit_code(verdict.variants, require))

@@ -2,7 +2,7 @@
 
 import typer
 
-from service.cli.arguments import SpecArgument, read_spec
+from service.cli.arguments import CommitOption, SpecArgument, read_spec
 from service.cli.follow import KeyOption, print_accepted
 from service.cli.output import JsonOption, guarded, out, print_json
 from service.client.api import Client
@@ -14,12 +14,13 @@ app = typer.Typer()
 @guarded
 def submit(
     spec: SpecArgument,
+    commit: CommitOption = None,
     idempotency_key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Submit a spec and return at once."""
     with Client() as client:
-        answer = client.ablations.submit(read_spec(spec), idempotency_key=idempotency_key)
+        answer = client.ablations.submit(read_spec(spec, commit), idempotency_key=idempotency_key)
     if as_json:
         print_json(answer)
     else:

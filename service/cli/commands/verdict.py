@@ -8,7 +8,7 @@ from experiments.reporting.terminal.markdown import pull_request_markdown
 from service.cli import verdict_tables
 from service.cli.arguments import AblationOrBundleArgument
 from service.cli.output import JsonOption, guarded, out, print_json, print_text
-from service.cli.verdicts import CalibrationOption, RequireOption, exit_code, verdict_of
+from service.cli.verdicts import CalibrationOption, RequireOption, asked_of, exit_code, verdict_of
 
 app = typer.Typer()
 
@@ -40,7 +40,7 @@ def verdict(
     if as_json:
         print_json(answer)
     elif markdown:
-        print_text(pull_request_markdown(answer, require) + "\n")
+        print_text(pull_request_markdown(answer, require, asked_of(ablation)) + "\n")
     else:
         console = out()
         console.print(verdict_tables.verdict(answer))

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from experiments.analysis.verdicts import Verdict
-from experiments.outcomes import Decision, VerdictWord
+from experiments.outcomes import Decision, Required, VerdictWord
 from experiments.records.calibration import Sizing
 from experiments.reporting import wording
 from experiments.reporting.verdict_layout import lay_out
@@ -75,16 +75,25 @@ def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant
         ([Decision.REJECT, Decision.ADOPT], None, 0),
         ([Decision.REJECT, Decision.INVALID, Decision.SAME], None, 4),
         ([], None, 5),
-        ([Decision.ADOPT, Decision.ADOPT], Decision.ADOPT, 0),
-        ([Decision.ADOPT, Decision.INCONCLUSIVE], Decision.ADOPT, 3),
-        ([Decision.ADOPT], Decision.SAME, 6),
-        ([Decision.SAME], Decision.SAME, 0),
+        ([Decision.ADOPT, Decision.ADOPT], Required.ADOPT, 0),
+        ([Decision.ADOPT, Decision.INCONCLUSIVE], Required.ADOPT, 3),
+        ([Decision.ADOPT], Required.SAME, 6),
+        ([Decision.SAME], Required.SAME, 0),
     ],
 )
-def test_exit_code_follows_the_decisions(decisions: list[Decision], require: Decision | None, code: int) -> None:
+def test_exit_code_follows_the_decisions(decisions: list[Decision], require: Required | None, code: int) -> None:
     variant = _verdict(calibrated=True).variants[0]
     variants = tuple(variant.model_copy(update={"decision": decision}) for decision in decisions)
     assert exit_code(variants, require) == code
+
+
+@pytest.mark.parametrize("word", list(VerdictWord))
+def test_not_worse_fails_for_every_word_without_its_proof(word: VerdictWord) -> None:
+    decision = {"better": Decision.REJECT, "same": Decision.SAME, "inconclusive": Decision.INCONCLUSIVE}
+    changed = {"verdict": word, "decision": decision.get(word, Decision.REJECT), "requirements": ()}
+    variant = _verdict(calibrated=True).variants[0].model_copy(update=changed)
+    code = exit_code([variant], Required.NOT_WORSE)
+    assert code == (0 if word in ("better", "same") else 3 if word == "inconclusive" else 1)
 
 
 def test_every_verdict_word_has_a_colour() -> None:

@@ -1,6 +1,7 @@
 """Folders of code in specs: wherever and however they are written, the same values come out with archives."""
 
 import copy
+import hashlib
 import json
 import random
 import subprocess
@@ -103,6 +104,88 @@ def test_a_commit_of_a_variant_is_packed_from_the_repository_around_the_folder(l
         text = f"workload: {{command: [a], code: one}}\nvariants: {{v: {{code: {{commit: '{wrong}'}}}}}}"
         with pytest.raises(SpecError, match=words):
             pack_spec(text.encode(), YAML, folder)
+
+
+@pytest.fixture
+def history(lab: Path) -> tuple[str, str]:
+    """Two commits of folder `one`, and a change that is in neither."""
+    git = ("git", "-C", str(lab), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "init", "-qb", "main"], check=True)
+    found = []
+    for text in ("print(1)", "print(2)"):
+        (lab / "one/train.py").write_text(text)
+        for command in (("add", "one"), ("commit", "-qm", text)):
+            subprocess.run([*git, *command], check=True)
+        found.append(subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout)
+    (lab / "one/train.py").write_text("print(3)")
+    return found[0].strip(), found[1].strip()
+
+
+def tree(lab: Path, source: str) -> dict[str, str]:
+    """Return the code of a folder `one` with this program."""
+    (lab / "one/train.py").write_text(source)
+    return {"archive": pack_code(lab / "one").digest}
+
+
+@pytest.mark.parametrize(
+    ("variants", "labels"),
+    [
+        ("variants: {pr: {code: one}}  # the change", ""),
+        ("variants:\n  pr:", ""),
+        ("variants:\n  pr: {args: [x]}", "labels: {team: a}\n"),
+        ("variants:\n  pr:\n    code: one # the change", "labels:\n  team: a\n"),
+    ],
+)
+@pytest.mark.parametrize("code", ["one", "{git: one, commit: 1234567}", "{git: ./one, commit: deadbeef}"])
+def test_arms_are_the_commits_that_somebody_asks_for(
+    lab: Path, history: tuple[str, str], code: str, variants: str, labels: str
+) -> None:
+    text = f"# asked by a pull request\nworkload: {{command: [a], code: {code}}}\n{labels}{variants}\n"
+    packed = pack_spec(text.encode(), YAML, lab, {"baseline": "main~1", "pr": "main"})
+    values = load_values(packed.content, packed.content_type)
+    assert values["workload"]["code"] == tree(lab, "print(1)")
+    assert values["variants"]["pr"]["code"] == tree(lab, "print(2)")
+    named = {"commit.baseline": history[0], "commit.pr": history[1]}
+    assert values["labels"] == {**named, **({"team": "a"} if labels else {})}
+    for archive in packed.archives:
+        assert f"sha256:{hashlib.sha256(b''.join(archive.pieces())).hexdigest()}" == archive.digest
+    assert {line.split(" ")[2] for line in packed.packed} == {"main~1", "main"}
+    assert (b"# asked" in packed.content) == ("code: one" in variants), "comments stay unless a key is added"
+
+
+def test_a_spec_names_the_commits_of_its_arms_itself(lab: Path, history: tuple[str, str]) -> None:
+    first, second = history
+    workload = f"workload: {{command: [a], code: {{git: one, commit: '{first[:9]}'}}}}"
+    text = f"{workload}\nvariants:\n  b: {{code: {{commit: '{second}'}}}}\n"
+    values = load_values(pack_spec(text.encode(), YAML, lab).content, YAML)
+    assert values["workload"]["code"] == tree(lab, "print(1)")
+    assert values["variants"]["b"]["code"] == tree(lab, "print(2)")
+    assert values["labels"] == {"commit.baseline": first, "commit.b": second}
+
+
+@pytest.mark.parametrize(
+    ("text", "commits", "place", "words"),
+    [
+        ("workload: {recipe: hybrid-tiny}", {"baseline": "main"}, "#/workload/code", "names no folder"),
+        ("workload: {command: [a], code: /srv/lab}", {"baseline": "main"}, "#/workload/code", "names no folder"),
+        (
+            "workload: {command: [a], code: one}\nvariants: {pr: {}}",
+            {"rp": "main"},
+            "#/variants",
+            "there is no arm 'rp'",
+        ),
+        ("workload: {command: [a], code: one}\nvariants: {pr: {}}", {"pr": "mian"}, "#/variants/pr/code", "mian"),
+        ("workload: {command: [a], code: one}\nvariants: {pr: {}}", {"pr": "--all"}, "#/variants/pr/code", "--all"),
+    ],
+)
+def test_a_commit_that_no_arm_can_be_is_refused_at_its_place(
+    lab: Path, history: tuple[str, str], text: str, commits: dict[str, str], place: str, words: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        pack_spec(text.encode(), YAML, lab, commits)
+    ((pointer, detail),) = ((one.pointer, one.detail) for one in caught.value.problems)
+    assert pointer == place
+    assert words in detail
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@ import random
 
 import pytest
 
-from experiments.outcomes import AblationState, Decision
+from experiments.analysis.verdicts import RequirementResult
+from experiments.outcomes import AblationState, Decision, Required, VerdictWord
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.circumstances import EarlierAblation, Family
 from experiments.records.signing import Signer
-from experiments.reporting.terminal.markdown import MAX_CHARS, pull_request_markdown
+from experiments.reporting.terminal.markdown import MAX_CHARS, Asked, pull_request_markdown
 from experiments.reporting.view import judge_bundle
 from tests.bundles import make_bundle, make_file
 
@@ -15,12 +16,45 @@ VERDICT = judge_bundle(open_bundle(make_bundle(make_file(), signer=SIGNER)))
 
 
 def test_requirement_stands_first() -> None:
-    text = pull_request_markdown(VERDICT, Decision.ADOPT)
+    text = pull_request_markdown(VERDICT, Required.ADOPT)
     assert text.startswith("**Required of every variant: adopt. Not met: `psiv-on` is ")
-    decision = VERDICT.variants[0].decision
+    decision = Required(VERDICT.variants[0].decision)
     met = pull_request_markdown(VERDICT.model_copy(update={"variants": VERDICT.variants[:1]}), decision)
     assert met.startswith(f"**Required of every variant: {decision}. Met.**")
     assert "Required" not in pull_request_markdown(VERDICT)
+
+
+def test_every_decision_is_also_a_requirement() -> None:
+    assert {*Decision} == {*Required} - {Required.NOT_WORSE}
+
+
+@pytest.mark.parametrize("word", list(VerdictWord))
+@pytest.mark.parametrize(("passed", "undecided"), [(True, False), (False, False), (False, True), (None, None)])
+def test_not_worse_needs_a_proof_of_the_metric_and_of_every_requirement(
+    word: VerdictWord, passed: bool | None, undecided: bool | None
+) -> None:
+    bound = {"metric": "loss_val", "rule": "identical", "detail": "", "exact": True}
+    results = () if passed is None else (RequirementResult(**bound, passed=passed, undecided=undecided),)
+    one = VERDICT.variants[0].model_copy(update={"verdict": word, "requirements": results})
+    text = pull_request_markdown(VERDICT.model_copy(update={"variants": (one,)}), Required.NOT_WORSE)
+    is_met = word in ("better", "same") and passed is not False
+    assert one.meets(Required.NOT_WORSE) is is_met
+    assert ("not-worse. Met." in text) == is_met
+    unmet = ", without proof of loss_val identical" * (word in ("better", "same"))
+    assert is_met or f"Not met: `{one.arm}` is {word}{unmet}.**" in text
+
+
+def test_the_question_names_commits_metric_and_links() -> None:
+    links = {"page": "https://a.example/a/abl_1", "MLflow": "https://m.example/#/x"}
+    asked = Asked(question="Is it | slower?", commits={"baseline": "a" * 40, "psiv-on": "b" * 40}, links=links)
+    text = pull_request_markdown(VERDICT, Required.NOT_WORSE, asked)
+    lines = text.split("\n")
+    assert lines[2] == "Is it \\| slower?"
+    commits = f"`baseline` is commit {'a' * 12}, `psiv-on` is commit {'b' * 12}"
+    assert lines[4] == f"Measured: {commits}; by throughput."
+    assert lines[6] == "[page](https://a.example/a/abl_1), [MLflow](https://m.example/#/x)"
+    plain = pull_request_markdown(VERDICT, None, Asked(question="Q?", commits={}, links={}))
+    assert plain.startswith("Q?\n\n**")
 
 
 def test_evidence_names_blocks_and_keys() -> None:
@@ -39,8 +73,8 @@ def test_earlier_askings_of_the_question_are_named() -> None:
     assert "asking 2 of this question; earlier: `cache` (cancelled)" in text
 
 
-@pytest.mark.parametrize("require", list(Decision))
-def test_every_decision_can_be_required(require: Decision) -> None:
+@pytest.mark.parametrize("require", list(Required))
+def test_every_decision_can_be_required(require: Required) -> None:
     assert f"Required of every variant: {require}." in pull_request_markdown(VERDICT, require)
 
 
@@ -61,7 +95,7 @@ def test_a_comment_fits_however_much_there_is_to_say(count: int, longest: int) -
     )
     arms = VERDICT.arms | {one.arm: VERDICT.arms[first.arm] for one in many}
     verdict = VERDICT.model_copy(update={"variants": many, "arms": arms})
-    text = pull_request_markdown(verdict, Decision.ADOPT)
+    text = pull_request_markdown(verdict, Required.ADOPT)
     assert len(text) <= MAX_CHARS
     lines = text.split("\n")
     assert [one.arm for one in many if not any(line.startswith(f"| `{one.arm}` |") for line in lines)] == []
