@@ -89,8 +89,11 @@ def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[in
     return max(sizing.blocks_needed, seeds), f"{noise}, to prove a gain of {sizing.aim_pct:g} % {beyond}"
 
 
-def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration]) -> Sizing | None:
-    """Return the effect that `plan` can detect; None if the noise is unknown or the metric has none."""
+def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration], *, asking: int = 1) -> Sizing | None:
+    """Return the effect that `plan` can detect at this asking of its questions.
+
+    None if the noise is unknown or the metric has none.
+    """
     if not calibrations:
         return None
     own = workload_of(plan, spec)
@@ -100,7 +103,7 @@ def size_of(spec: AblationSpec, plan: Plan, calibrations: Sequence[Calibration])
     noisiest = max(alike, key=lambda one: one.sd_upper_pct)
     wider = partial(widening, dependence_of(alike))
     noise = _Noise(sd_upper_pct=noisiest.sd_upper_pct, scale=RATIO, widening=wider, most=MAX_BLOCKS)
-    sized = _sized(spec, plan, spec.verdict.primary, len(plan.blocks), noise)
+    sized = _sized(spec, plan, spec.verdict.primary, len(plan.blocks), noise, asking=asking)
     return Sizing(calibration=noisiest.digest, **sized)
 
 
@@ -130,7 +133,7 @@ def spreads_in(ablation: str, verdict: Verdict, metric: str) -> Iterator[SeedSpr
             yield SeedSpread(ablation=ablation, seeds=one.blocks, sd_pct=one.sd_pct, baseline=one.baseline)
 
 
-def size_by_seeds(spec: AblationSpec, plan: Plan, spreads: Sequence[SeedSpread]) -> Sizing | None:
+def size_by_seeds(spec: AblationSpec, plan: Plan, spreads: Sequence[SeedSpread], *, asking: int = 1) -> Sizing | None:
     """Return the difference of a loss that the seeds of `plan` can detect; None without earlier ablations.
 
     A new variant may differ from the baseline by more or less than earlier ones did; the widest of `spreads` counts.
@@ -140,7 +143,7 @@ def size_by_seeds(spec: AblationSpec, plan: Plan, spreads: Sequence[SeedSpread])
     widest = max(spreads, key=lambda one: one.sd_upper_pct)
     primary = spec.verdict.primary.in_percent(unit_of_shares(widest.baseline))
     noise = _Noise(sd_upper_pct=widest.sd_upper_pct, scale=SHARE, widening=lambda _seeds: 1.0, most=MAX_SEEDS)
-    sized = _sized(spec, plan, primary, len({block.seed for block in plan.blocks}), noise)
+    sized = _sized(spec, plan, primary, len({block.seed for block in plan.blocks}), noise, asking=asking)
     return Sizing(calibration=None, earlier=widest.ablation, baseline=widest.baseline, **sized)
 
 
@@ -153,10 +156,12 @@ class _Noise:
     """Largest allowed number of blocks, or of seeds."""
 
 
-def _sized(spec: AblationSpec, plan: Plan, primary: Primary, number: int, noise: _Noise) -> dict[str, Any]:
+def _sized(
+    spec: AblationSpec, plan: Plan, primary: Primary, number: int, noise: _Noise, *, asking: int
+) -> dict[str, Any]:
     """Return what `number` blocks or seeds detect, prove and adopt, and the number that is needed."""
     last_look = level_shares(spec.design.blocks.schedule)[-1]
-    level, sd = spec.verdict.level_of(1) * last_look / len(plan.variants), noise.sd_upper_pct / 100
+    level, sd = spec.verdict.level_of(asking) * last_look / len(plan.variants), noise.sd_upper_pct / 100
     amounts = (primary.margin_pct, primary.threshold_pct, _aim_pct(primary))
     margin, threshold, aim = (noise.scale.natural(pct) for pct in amounts)
     widened = noise.widening(number) * sd

@@ -29,6 +29,8 @@ _STATE_COLOURS: dict[str, str] = {
     AblationState.FAILED: "red",
 }
 _PLAN_BLOCKS = 8
+_NAMED_EARLIER = 3
+"""Earlier askings that a plan names."""
 """Blocks of a plan in its table."""
 _RAN = "ran"
 """State of a trial that ran while its block goes on. The service shows it as running until the block is reported."""
@@ -135,6 +137,7 @@ def plan(answer: "PlanPublic") -> RenderableType:
         ("arms", f"{arms} (the first is the baseline)"),
         ("size", f"{wording.counted(len(answer.blocks), 'block')}, {wording.counted(answer.trials, 'trial')}"),
         ("device minutes", _device_minutes(answer)),
+        *_asking(answer),
         ("detects", _detects(answer)),
         *_verdict_limits(answer),
         *(
@@ -172,12 +175,15 @@ def _is_costly(answer: "PlanPublic") -> bool:
 
 def _detects(answer: "PlanPublic") -> str:
     sizing, per_sd = answer.sizing, answer.mde_pct_per_sd_pct
+    if per_sd is not None and answer.asking is not None:
+        per_sd = answer.asking.mde_pct_per_sd_pct
     if sizing is None and answer.over_seeds:
         return "unknown: no earlier ablation of this baseline shows how far the losses of seeds are apart"
     if sizing is None:
-        noise = "for each percent of noise between neighbouring trials"
-        exact = "any change: the metric that decides is exact"
-        return exact if per_sd is None else f"{wording.size_percent(per_sd)} {noise}"
+        if per_sd is None:
+            return "any change: the metric that decides is exact"
+        example = f"if neighbouring trials scatter by 1 %, effects from {wording.size_percent(per_sd)} on"
+        return f"depends on the noise, which nobody measured for this workload: {example}"
     unit = "block" if sizing.baseline is None else "seed"
     enough = (
         f"no allowed number of {unit}s proves"
@@ -201,11 +207,28 @@ def _detects(answer: "PlanPublic") -> str:
     return f"{text}; {FEWER_BLOCKS}" if _is_costly(answer) else text
 
 
+def _asking(answer: "PlanPublic") -> Iterator[tuple[str, str]]:
+    """Yield the number of this asking, and what asking again would cost."""
+    asking = answer.asking
+    if asking is None:
+        return
+    after = f" (after {wording.listed([repr(name) for name in asking.earlier[-_NAMED_EARLIER:]])})"
+    first = "the first of this question" if asking.number == 1 else f"number {asking.number} of this question{after}"
+    level, later = (wording.plain_percent(one) for one in (asking.level_pct, asking.next_level_pct))
+    price = f"detects effects from {asking.next_mde_factor:.2f} times the size on"
+    yield "asking", f"{escape(first)}, tested at {level}; asking again is tested at {later} and {price}"
+
+
 def _verdict_limits(answer: "PlanPublic") -> Iterator[tuple[str, str]]:
-    """Yield that the verdict can only be inconclusive, if the noise of this workload is unknown."""
-    if answer.mended_by is not None:
-        reason = f"no node of class {answer.node_class} is calibrated for this workload"
+    """Yield what the verdict rests on if the noise of this workload is unknown."""
+    if answer.mended_by is None:
+        return
+    reason = f"no node of class {answer.node_class} is calibrated for this workload"
+    if answer.control is None:
         yield "verdict", f"[yellow]only inconclusive[/]: {reason}; first: {escape(answer.mended_by)}"
+        return
+    own = f"arm '{escape(answer.control)}' repeats the baseline to measure the noise"
+    yield "verdict", f"by its own noise: {reason}, so {own}; narrower intervals after: {escape(answer.mended_by)}"
 
 
 def _eligible(row: "NodeClassAnswer") -> str:

@@ -8,9 +8,11 @@ from sqlalchemy import Row
 
 from experiments.analysis.noise.admission import mending_command
 from experiments.design.plan import Plan
+from experiments.design.power import FEWEST_BLOCKS, alpha_of, detectable_per_sd, level_shares
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.calibration import Sizing
+from experiments.records.circumstances import Family
 from experiments.records.messages import NodeRegistration
 from service.http import links
 from service.http.links import below
@@ -27,7 +29,7 @@ from service.schemas.ablations import (
     TrialPublic,
 )
 from service.schemas.nodes import KeyPublic, NodePublic
-from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic
+from service.schemas.submissions import AblationAccepted, AskingPublic, NodeClassAnswer, PlanPublic
 from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
 from service.store.ablations.quotas import Minutes
@@ -49,6 +51,7 @@ def plan_public(
     expected_device_minutes: float | None,
     node_classes: list[NodeClassAnswer],
     sizing: Sizing | None,
+    family: Family,
 ) -> PlanPublic:
     """Build the wire type."""
     arms = [arm.model_dump(exclude={"config"}) for arm in plan.arms]
@@ -57,6 +60,8 @@ def plan_public(
         "node_classes": node_classes,
         "sizing": sizing,
         "mended_by": _mended_by(spec, sizing),
+        "control": None if plan.control is None else plan.control.name,
+        "asking": _asking(spec, plan, family),
     }
     rule = {"over_seeds": spec.verdict.primary.over_seeds}
     limits = {"window_steps": spec.workload.steps.timed, "device_minutes_allowed": spec.limits.device_minutes}
@@ -70,6 +75,27 @@ def plan_public(
             **limits,
             "warnings": warnings_of(spec, expected_device_minutes),
         }
+    )
+
+
+def _asking(spec: AblationSpec, plan: Plan, family: Family) -> AskingPublic | None:
+    """Return the number of this asking with its level and what the next one would cost."""
+    if spec.purpose == "calibration" or spec.verdict.session is not None or spec.verdict.primary.exact:
+        return None
+    number = max(family.number_of(arm.name) for arm in plan.variants)
+    share, blocks = level_shares(spec.design.blocks.schedule)[-1] / len(plan.variants), spec.design.blocks.number
+    if spec.verdict.primary.over_seeds:
+        blocks = len(set(spec.design.seeds))
+    now, later = (
+        detectable_per_sd(max(blocks, FEWEST_BLOCKS), level=alpha_of(one) * share) for one in (number, number + 1)
+    )
+    return AskingPublic(
+        number=number,
+        earlier=[one.name for one in family.earlier],
+        level_pct=100 * alpha_of(number),
+        next_level_pct=100 * alpha_of(number + 1),
+        mde_pct_per_sd_pct=now,
+        next_mde_factor=later / now,
     )
 
 

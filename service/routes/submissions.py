@@ -13,13 +13,15 @@ from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import sizing_problems, with_number, workload_of
 from experiments.design.config_fields import steps_of
 from experiments.design.load import CONTENT_TYPES, parse_spec
-from experiments.design.plan import Plan, make_plan
+from experiments.design.plan import Plan, make_plan, questions
+from experiments.design.power import alpha_of
 from experiments.design.problems import pointer
 from experiments.design.spec import AblationSpec
 from experiments.digest import digest, digest_bytes
 from experiments.errors import SpecError, SpecProblem
 from experiments.ids import IDEMPOTENCY_KEY, new_id
 from experiments.records.calibration import Sizing
+from experiments.records.circumstances import Family
 from experiments.reporting import wording
 from kernels.backends import NODE_CLASSES, NodeClass
 from service.errors import Forbidden, IdempotencyInFlight
@@ -31,7 +33,8 @@ from service.principals import Principal, Scope
 from service.queue.plan_cost import check_budget, expected_device_minutes, warnings_of
 from service.queue.waiting import EligibleNodes, eligible_nodes
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
-from service.store.ablations.quotas import check_quota
+from service.store.ablations.circumstances import family_if_asked_now
+from service.store.ablations.quotas import check_quota, check_quota_for
 from service.store.ablations.submissions import (
     IdempotencyKey,
     KeyUsed,
@@ -88,22 +91,33 @@ HEADERS = {
     openapi_extra=SPEC_BODY,
 )
 def plan_ablation(body: SpecBodyDep, services: ServicesDep, principal: Reader) -> PlanPublic:
-    """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect."""
+    """Return arms, blocks, running order, eligible nodes, expected device minutes and the detectable effect.
+
+    Refuses what a submission with the same token would refuse now.
+    """
     spec = parse_spec(body.content, body.content_type)
     refuse_session_key(spec)
+    if principal.scope.includes(Scope.SUBMIT):
+        check_code_scope(spec, principal)
     if spec.design.blocks.auto:
         _, spec, plan = _numbered(services, body)
     else:
         plan = make_plan(spec)
     _check_reports(spec, plan, services.settings.max_report_bytes)
+    if not _is_measured(services, spec, plan):
+        plan = make_plan(spec, control=True)
     silent_s = silent_limit_s(services.settings)
     with services.store.read() as connection:
+        _check_size(spec, read_sizing(connection, spec, plan))
+        check_quota_for(connection, principal, spec.limits.device_minutes)
         nodes = eligible_nodes(connection, plan, silent_s=silent_s)
-        sizing = read_sizing(connection, spec, plan)
+        family = family_if_asked_now(connection, questions(spec, plan))
+        asking = max((family.number_of(arm.name) for arm in plan.variants), default=1)
+        sizing = read_sizing(connection, spec, plan, asking=asking)
         minutes = expected_device_minutes(connection, plan)
         live = count_live(connection, silent_s=silent_s)
     answers = [_eligibility(entry, nodes, live.get(name, 0)) for name, entry in NODE_CLASSES.items()]
-    return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing)
+    return plan_public(spec, plan, expected_device_minutes=minutes, node_classes=answers, sizing=sizing, family=family)
 
 
 def _numbered(services: Services, body: SpecBody) -> tuple[SpecBody, AblationSpec, Plan]:
@@ -241,8 +255,18 @@ def accepted(services: Services, submission: Submission) -> AblationAccepted:
         minutes = expected_device_minutes(connection, plan)
         silent_s = silent_limit_s(services.settings)
         waits_for = eligible_nodes(connection, plan, silent_s=silent_s).waits_for
-    warnings = [*warnings_of(submission.spec, minutes), *_warnings(plan, waits_for)]
+        family = family_if_asked_now(connection, questions(submission.spec, plan))
+    again = _asked_again(submission.spec, plan, family)
+    warnings = [*warnings_of(submission.spec, minutes), *again, *_warnings(plan, waits_for)]
     return accepted_public(submission.ablation_id, plan, expected_device_minutes=minutes, warnings=warnings)
+
+
+def _asked_again(spec: AblationSpec, plan: Plan, family: Family) -> Iterator[str]:
+    """Yield the level of an asking that is not the first one of a question."""
+    number = max((family.number_of(arm.name) for arm in plan.variants), default=1)
+    if number > 1 and spec.verdict.session is None and not spec.verdict.primary.exact:
+        level = wording.plain_percent(100 * alpha_of(number))
+        yield f"asking {number} of this question, after '{family.earlier[-1].name}': it is tested at {level}"
 
 
 def _warnings(plan: Plan, waits_for: str | None) -> Iterator[str]:

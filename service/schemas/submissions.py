@@ -187,6 +187,23 @@ class NodeClassAnswer(Public):
     """Why they could not; null if they could."""
 
 
+class AskingPublic(Public):
+    """The place of an ablation among the askings of its questions, and the price of the next one."""
+
+    number: int
+    """Of the variant whose question was asked most often, from 1."""
+    earlier: list[str]
+    """Names of the earlier ablations, oldest first."""
+    level_pct: float
+    """Two-sided level of its tests, before the correction for variants and looks."""
+    next_level_pct: float
+    """The same for the next asking."""
+    mde_pct_per_sd_pct: float
+    """Detectable effect in percent per percent of the standard deviation between neighbouring trials, at this level."""
+    next_mde_factor: float
+    """The effect that the next asking detects with as many blocks, over that of this one."""
+
+
 class PlanPublic(Public):
     """The plan of a spec, without running it."""
 
@@ -207,8 +224,12 @@ class PlanPublic(Public):
     """The detectable effect at the measured noise; None without a calibration of the node class, or, for a loss,
     without an earlier ablation of this baseline that it decided."""
     mended_by: str | None
-    """The command that calibrates a node for this plan; until then no verdict goes beyond `inconclusive`. None with a
-    calibration, and if the primary metric is exact."""
+    """The command that calibrates a node for this plan. None with a calibration, and if the primary metric is exact."""
+    control: str | None
+    """The arm that the service adds to measure the noise, because no node is calibrated. Without it and without a
+    calibration, no verdict goes beyond `inconclusive`."""
+    asking: AskingPublic | None
+    """How often the questions were asked; None where no level depends on it."""
     expected_device_minutes: float | None
     device_minutes_allowed: float
     """Budget of the whole ablation; when it is used up, waiting blocks are cancelled."""

@@ -84,8 +84,7 @@ def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(both: A
     first = submit_aa(api, blocks=12)
     run(api, aa_spec(blocks=12), seed=1)
     (half,) = answer(api, "/v1/calibrations")["items"]
-    assert "12 A/A blocks" in half["problem"]
-    assert half["mended_by"] == f"ablate aa cpu --like {first}"
+    assert (half["calibration"]["blocks"], half["problem"], half["mended_by"]) == (12, None, None)
 
     second = submit_aa(api, blocks=8, order_seed=9)
     run(api, aa_spec(blocks=8, order_seed=9), seed=2)
@@ -151,8 +150,10 @@ def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(ap
     (problem,) = refused.json()["errors"]
     assert problem["pointer"] == "#/design/blocks"
     assert "the rule adopts from 0.3 %" in problem["detail"]
-    plan = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin).json()
-    needed = plan["sizing"]["blocks_needed"]
+    told = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin)
+    assert (told.status_code, told.json()["errors"]) == (422, [problem]), "a plan refuses what a submission does"
+    allowed = blind | {"design": blind["design"] | {"underpowered": True}}
+    needed = planned(api, allowed)["sizing"]["blocks_needed"]
     assert f"{needed:,} blocks are enough" in problem["hint"]
     blind["design"]["blocks"] = {"count": needed}
     assert api.post_spec(blind).status_code == 202
@@ -180,7 +181,10 @@ def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_w
     run(api, AblationSpec.model_validate(blind))
     submit_aa(api)
     run(api, aa_spec())
-    assert api.post_spec(blind).status_code == 422
+    refused = api.post_spec(blind)
+    told = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin)
+    assert (told.status_code, told.json()["errors"]) == (refused.status_code, refused.json()["errors"])
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "#/design/blocks")
     assert api.post_spec(blind, key="same").json() == first.json()
 
 
@@ -189,6 +193,9 @@ def test_a_control_repeats_the_baseline_unasked_and_its_blocks_are_noise(tmp_pat
         api.register()
         made = api.submit()
         assert made["plan"]["arms"] == ["baseline", "psiv-on", "chunk-32", "control"]
+        shown = planned(api, spec_values())
+        assert (shown["control"], [arm["name"] for arm in shown["arms"]][-1]) == ("control", "control")
+        assert shown["trials"] == 24
         (said,) = made["warnings"]
         assert said == "arm 'control' was added: it repeats the baseline, to measure the noise, 6 trials more"
         run(api, make_spec(), control=True)
@@ -269,11 +276,13 @@ def test_a_number_of_ones_own_beyond_the_budget_is_accepted_with_the_warning_of_
     made = api.post_spec(asked, key="over").json()
     cost = plan["expected_device_minutes"]
     assert made["plan"]["expected_device_minutes"] == cost > 0.01
-    (said,) = made["warnings"]
-    assert made["warnings"] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"]
+    said, again = made["warnings"]
+    assert again.startswith("asking 2 of this question, after 'factory': it is tested at 0.5")
+    assert [said] == plan["warnings"] == api.post_spec(asked, key="over").json()["warnings"][:1]
     assert said.startswith(f"about {cost:,.1f} device minutes are expected, and limits.device_minutes allows 0.01: ")
     for allowed, warned in ((cost * 0.999, True), (cost, False), (cost * 1.001, False)):
-        assert bool(api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]) == warned
+        said, *_again = api.post_spec(spec_values(limits={"device_minutes": allowed})).json()["warnings"]
+        assert ("device minutes are expected" in said) == warned
 
 
 def test_what_ran_on_one_node_class_says_nothing_of_the_cost_on_another(api: Api) -> None:

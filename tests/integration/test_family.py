@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import pytest
 from sqlalchemy import update
 
+from experiments.outcomes import FailureClass
 from experiments.records.circumstances import Family
+from experiments.retries import RETRY_RULES, RetryRule
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.store.ablations.circumstances import family_of
 from service.store.tables import ablations
 from tests.api_stack import Api, api_fixture
+from tests.factories import spec_values
 
 PSIV, CHUNK = {"gates": {"psiv_cache": True}}, {"gates": {"chunk_size": 32}}
 
@@ -48,6 +52,22 @@ def test_earlier_askings_are_in_the_verdict_with_their_words(api: Api) -> None:
     assert set(found["earlier"][0]["words"]) == {"psiv-on", "chunk-32"}
     assert [one["state"] for one in found["earlier"]] == ["completed", "cancelling"]
     assert found["earlier"][1]["words"] == {}
+
+
+def test_an_ablation_that_others_load_spoiled_is_no_asking(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RETRY_RULES, FailureClass.DISTURBED, RetryRule(1))
+    node = api.register()
+    spoiled = api.submit(ablation="spoiled")
+    while block := api.claim(node):
+        api.attempt(block, "report", failure_class="disturbed", arm="baseline", message="others took 70%")
+    judged(api, spoiled)
+    again = api.submit(ablation="again")
+    assert (family(api, again).number, again["warnings"]) == (1, [])
+    plan = api.client.post("/v1/ablations:plan", json=spec_values(), headers=api.admin).json()
+    assert (plan["asking"]["number"], plan["asking"]["earlier"]) == (2, ["again"])
+    assert (plan["asking"]["level_pct"], plan["asking"]["next_level_pct"]) == pytest.approx((0.5, 1 / 6))
+    third = api.submit(ablation="third")
+    assert third["warnings"][0] == "asking 2 of this question, after 'again': it is tested at 0.5\N{NO-BREAK SPACE}%"
 
 
 def test_an_asking_whose_blocks_all_broke_counts_like_any_other(api: Api) -> None:

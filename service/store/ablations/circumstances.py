@@ -1,13 +1,16 @@
 """Inputs of a verdict beside plan, spec and receipts: broken attempts, earlier ablations, signers, cancelled blocks."""
 
 import json
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, exists, func, literal, null, or_, select
 
+from experiments.analysis.verdicts import Cause, Verdict
 from experiments.design.plan import question_digest
-from experiments.outcomes import AblationState, BlockState
+from experiments.design.spec import MIN_BLOCKS
+from experiments.outcomes import AblationState, BlockState, FailureClass
 from experiments.records.circumstances import (
     REGISTERED,
     CarriedPlan,
@@ -28,17 +31,32 @@ _MOMENT = func.coalesce(registered_plans.c.registered_at, ablations.c.created_at
 def family_of(connection: Connection, ablation_id: str) -> Family:
     """Return the earlier ablations and registered plans that asked a question of this one, oldest first.
 
-    Leaves out ablations that ended before any block was claimed, because nobody saw a result of theirs.
+    Leaves out ablations that ended before any block was claimed, because nobody saw a result of theirs, and those
+    that others' load spoiled.
     """
+    arms = _by_digest(_asked_by(connection, ablation_id))
+    return _family(connection, arms, before=(_asked_at(connection, ablation_id), ablation_id))
+
+
+def family_if_asked_now(connection: Connection, own_questions: Mapping[str, str]) -> Family:
+    """Return the earlier askings for an ablation with these questions, by arm, that is not stored yet."""
+    arms = _by_digest((digest, arm) for arm, digest in own_questions.items())
+    return _family(connection, arms, before=(math.inf, ""))
+
+
+def _by_digest(asked: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     arms: dict[str, list[str]] = {}
-    for digest, arm in _asked_by(connection, ablation_id):
+    for digest, arm in asked:
         arms.setdefault(digest, []).append(arm)
-    before = (_asked_at(connection, ablation_id), ablation_id)
+    return arms
+
+
+def _family(connection: Connection, arms: Mapping[str, list[str]], *, before: tuple[float, str]) -> Family:
     rows: dict[str, Row[Any]] = {}
     shared: dict[str, list[str]] = {}
     asked = [row for query in (_ablations(arms), _only_registered(arms)) for row in connection.execute(query)]
     for row in sorted(asked, key=lambda row: (row.moment, row.id)):
-        if (row.moment, row.id) < before:
+        if (row.moment, row.id) < before and not _is_spoiled(row):
             rows[row.id] = row
             shared.setdefault(row.id, []).extend(arms[row.digest])
     return Family(
@@ -84,6 +102,34 @@ def _only_registered(digests: Collection[str]) -> Select[Any]:
     query = query.join(registered_questions, asked.ablation_id == plan.ablation_id)
     imported = exists().where(ablations.c.id == plan.ablation_id)
     return query.where(asked.digest.in_(digests), ~imported)
+
+
+def _is_spoiled(row: Row[Any]) -> bool:
+    """Return whether others' load spoiled an earlier ablation; the text is searched first, because parsing is slow."""
+    return FailureClass.DISTURBED in (row.verdict or "") and was_spoiled(Verdict.model_validate_json(row.verdict))
+
+
+_FROM_OUTSIDE = {
+    FailureClass.DISTURBED,
+    FailureClass.PREEMPTED,
+    FailureClass.INFRA_CONTROL,
+    FailureClass.INFRA_NODE,
+}
+"""Ends of attempts that say nothing about an arm."""
+
+
+def was_spoiled(verdict: Verdict) -> bool:
+    """Return whether others' load left too few blocks for any verdict, so that its questions were not asked.
+
+    Whether such an ablation has a verdict does not depend on its measurements, so the next one keeps the level.
+    """
+    ended_by = {one.failure_class for one in verdict.circumstances.attempts}
+    from_outside = FailureClass.DISTURBED in ended_by and ended_by <= _FROM_OUTSIDE
+    return (
+        from_outside
+        and verdict.blocks_counted < MIN_BLOCKS
+        and all(one.cause is Cause.MISSING for one in verdict.variants)
+    )
 
 
 def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:

@@ -57,7 +57,15 @@ def check_quota(connection: Connection, principal: Principal) -> None:
     if principal.device_minutes is None:
         return
     connection.execute(select(tokens.c.id).where(tokens.c.id == principal.token_id).with_for_update(key_share=True))
-    minutes = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
+    check_quota_for(connection, principal, 0.0)
+
+
+def check_quota_for(connection: Connection, principal: Principal, minutes_more: float) -> None:
+    """Raise QuotaUsedUp if the token's ablations and one more of so many device minutes may use more than its quota."""
+    if principal.device_minutes is None:
+        return
+    stored = minutes_of(connection, [principal.token_id]).get(principal.token_id, Minutes())
+    minutes = Minutes(used=stored.used, reserved=stored.reserved + minutes_more)
     if minutes.used + minutes.reserved > principal.device_minutes:
         raise QuotaUsedUp(
             f"the ablations of token '{principal.name}' have used {minutes.used:.1f} device minutes, and those "

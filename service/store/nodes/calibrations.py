@@ -102,11 +102,15 @@ def read_seed_spreads(connection: Connection, plan: Plan, metric: str) -> list[S
     ]
 
 
-def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan) -> Sizing | None:
-    """Return the effect that `plan` can detect at the measured noise of its workload; None if that is unknown.
+def read_sizing(connection: Connection, spec: AblationSpec, plan: Plan, *, asking: int = 1) -> Sizing | None:
+    """Return the effect that `plan` can detect at this asking and the measured noise of its workload.
+
+    None if the noise is unknown.
 
     A loss has the noise that earlier ablations of the same baseline measured over seeds.
     """
     if spec.verdict.primary.over_seeds:
-        return size_by_seeds(spec, plan, read_seed_spreads(connection, plan, spec.verdict.primary.metric))
-    return size_of(spec, plan, read_calibrations(connection, workload=workload_of(plan, spec)))
+        spreads = read_seed_spreads(connection, plan, spec.verdict.primary.metric)
+        return size_by_seeds(spec, plan, spreads, asking=asking)
+    known = read_calibrations(connection, workload=workload_of(plan, spec))
+    return size_of(spec, plan, known, asking=asking)

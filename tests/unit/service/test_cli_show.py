@@ -4,9 +4,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from experiments.analysis.verdicts import Verdict
+from experiments.design.power import alpha_of
 from experiments.outcomes import Decision, Required, VerdictWord
 from experiments.records.calibration import Sizing
 from experiments.reporting import wording
@@ -128,6 +131,8 @@ def plan_of(blocks: int, **changes: Any) -> PlanPublic:
         "over_seeds": False,
         "sizing": None,
         "mended_by": None,
+        "control": None,
+        "asking": None,
         "node_classes": [],
     }
     return PlanPublic.model_validate(values | changes)
@@ -144,6 +149,30 @@ def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -
     assert "only inconclusive: no node of class cpu is calibrated for this workload" in said
     assert "; first: ablate aa cpu --like SPEC" in said
     assert "inconclusive" not in _text(tables.plan(plan_of(8)), width=width)
+    own = plan_of(8, mended_by="ablate aa cpu --like SPEC", control="control-2")
+    said = " ".join(_text(tables.plan(own), width=width).split())
+    assert "by its own noise: no node of class cpu is calibrated for this workload, so arm 'control-2' repeats" in said
+    assert "narrower intervals after: ablate aa cpu --like SPEC" in said
+    assert "inconclusive" not in said
+
+
+@given(st.integers(1, 30))
+def test_a_plan_says_which_asking_it_is_and_what_the_next_one_costs(number: int) -> None:
+    earlier = [f"ask-{one}" for one in range(1, number)]
+    asking = {
+        "number": number,
+        "earlier": earlier,
+        "level_pct": 100 * alpha_of(number),
+        "next_level_pct": 100 * alpha_of(number + 1),
+        "mde_pct_per_sd_pct": 1.99,
+        "next_mde_factor": 1.5,
+    }
+    said = " ".join(_text(tables.plan(plan_of(8, asking=asking)), width=400).split())
+    before = wording.listed([f"'{name}'" for name in earlier[-3:]])
+    first = f"number {number} of this question (after {before})" if earlier else "the first of this question"
+    level, later = (f"{100 * alpha_of(one):.3g} %" for one in (number, number + 1))
+    assert f"asking {first}, tested at {level}; asking again is tested at {later} and detects effects from 1.50" in said
+    assert "if neighbouring trials scatter by 1 %, effects from 1.99 % on" in said
 
 
 def test_a_plan_of_very_many_blocks_says_what_they_cost_and_why_and_shows_the_first() -> None:

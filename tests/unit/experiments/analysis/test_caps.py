@@ -27,12 +27,14 @@ from experiments.records.circumstances import (
 )
 from experiments.records.receipts import Receipt
 from model.measurements import Step
+from service.store.ablations.circumstances import was_spoiled
 from tests.calibrations import KEY, noisy_blocks
 from tests.factories import GIB, clocked, make_plan, make_receipt, make_receipts, make_spec
 
 SPEC = make_spec(design__blocks={"count": 8}, workload__steps={"warmup": 1, "timed": 25, "val_rows": 2})
 PLAN = make_plan(SPEC)
 QUIET = {"sd": 0.001}
+EQUAL = make_receipts(PLAN, **QUIET)
 
 
 def judged(receipts: list[Receipt], circumstances: Circumstances = CALIBRATED) -> VariantVerdict:
@@ -196,6 +198,20 @@ def test_others_load_counts_once_chance_does_not_explain_its_arms(arms: list[str
     assert (why is not None) is bool(p <= 0.05)
     assert why is None or f"{own} attempts in its trials and {base} in the baseline's" in why
     assert (_reruns_by(hits, "psiv-on", "baseline", version=4) is None) is (abs(own - base) + arms.count(None) <= 1)
+
+
+@given(
+    st.sets(st.integers(0, 7)),
+    st.lists(st.sampled_from([FailureClass.DISTURBED, FailureClass.PREEMPTED, FailureClass.USER_ERROR]), max_size=3),
+)
+def test_an_ablation_is_spoiled_by_load_if_nothing_else_prevented_six_blocks(
+    done: set[int], ends: list[FailureClass]
+) -> None:
+    hits = tuple(attempt(failure, "psiv-on") for failure in ends)
+    receipts = [one for one in EQUAL if one.ids.block_index in done]
+    verdict = judge(PLAN, SPEC, receipts, CALIBRATED.model_copy(update={"attempts": hits}))
+    outside = FailureClass.DISTURBED in ends and FailureClass.USER_ERROR not in ends
+    assert was_spoiled(verdict) is (outside and len(done) < 6)
 
 
 def blocks_done(done: Collection[int], *, of: int, tries: int, version: int = RULE_VERSION) -> VariantVerdict:
