@@ -5,16 +5,22 @@ PostgreSQL has its own programs for this; docs/operate.md says how.
 
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
-from sqlalchemy.engine import make_url
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.errors import ConfigurationError, StackError
 from service.stack import control
 from service.stack.layout import StackFiles
+from service.store.access import revocations
+from service.store.access.revocations import Revocations
 from service.store.migrate import check_revision
 
 _PROBLEMS_SHOWN = 3
@@ -44,28 +50,69 @@ def back_up(url: str, target: Path) -> int:
     return target.stat().st_size
 
 
-def restore(url: str, backup: Path, files: StackFiles) -> Path | None:
-    """Replace the database with `backup`. Return the new path of the previous database, or None if there was none.
+class Restored(NamedTuple):
+    """The result of a restore."""
+
+    previous: Path | None
+    """New path of the previous database; None if there was none."""
+    revived: list[str] | None
+    """What the backup knows as valid and the previous database had ended; None if nobody can read that one."""
+
+
+def restore(url: str, backup: Path, files: StackFiles, *, keep_revocations: bool = False) -> Restored:
+    """Replace the database with `backup`; `keep_revocations` ends what the previous database had ended.
 
     Checks the backup and its copy first. Raises StackError while a stack runs in the home, if this code cannot read the
-    backup, or if the backup or its copy is damaged. Then the database stays as it was.
+    backup, if the backup or its copy is damaged, or if the revocations to keep cannot be read. Then the database stays
+    as it was.
     """
     if control.running(files) is not None:
         raise StackError("a stack runs in this home; stop it first: ablate down")
     _check(backup)
     database = _sqlite_file(url)
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = _revocations(database)
+    if keep_revocations and before is None:
+        raise StackError(f"{database} cannot be read, so its revocations cannot be kept; restore without them")
     copy = database.with_name(database.name + ".new")
     try:
         shutil.copyfile(backup, copy)
         copy.chmod(0o600)
         _check(copy)
-    except (OSError, StackError):
+        revived = None if before is None else _end_again(copy, before, end=keep_revocations)
+    except (OSError, StackError, SQLAlchemyError):
         copy.unlink(missing_ok=True)
         raise
     previous = _move_aside(database)
     copy.replace(database)
-    return previous
+    return Restored(previous, revived)
+
+
+def _revocations(database: Path) -> Revocations | None:
+    """Return what has ended in a database; None if it cannot be read. A missing one has ended nothing."""
+    if not database.exists():
+        return Revocations(tokens={}, secrets={}, keys={})
+    with _engine(database) as engine:
+        try:
+            with engine.connect() as connection:
+                return revocations.read(connection)
+        except SQLAlchemyError:
+            return None
+
+
+def _end_again(database: Path, before: Revocations, *, end: bool) -> list[str]:
+    with _engine(database) as engine, engine.begin() as connection:
+        return revocations.revived(connection, before, end=end)
+
+
+@contextmanager
+def _engine(database: Path) -> Iterator[Engine]:
+    """Open a database that no stack uses, without a change of its journal."""
+    engine = create_engine(f"sqlite:///{database}")
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def _sqlite_file(url: str) -> Path:

@@ -1,8 +1,12 @@
 import re
 
 import pytest
+import yaml
+from pydantic_settings import BaseSettings
 
+from service.settings import ServiceSettings
 from tests.architecture import pages
+from workers.settings import Settings
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 DOCUMENTS = sorted(
@@ -40,6 +44,32 @@ def test_everything_that_the_compose_file_lets_people_set_is_explained() -> None
     asked = set(re.findall(r"(?<!\$)\$\{(\w+)", (pages.ROOT / "compose.yaml").read_text(encoding="utf-8")))
     assert asked
     assert {name for name in asked if f"`{name}" not in told} == set()
+
+
+SET_OTHERWISE = {
+    "api": {
+        *("ABLATE_HOME", "ABLATE_HOST", "ABLATE_PORT"),  # fixed in the image; ABLATE_PUBLISH opens another port
+        *("ABLATE_DATABASE_URL", "ABLATE_BROKER_URL", "ABLATE_MLFLOW_URL", "ABLATE_ADMIN_TOKEN"),  # files of secrets
+        "ABLATE_WORKER_TOKEN",  # a file of a secret
+        *("ABLATE_GENERATE_TOKENS", "ABLATE_RESTART_PAUSE_S"),  # of the embedded stack
+    },
+    "worker-cpu": {"ABLATE_HOME", "ABLATE_WORKER_TOKEN", "ABLATE_BROKER_URL"},
+}
+"""Documented settings that people cannot set for a container through .env, and why."""
+
+
+@pytest.mark.parametrize(
+    ("service", "settings"), [("api", ServiceSettings), ("background", ServiceSettings), ("worker-cpu", Settings)]
+)
+def test_the_compose_file_passes_every_documented_setting(service: str, settings: type[BaseSettings]) -> None:
+    composed = yaml.safe_load((pages.ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    told = (pages.ROOT / "docs/operate.md").read_text(encoding="utf-8")
+    documented = {f"ABLATE_{name.upper()}" for name in settings.model_fields}
+    otherwise = SET_OTHERWISE["worker-cpu" if settings is Settings else "api"]
+    passed = set(composed[service]["environment"])
+    elsewhere = {name for name in passed - documented if f"`{name}`" in told}
+    assert passed | otherwise == documented | elsewhere, "a setting is missing in compose.yaml, or unknown"
+    assert passed & otherwise == set()
 
 
 def test_the_mlflow_image_is_given_what_it_asks_for() -> None:
