@@ -12,10 +12,13 @@ from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, 
 from model.errors import ConfigError
 from model.measurements import Phase
 
-AttentionBackend: TypeAlias = Literal["sdpa", "flash", "cudnn", "flex", "splash", "pallas_softcap"]
-LossKind: TypeAlias = Literal["dense", "chunked"]
+AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
+LossKind: TypeAlias = Literal["dense", "compiled", "chunked", "torch_linear_ce", "liger", "quack"]
+OptimizerKind: TypeAlias = Literal["adamw", "muon"]
+AdamWUpdate: TypeAlias = Literal["fused", "foreach", "clip_in_update"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated"]
+ProjectionKind: TypeAlias = Literal["as_dtype", "fp8_forward", "fp8"]
 NormKind: TypeAlias = Literal["rms", "layer"]
 DocumentBorders: TypeAlias = Literal["separate", "joined"]
 
@@ -120,6 +123,9 @@ class HybridConfig:
     """Hidden width of the gated MLP as a multiple of d_model."""
     norm: NormKind = "rms"
     """Of the residual stream: root mean square, or mean and standard deviation. The mixer's norms are always rms."""
+    projections: ProjectionKind = "as_dtype"
+    """Products of the blocks' projections: in the compute dtype, or in float8 forward (`fp8_forward`), or also for the
+    gradients of their inputs (`fp8`). The head stays in the compute dtype."""
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)
@@ -226,8 +232,12 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW with linear warm-up to a constant rate, and gradient clipping."""
+    """AdamW or Muon with linear warm-up to a constant rate, and gradient clipping."""
 
+    algorithm: OptimizerKind = "adamw"
+    """`muon` updates the matrices of the blocks by Muon, with AdamW's rate and decay, and everything else by AdamW."""
+    update: AdamWUpdate = "fused"
+    """Implementation of AdamW's update and of the clipping, see model/training/optimizers.py."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -242,6 +252,9 @@ class OptimConfig:
         _between("optim.beta2", self.beta2, 0.0, 0.99999)
         _between("optim.grad_clip", self.grad_clip, 1e-4, 1e6)
         _between("optim.warmup_steps", self.warmup_steps, 0, 1_000_000)
+        if self.algorithm == "muon" and self.update == "clip_in_update":
+            allowed = "allowed with optim.algorithm muon: fused, foreach"
+            raise ConfigError("optim.update", f"is clip_in_update, which Muon's update cannot do; {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,11 +342,13 @@ class TrainConfig:
     dtype: ComputeDtype = "float32"
     """Dtype of the matrix multiplications. Master weights, states and norms stay float32."""
     loss: LossKind = "dense"
-    """Cross entropy over all logits at once, or over chunks of tokens without storing the logits."""
+    """Implementation of the cross entropy, see model/training/loss.py."""
     loss_chunk_tokens: int = 256
     """Tokens per chunk of the chunked loss."""
     compile: bool = False
     """torch.compile the model."""
+    cuda_graph: bool = False
+    """Record the whole step after step 0 as a CUDA graph and replay it, see model/training/step_graph.py."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     threads: int = 0
     """Intra-op CPU threads. 0 uses every core of the process's affinity."""
@@ -347,6 +362,8 @@ class TrainConfig:
             )
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
         _between("threads", self.threads, 0, 1024)
+        if self.cuda_graph and self.optim.algorithm != "adamw":
+            raise ConfigError("cuda_graph", f"is true; allowed with optim.algorithm {self.optim.algorithm}: false")
         _between("seed", self.seed, 0, 2**63 - 1)
 
     @property
@@ -420,4 +437,4 @@ def generates_code(config: TrainConfig) -> bool:
 def uses_inductor(config: TrainConfig) -> bool:
     """Return whether torch's compiler generates code for `config`."""
     flex = "A" in config.model.pattern and config.model.attention.backend == "flex"
-    return config.compile or flex
+    return config.compile or flex or config.loss == "compiled"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import HybridConfig, MambaConfig, TrainConfig
-from model.layers.attention import CausalAttention
+from model.layers.attention import CausalAttention, Rotary
 from model.layers.layer_loops import LayerLoops
 from model.layers.linear import NORMS, GatedMLP, Linear
 from model.layers.mamba3 import Mamba3
@@ -40,9 +40,10 @@ class ResidualBlock(nn.Module):
         self.norm = NORMS[config.norm](config.d_model)
         self.mixer = MIXERS[letter](config, compute_dtype=compute_dtype)
 
-    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return the residual stream after this block, float32."""
-        updated: Tensor = x_BSD + self.mixer(self.norm(x_BSD), segment_ids_BS)
+    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """Return the residual stream after this block, float32. Only attention takes `rotary`."""
+        shared = (rotary,) if isinstance(self.mixer, CausalAttention) else ()
+        updated: Tensor = x_BSD + self.mixer(self.norm(x_BSD), segment_ids_BS, *shared)
         return updated
 
 
@@ -71,10 +72,17 @@ class Hybrid(nn.Module):
         if self._layers is not None:
             x_BSD = self._layers(x_BSD, segment_ids_BS)
         else:
+            rotary = self._rotary(tokens_BS)
             for block in self.blocks:
-                x_BSD = block(x_BSD, segment_ids_BS)
+                x_BSD = block(x_BSD, segment_ids_BS, rotary)
         hidden: Tensor = self.final_norm(x_BSD).to(self.compute_dtype)
         return hidden
+
+    def _rotary(self, tokens_BS: Tensor) -> Rotary | None:
+        """Return the tables of all attention layers, which are equal; None without such a layer."""
+        layers = (block.mixer for block in self.blocks if isinstance(block.mixer, CausalAttention))
+        first = next(layers, None)
+        return None if first is None else first.rotary_tables(tokens_BS.shape[1], tokens_BS.device)
 
 
 def build(config: TrainConfig) -> Hybrid:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from experiments.design.gate import Claim, Facts, Gate, GateValue
 from kernels.backends import Lane
 from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
-from model.config import AttentionBackend, ComputeDtype, LossKind, Sharding
+from model.config import AdamWUpdate, AttentionBackend, ComputeDtype, LossKind, OptimizerKind, ProjectionKind, Sharding
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
@@ -24,6 +24,7 @@ def _lanes_except(*used: Lane) -> tuple[dict[str, Any], ...]:
 NOT_XLA_NOR_CUDA = _lanes_except(Lane.XLA, Lane.CUDA)
 NOT_XLA = _lanes_except(Lane.XLA)
 NOT_CUDA = _lanes_except(Lane.CUDA)
+NOT_ON_XLA = ({"lane": str(Lane.XLA)},)
 
 
 def _attested_by(fact: str) -> dict[str, Any]:
@@ -178,12 +179,17 @@ _ENTRIES = (
     ),
     Gate(
         name="loss",
-        question="Does computing the cross entropy in chunks save memory without costing time?",
+        question="Which implementation of the cross entropy takes the least time, which the least memory?",
         values=get_args(LossKind),
         path="loss",
         claim=Claim.RE_ASSOCIATES,
-        proof="the function that computes the loss records it; lane xla: chunked is a loop of the lowered step with "
-        "one trip for each chunk",
+        device_types={
+            **dict.fromkeys(("compiled", "torch_linear_ce"), ("cpu", "cuda")),
+            **dict.fromkeys(("liger", "quack"), ("cuda",)),
+        },
+        proof="the function that computes the loss records it; compiled: the function says whether torch's compiler "
+        "traced it; liger and quack: also the names of the kernels of one step on the GPU; lane xla: chunked is a loop "
+        "of the lowered step with one trip for each chunk",
         blind_to="whether a step's peak memory is in the loss: with few tokens or a small vocabulary it is elsewhere, "
         "and both values take the same memory",
         **_attested_by(ModelFact.LOSS),
@@ -264,16 +270,55 @@ _ENTRIES = (
         path="model.attention.backend",
         claim=Claim.RE_ASSOCIATES,
         device_types={
-            **dict.fromkeys(("cudnn", "flex"), ("cuda",)),
+            **dict.fromkeys(("fa4", "cudnn", "flex"), ("cuda",)),
             **dict.fromkeys(("splash", "pallas_softcap"), ("xla",)),
             "flash": ("cuda", "xla"),
         },
         tpu_kernels=("flash", "splash", "pallas_softcap"),
         block="A",
-        proof="the implementation that runs, or is traced, records it; lane xla: the names of the kernels that the "
+        proof="the implementation that runs, or is traced, records it; on a GPU: the names of the kernels of one step, "
+        "in both passes, and that no other implementation's kernel ran; lane xla: the names of the kernels that the "
         "lowered step calls, for each layer and pass",
-        blind_to="the GPU kernel that torch chooses inside sdpa, and whether flex was compiled",
+        blind_to="on a GPU whose profiler reports no kernels: everything except the function that was called",
         **_attested_by(ModelFact.ATTENTION),
+    ),
+    Gate(
+        name="projections",
+        question="What do projections in float8 gain, forward or in both passes, and what do they cost in loss?",
+        values=get_args(ProjectionKind),
+        path="model.projections",
+        claim=Claim.CHANGES_MODEL,
+        device_types=dict.fromkeys(("fp8_forward", "fp8"), ("cuda",)),
+        proof="the kind of every linear map of the blocks in the model that trained; on a GPU: the number of float8 "
+        "products in one step, one or two for each map, by the names of the kernels",
+        blind_to="which operand has which of the two formats",
+        **_attested_by(ModelFact.PROJECTIONS),
+    ),
+    Gate(
+        name="optimizer",
+        question="Does Muon for the matrices of the blocks beat AdamW, at what cost in time?",
+        values=get_args(OptimizerKind),
+        path="optim.algorithm",
+        claim=Claim.CHANGES_MODEL,
+        device_types={"muon": ("cpu", "cuda")},
+        unused_with=NOT_ON_XLA,
+        proof="the optimiser that stepped, not its configuration",
+        blind_to="nothing relevant to the gate: each optimiser has its own code",
+        **_attested_by(ModelFact.OPTIMIZER),
+    ),
+    Gate(
+        name="adamw_update",
+        question="Which implementation of AdamW and of the clipping takes the least time?",
+        values=get_args(AdamWUpdate),
+        path="optim.update",
+        claim=Claim.RE_ASSOCIATES,
+        requires={"optimizer": "adamw"},
+        free=("foreach",),
+        device_types=dict.fromkeys(("foreach", "clip_in_update"), ("cpu", "cuda")),
+        unused_with=NOT_ON_XLA,
+        proof="the options of the optimiser that stepped; on a GPU fused also by the names of the kernels of one step",
+        blind_to="nothing relevant to the gate: torch refuses what an option cannot do",
+        **_attested_by(ModelFact.ADAMW_UPDATE),
     ),
     Gate(
         name="compile",
@@ -286,6 +331,19 @@ _ENTRIES = (
         attested_by=f"fact {ModelFact.COMPILED_GRAPHS}",
         proof="the graphs that torch's compiler counted in the first pass",
         blind_to="how much of the model the graphs contain",
+    ),
+    Gate(
+        name="cuda_graph",
+        question="What does replaying the whole step as one CUDA graph gain over launching its kernels one by one?",
+        values=(False, True),
+        path="cuda_graph",
+        claim=Claim.RE_ASSOCIATES,
+        lanes={True: (Lane.REFERENCE, Lane.CUDA)},
+        device_types={True: ("cuda",)},
+        requires={"optimizer": "adamw"},
+        proof="the number of replays in the window, one for each timed step",
+        blind_to="nothing relevant to the gate: a step is recorded as a whole or refused",
+        **_attested_by(ModelFact.CUDA_GRAPH),
     ),
     Gate(
         name="lane",

@@ -3,14 +3,16 @@
 Legend: B batch, S sequence, D d_model, H heads, E head width. Positions run over the whole row. They need no reset per
 document, because rotary scores depend only on differences.
 
-The gate `attention` chooses the implementation. Each takes q, k, v [B,H,S,E] and segment ids [B,S] and returns
-[B,H,S,E]. A token attends to itself and to the earlier tokens of its document. A document is a run of equal ids, so an
-id that returns later in the row starts another document.
+The gate `attention` chooses the implementation. Each takes q, k, v [B,S,H,E] and segment ids [B,S] and returns
+[B,S,H,E], so that tensors and gradients cross the border of a compiled graph as they lie in memory. A token attends to
+itself and to the earlier tokens of its document. A document is a run of equal ids, so an id that returns later in the
+row starts another document.
 
     sdpa    torch chooses the kernel, with an explicit mask [B,1,S,S]; dense attention on XLA
-    flash   on a GPU, FlashAttention over documents laid end to end, without a mask. Never traced: the number of
+    flash   on a GPU, FlashAttention-2 over documents laid end to end, without a mask. Never traced: the number of
             documents and the longest one change with every batch, so a specialised graph would be compiled every time.
             On XLA, torch_xla's kernel for TPUs
+    fa4     FlashAttention-4 (package flash-attn-4) for Hopper GPUs, over documents as `flash`, deterministic
     cudnn   cuDNN's kernel, with an explicit mask
     flex    a kernel that torch generates from the mask's definition and that skips blocks of other documents
     splash, pallas_softcap   kernels for TPUs (kernels/xla_attention.py)
@@ -21,7 +23,8 @@ the reason.
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +41,14 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""(q, k, v [B,H,S,E], segment ids [B,S], softcap) -> attended values [B,H,S,E]."""
+"""(q, k, v [B,S,H,E], segment ids [B,S], softcap) -> attended values [B,S,H,E]."""
+
+Rotary: TypeAlias = tuple[Tensor, Tensor]
+"""Cosine and sine [S,1,E/2] of the angles of a row's positions, float32."""
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
+HOPPER = 9
+"""Major compute capability of an H100 or H200."""
 
 
 class CausalAttention(nn.Module):
@@ -51,34 +59,45 @@ class CausalAttention(nn.Module):
         self.backend = config.attention.backend
         self.softcap = config.attention.softcap
         self.num_heads, self.rope_theta = config.attention.num_heads, config.attention.rope_theta
-        self.qkv_proj = Linear(config.d_model, 3 * config.d_model, compute_dtype=compute_dtype)
-        self.out_proj = Linear(config.d_model, config.d_model, compute_dtype=compute_dtype)
+        kind: Any = {"compute_dtype": compute_dtype, "products": config.projections}
+        self.qkv_proj = Linear(config.d_model, 3 * config.d_model, **kind)
+        self.out_proj = Linear(config.d_model, config.d_model, **kind)
 
-    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
-        """Return the attended tokens [B,S,D]. Raises KernelUnsupported if the backend cannot run here."""
+    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor, rotary: Rotary | None = None) -> Tensor:
+        """Return the attended tokens [B,S,D]. Raises KernelUnsupported if the backend cannot run here.
+
+        `rotary` are the tables of `rotary_tables` for S positions; without them this layer computes its own.
+        """
         projected = self.qkv_proj(x_BSD)
-        heads = projected.view(*projected.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        q_BHSE, k_BHSE, v_BHSE = heads.unbind(0)
-        attended_BHSE = ATTEND[self.backend](
-            rotate_positions(q_BHSE, self.rope_theta),
-            rotate_positions(k_BHSE, self.rope_theta),
-            v_BHSE,
-            segment_ids_BS,
-            self.softcap,
+        heads_BS3HE = projected.view(*projected.shape[:2], 3, self.num_heads, -1)
+        q_BSHE, k_BSHE, v_BSHE = heads_BS3HE.unbind(2)
+        rotary = rotary or self.rotary_tables(x_BSD.shape[1], x_BSD.device)
+        attended_BSHE = ATTEND[self.backend](
+            rotate(q_BSHE, rotary), rotate(k_BSHE, rotary), v_BSHE.contiguous(), segment_ids_BS, self.softcap
         )
-        mixed: Tensor = self.out_proj(attended_BHSE.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out_proj(attended_BSHE.flatten(2))
         return mixed
 
+    def rotary_tables(self, length: int, device: torch.device) -> Rotary:
+        """Return the tables of this layer's angles for positions 0 to `length` - 1."""
+        width = self.qkv_proj.weight.shape[1] // self.num_heads
+        return rotary_tables(length, width, self.rope_theta, device)
 
-def rotate_positions(x_BHSE: Tensor, theta: float) -> Tensor:
-    """Turn the pairs (j, E/2 + j) of every token by position * theta^(-2j/E), in float32."""
-    length, half = x_BHSE.shape[2], x_BHSE.shape[3] // 2
-    exponent = torch.arange(half, device=x_BHSE.device, dtype=torch.float32) / half
-    position = torch.arange(length, device=x_BHSE.device, dtype=torch.float32)
-    angle_SJ = position.unsqueeze(1) * theta**-exponent
-    left, right = x_BHSE[..., :half].float(), x_BHSE[..., half:].float()
-    cos, sin = angle_SJ.cos(), angle_SJ.sin()
-    return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1).to(x_BHSE.dtype)
+
+def rotary_tables(length: int, width: int, theta: float, device: torch.device) -> Rotary:
+    """Return cosine and sine [S,1,E/2] float32 of the angles position * theta^(-2j/E) of pair j."""
+    exponent_J = torch.arange(width // 2, device=device, dtype=torch.float32) / (width // 2)
+    position_S = torch.arange(length, device=device, dtype=torch.float32)
+    angle_S1J = (position_S.unsqueeze(1) * theta**-exponent_J).unsqueeze(1)
+    return angle_S1J.cos(), angle_S1J.sin()
+
+
+def rotate(x_BSHE: Tensor, rotary: Rotary) -> Tensor:
+    """Turn the pairs (j, E/2 + j) of every token by its angles, in float32. Returns a contiguous tensor like x."""
+    cos_S1J, sin_S1J = rotary
+    left, right = x_BSHE.float().chunk(2, dim=-1)
+    turned = (left * cos_S1J - right * sin_S1J, left * sin_S1J + right * cos_S1J)
+    return torch.cat(turned, dim=-1).to(x_BSHE.dtype)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -99,45 +118,88 @@ def document_runs(segment_ids_BS: Tensor) -> Tensor:
     return functional.pad(changes.cumsum(1), (1, 0))
 
 
-def _sdpa(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+def _sdpa(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     _record("sdpa")
+    mask_B1SS = document_mask(segment_ids_BS)
     if softcap:
-        return _capped_attention(q_BHSE, k_BHSE, v_BHSE, document_mask(segment_ids_BS), softcap)
-    return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
+        return _by_heads(partial(_capped_attention, mask_B1SS=mask_B1SS, softcap=softcap), q_BSHE, k_BSHE, v_BSHE)
+    attend = partial(functional.scaled_dot_product_attention, attn_mask=mask_B1SS)
+    return _by_heads(attend, q_BSHE, k_BSHE, v_BSHE)
+
+
+def _by_heads(attend: Callable[..., Any], q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor) -> Tensor:
+    """Call `attend` with views [B,H,S,E] and return its result as a view [B,S,H,E]."""
+    attended_BHSE: Tensor = attend(q_BSHE.transpose(1, 2), k_BSHE.transpose(1, 2), v_BSHE.transpose(1, 2))
+    return attended_BHSE.transpose(1, 2)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _flash(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
-    if q_BHSE.device.type == "xla":
-        return _on_tpu("flash", q_BHSE, k_BHSE, v_BHSE, segment_ids_BS, softcap)
+def _flash(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+    if q_BSHE.device.type == "xla":
+        return _on_tpu("flash", q_BSHE, k_BSHE, v_BSHE, segment_ids_BS, softcap)
     from torch.nn.attention.varlen import varlen_attn
 
-    _need_gpu("flash", q_BHSE, HALF_DTYPES, softcap)
+    _need_gpu("flash", q_BSHE, HALF_DTYPES, softcap)
     _record("flash")
-    (edges, longest), (batch, _, length, _) = once_per_batch(segment_ids_BS, documents), q_BHSE.shape
-    q_THE, k_THE, v_THE = (t.transpose(1, 2).flatten(0, 1).contiguous() for t in (q_BHSE, k_BHSE, v_BHSE))
+    edges, longest = once_per_batch(segment_ids_BS, documents)
+    q_THE, k_THE, v_THE = (t.flatten(0, 1) for t in (q_BSHE, k_BSHE, v_BSHE))
     attended: Any = varlen_attn(q_THE, k_THE, v_THE, edges, edges, longest, longest, window_size=(-1, 0))
-    attended_BHSE: Tensor = attended.view(batch, length, *q_THE.shape[1:]).transpose(1, 2)
-    return attended_BHSE
+    attended_BSHE: Tensor = attended.view(q_BSHE.shape)
+    return attended_BSHE
 
 
-def _cudnn(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fa4(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+    _need_gpu("fa4", q_BSHE, HALF_DTYPES, softcap)
+    problem = _fa4_problem(q_BSHE)
+    if problem is not None:
+        raise KernelUnsupported(f"attention 'fa4' {problem}")
+    from flash_attn.cute import flash_attn_varlen_func
+
+    edges, longest = once_per_batch(segment_ids_BS, documents)
+    attended: Any = flash_attn_varlen_func(
+        *(t.flatten(0, 1) for t in (q_BSHE, k_BSHE, v_BSHE)),
+        cu_seqlens_q=edges,
+        cu_seqlens_k=edges,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        causal=True,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    _record("fa4")
+    attended_THE: Tensor = attended[0] if isinstance(attended, tuple) else attended
+    return attended_THE.view(q_BSHE.shape)
+
+
+def _fa4_problem(q_BSHE: Tensor) -> str | None:
+    """Return why FlashAttention-4 cannot compute these heads, None if it can."""
+    width, capability = q_BSHE.shape[-1], torch.cuda.get_device_capability(q_BSHE.device)
+    if capability[0] != HOPPER:
+        return f"runs on Hopper GPUs (compute capability 9.0); this one has {capability[0]}.{capability[1]}"
+    if width % 8 or not 8 <= width <= 256:
+        return f"takes heads of 8 to 256 numbers, a multiple of 8; these have {width}"
+    if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
+        return "needs the package flash-attn-4"
+    return None
+
+
+def _cudnn(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    _need_gpu("cudnn", q_BHSE, HALF_DTYPES, softcap)
+    _need_gpu("cudnn", q_BSHE, HALF_DTYPES, softcap)
     _record("cudnn")
+    attend = partial(functional.scaled_dot_product_attention, attn_mask=document_mask(segment_ids_BS))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return functional.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=document_mask(segment_ids_BS))
+        return _by_heads(attend, q_BSHE, k_BSHE, v_BSHE)
 
 
-def _flex(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+def _flex(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    _need_gpu("flex", q_BHSE, (*HALF_DTYPES, torch.float32), softcap)
+    _need_gpu("flex", q_BSHE, (*HALF_DTYPES, torch.float32), softcap)
     _record("flex")
     mask = once_per_batch(segment_ids_BS, block_mask)
-    attended: Tensor = _compiled(flex_attention)(q_BHSE, k_BHSE, v_BHSE, block_mask=mask)
-    return attended
+    return _by_heads(partial(_compiled(flex_attention), block_mask=mask), q_BSHE, k_BSHE, v_BSHE)
 
 
 def block_mask(segment_ids_BS: Tensor) -> "BlockMask":
@@ -162,12 +224,12 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _need_gpu(backend: str, q_BHSE: Tensor, dtypes: tuple[torch.dtype, ...], softcap: float) -> None:
-    if not q_BHSE.is_cuda:
-        raise KernelUnsupported(f"attention '{backend}' runs on an NVIDIA GPU; q is on {q_BHSE.device.type}")
-    if q_BHSE.dtype not in dtypes:
+def _need_gpu(backend: str, q_BSHE: Tensor, dtypes: tuple[torch.dtype, ...], softcap: float) -> None:
+    if not q_BSHE.is_cuda:
+        raise KernelUnsupported(f"attention '{backend}' runs on an NVIDIA GPU; q is on {q_BSHE.device.type}")
+    if q_BSHE.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        dtype = str(q_BHSE.dtype).removeprefix("torch.")
+        dtype = str(q_BSHE.dtype).removeprefix("torch.")
         raise KernelUnsupported(f"attention '{backend}' takes {allowed}; q is {dtype}")
     if softcap:
         raise KernelUnsupported(f"attention '{backend}' cannot cap scores on a GPU; softcap is {softcap}, allowed: 0")
@@ -181,20 +243,24 @@ def _capped_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask_B1SS:
 
 
 def _on_tpu(
-    backend: str, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0
+    backend: str, q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0
 ) -> Tensor:
     from kernels import xla_attention  # lazy, for torch_xla and jax
 
-    attended_BHSE = xla_attention.KERNELS[backend](
-        q_BHSE, k_BHSE, v_BHSE, document_runs(segment_ids_BS), softcap=softcap
-    )
+    run_BS = document_runs(segment_ids_BS)
+
+    def attend(*heads_BHSE: Tensor) -> Tensor:
+        return xla_attention.KERNELS[backend](*heads_BHSE, run_BS, softcap=softcap)
+
+    attended_BSHE = _by_heads(attend, q_BSHE, k_BSHE, v_BSHE)
     _record(backend)
-    return attended_BHSE
+    return attended_BSHE
 
 
 ATTEND: dict[str, Attend] = {
     "sdpa": _sdpa,
     "flash": _flash,
+    "fa4": _fa4,
     "cudnn": _cudnn,
     "flex": _flex,
     "splash": partial(_on_tpu, "splash"),

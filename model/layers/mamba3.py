@@ -5,6 +5,7 @@ R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,9 @@ class Mamba3(nn.Module):
         mamba, heads = config.mamba, config.num_value_heads
         per_state = (heads, mamba.mimo_rank, mamba.d_state)
         per_value = (heads, mamba.mimo_rank, mamba.headdim)
-        self.in_proj = Linear(config.d_model, sum(config.mixer_widths), compute_dtype=compute_dtype)
-        self.out_proj = Linear(config.d_inner, config.d_model, compute_dtype=compute_dtype)
+        kind: Any = {"compute_dtype": compute_dtype, "products": config.projections}
+        self.in_proj = Linear(config.d_model, sum(config.mixer_widths), **kind)
+        self.out_proj = Linear(config.d_inner, config.d_model, **kind)
         self.k_norm, self.q_norm = RMSNorm(mamba.d_state), RMSNorm(mamba.d_state)
         self.k_bias, self.q_bias = _parameter(*per_state), _parameter(*per_state)
         self.psi, self.zeta, self.phi = (_parameter(*per_value) for _ in range(3))

@@ -1,9 +1,22 @@
-"""Cross entropy of the next token, over all logits at once or chunk by chunk.
+"""Cross entropy of the next token and its implementations.
 
 Legend: T tokens, D d_model, V vocabulary. The matmuls run in the dtype of the hidden states, all later operations in
 float32.
+
+    dense            all logits at once, eager: torch stores them in the compute dtype and twice in float32
+    compiled         the same mathematics, compiled by torch's compiler, which stores them once in the compute dtype
+    chunked          the logits of `chunk_tokens` tokens at a time, and the finished gradients [T,D] and [V,D]. On XLA
+                     it is one loop of the graph
+    torch_linear_ce  torch's own fused linear cross entropy, in chunks of its choice (torch 2.12 or newer)
+    liger            Liger's fused linear cross entropy (package liger-kernel), in chunks; sums in float32
+    quack            QuACK's cross entropy kernel (package quack-kernels) over all logits in the compute dtype
+
+No implementation replaces another. One that cannot run raises KernelUnsupported with the reason. Without gradients all
+except `dense` compute chunk by chunk, so a validation compiles nothing and needs no more memory than a step.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,39 +25,129 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from kernels import facts, xla_device
+from kernels.errors import KernelUnsupported
+from model.config import LossKind
 from model.errors import ConfigError
 from model.facts import ModelFact
 
 
 def cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, valid_mask: Tensor, kind: str = "dense", chunk_tokens: int = 256
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    valid_mask: Tensor,
+    kind: LossKind = "dense",
+    chunk_tokens: int = 256,
 ) -> Tensor:
     """Return the mean loss over the valid tokens, a float32 scalar; 0 without valid tokens.
 
     `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (any value if invalid), `valid_mask` [...] bool.
-    `kind` "dense" saves all logits for the backward pass. "chunked" has the logits of `chunk_tokens` tokens at a time
-    and saves the finished gradients [T,D] and [V,D] instead. On XLA it is one loop of the graph. Records the facts
-    `ModelFact.LOSS`, `ModelFact.LOSS_TRIPS` (XLA), `ModelFact.ROWS` and `ModelFact.HIDDEN_DTYPE`.
+    Records the facts `ModelFact.LOSS`, `ModelFact.LOSS_TRIPS` (XLA), `ModelFact.ROWS` and `ModelFact.HIDDEN_DTYPE`.
+    Raises KernelUnsupported if the implementation cannot run here.
     """
     facts.record(ModelFact.ROWS, targets.shape[0])
     facts.record(ModelFact.HIDDEN_DTYPE, str(hidden.dtype).removeprefix("torch."))
     hidden_TD, valid_T = hidden.flatten(0, -2), valid_mask.flatten()
     targets_T = targets.flatten().where(valid_T, 0)
-    if kind == "dense":
-        return _dense(hidden_TD, weight, targets_T, valid_T)
-    if kind == "chunked":
-        if torch.is_grad_enabled():
-            loss: Tensor = _Chunked.apply(hidden_TD, weight, targets_T, valid_T, chunk_tokens)  # type: ignore[no-untyped-call]
-            return loss
+    if kind not in KINDS:
+        raise ConfigError("loss", f"is {kind!r}; allowed: {', '.join(KINDS)}")
+    if kind != "dense" and not torch.is_grad_enabled():
         return _chunked(hidden_TD, weight, targets_T, valid_T, chunk_tokens, with_gradient=False).loss
-    raise ConfigError("loss", f"is {kind!r}; allowed: dense, chunked")
+    return KINDS[kind](hidden_TD, weight, targets_T, valid_T, chunk_tokens)
 
 
-def _dense(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor) -> Tensor:
+def _dense(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, _chunk_tokens: int) -> Tensor:
     facts.record(ModelFact.LOSS, "dense")
+    return _of_all_logits(hidden_TD, weight_VD, targets_T, valid_T)[0]
+
+
+def _compiled(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, _chunk_tokens: int) -> Tensor:
+    loss, was_compiled = _compiler()(hidden_TD, weight_VD, targets_T, valid_T)
+    facts.record(ModelFact.LOSS, "compiled" if was_compiled else "dense")
+    return loss
+
+
+@cache
+def _compiler() -> Callable[..., tuple[Tensor, bool]]:
+    compiled: Callable[..., tuple[Tensor, bool]] = torch.compile(_of_all_logits, dynamic=False)
+    return compiled
+
+
+def _of_all_logits(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor) -> tuple[Tensor, bool]:
+    """Return the mean loss, and whether torch's compiler traced this function."""
     logits_TV = functional.linear(hidden_TD, weight_VD.to(hidden_TD.dtype)).float()
     losses_T = functional.cross_entropy(logits_TV, targets_T, reduction="none")
+    return _mean(losses_T, valid_T), torch.compiler.is_compiling()
+
+
+def _mean(losses_T: Tensor, valid_T: Tensor) -> Tensor:
     return losses_T.where(valid_T, 0).sum() / valid_T.sum().clamp_min(1)
+
+
+def _chunked_with_gradients(
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int
+) -> Tensor:
+    loss: Tensor = _Chunked.apply(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens)  # type: ignore[no-untyped-call]
+    return loss
+
+
+IGNORED = -100
+"""Target of invalid tokens for the functions of other packages."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _torch_linear_ce(
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, _chunk_tokens: int
+) -> Tensor:
+    if not hasattr(functional, "linear_cross_entropy"):
+        raise KernelUnsupported(f"loss 'torch_linear_ce' needs torch 2.12 or newer; this is {torch.__version__}")
+    losses_T: Tensor = functional.linear_cross_entropy(
+        hidden_TD,
+        weight_VD.to(hidden_TD.dtype),
+        targets_T,
+        reduction="none",  # torch rounds its sums and means to the dtype of the hidden states
+        options=torch.nn.LinearCrossEntropyOptions(acc_policy="accurate"),
+    )
+    facts.record(ModelFact.LOSS, "torch_linear_ce")
+    return _mean(losses_T.float(), valid_T)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _liger(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, _chunk_tokens: int) -> Tensor:
+    _need_gpu("liger", hidden_TD)
+    try:
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+    except ImportError as error:
+        raise KernelUnsupported(f"loss 'liger' needs the package liger-kernel: {error}") from error
+    summed: Tensor = liger_fused_linear_cross_entropy(
+        hidden_TD,
+        weight_VD.to(hidden_TD.dtype),
+        targets_T.where(valid_T, IGNORED),
+        ignore_index=IGNORED,
+        reduction="sum",
+        accum_dtype=torch.float32,
+    )
+    facts.record(ModelFact.LOSS, "liger")
+    return summed.float() / valid_T.sum().clamp_min(1)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _quack(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, _chunk_tokens: int) -> Tensor:
+    _need_gpu("quack", hidden_TD)
+    try:
+        from quack.cross_entropy import cross_entropy as kernel
+    except ImportError as error:
+        raise KernelUnsupported(f"loss 'quack' needs the package quack-kernels: {error}") from error
+    logits_TV = functional.linear(hidden_TD, weight_VD.to(hidden_TD.dtype))
+    losses_T: Tensor = kernel(logits_TV, targets_T, reduction="none", inplace_backward=True)
+    facts.record(ModelFact.LOSS, "quack")
+    return _mean(losses_T.float(), valid_T)
+
+
+def _need_gpu(kind: str, hidden_TD: Tensor) -> None:
+    if not hidden_TD.is_cuda:
+        device = hidden_TD.device.type
+        raise KernelUnsupported(f"loss '{kind}' runs on an NVIDIA GPU; the hidden states are on {device}")
 
 
 def _chunk(
@@ -140,3 +243,14 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TD, weight_VD = ctx.saved_tensors
         return grad_loss * hidden_TD, grad_loss * weight_VD, None, None, None
+
+
+KINDS: dict[LossKind, Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]] = {
+    "dense": _dense,
+    "compiled": _compiled,
+    "chunked": _chunked_with_gradients,
+    "torch_linear_ce": _torch_linear_ce,
+    "liger": _liger,
+    "quack": _quack,
+}
+"""Value of the gate -> implementation with gradients, from (hidden, weight, targets, valid, chunk_tokens)."""

@@ -5,7 +5,6 @@ matrices and their two moments are divided along the longest axis that the numbe
 before use. Smaller tensors are whole on every device. With `replicated` all parameters are whole.
 """
 
-import torch
 from torch import Tensor, nn
 
 from kernels import facts, xla_device
@@ -14,12 +13,13 @@ from model.config import TrainConfig, check_mesh
 from model.facts import ModelFact
 from model.hybrid import Hybrid
 from model.training.optim_step import DeviceBatch
+from model.training.optimizers import AnyOptimizer
 
 
 class Mesh:
     """The layout of one model's tensors."""
 
-    def __init__(self, config: TrainConfig, model: Hybrid, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, config: TrainConfig, model: Hybrid, optimizer: AnyOptimizer) -> None:
         """Lay out parameters and state. Raises ConfigError for gates, KernelUnsupported for an indivisible matrix."""
         check_mesh(config)
         self._config = config.mesh

@@ -1,52 +1,17 @@
-"""One optimiser step: AdamW, learning rate, loss and update. Trials and compilations share this code."""
+"""One optimiser step: learning rate, loss, gradients, clipping and update. Trials and compilations share this code."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from kernels import facts
 from model.config import OptimConfig, TrainConfig
+from model.facts import ModelFact
 from model.training import loss
 from model.training.compilation import Forward
-
-
-def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether weight decay applies: to matrices, not to vectors (norm weights, dt_bias, D) or biases."""
-    return parameter.ndim >= 2 and not name.endswith("bias")
-
-
-def adamw(named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig) -> torch.optim.AdamW:
-    """Return the optimiser, with weight decay for the parameters that `decays` selects."""
-    trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-    groups = [
-        {"params": [p for name, p in trained if decays(name, p)], "weight_decay": config.weight_decay},
-        {"params": [p for name, p in trained if not decays(name, p)], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    betas = (config.beta1, config.beta2)
-    if any(parameter.device.type == "xla" for _, parameter in trained):
-        return _compilable(groups, betas, config.learning_rate)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
-
-
-def _compilable(groups: list[dict[str, Any]], betas: tuple[float, float], rate: float) -> torch.optim.AdamW:
-    """Return AdamW whose steps are equal graphs from the first one on.
-
-    Values that change from step to step are tensors, because a number would be compiled into the graph. The state that
-    AdamW creates in its first step exists before it.
-    """
-    device = groups[0]["params"][0].device
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, capturable=True, foreach=False)
-    for group in optimizer.param_groups:  # the constructor would read a tensor's value and so run a graph
-        group["lr"] = torch.tensor(rate).to(device)
-    for parameter in (parameter for group in groups for parameter in group["params"]):
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
+from model.training.optimizers import AnyOptimizer, MuonAndAdamW
 
 
 def learning_rate(step: int, config: OptimConfig) -> float:
@@ -56,11 +21,14 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     return config.learning_rate * (step + 1) / config.warmup_steps
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` in every group from the next step on."""
+def set_learning_rate(optimizer: AnyOptimizer, rate: float) -> None:
+    """Use `rate` in every group from the next step on. On a GPU a rate that is a tensor keeps its place in memory."""
     for group in optimizer.param_groups:
         old = group["lr"]
-        group["lr"] = torch.tensor(rate).to(old.device) if isinstance(old, torch.Tensor) else rate
+        if isinstance(old, torch.Tensor) and old.is_cuda:
+            old.fill_(rate)
+        else:
+            group["lr"] = torch.tensor(rate).to(old.device) if isinstance(old, torch.Tensor) else rate
 
 
 class DeviceBatch(NamedTuple):
@@ -83,11 +51,40 @@ def batch_loss(forward: Forward, head_weight: Tensor, batch: DeviceBatch, config
 
 
 def update(
-    loss_now: Tensor, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, config: TrainConfig
+    loss_now: Tensor, parameters: Sequence[nn.Parameter], optimizer: AnyOptimizer, config: TrainConfig
 ) -> Tensor:
-    """Update the parameters by the gradients of `loss_now`; return [2]: loss, gradient norm before clipping."""
+    """Update the parameters by the gradients of `loss_now`; return [2]: loss, gradient norm before clipping.
+
+    Records the facts `ModelFact.OPTIMIZER` and `ModelFact.ADAMW_UPDATE`, except on XLA.
+    """
     loss_now.backward()  # type: ignore[no-untyped-call]
-    grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
+    if config.optim.update == "clip_in_update":
+        grad_norm = _clip_in_update(parameters, optimizer, config.optim.grad_clip)
+    else:
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
     optimizer.step()
+    if loss_now.device.type != "xla":
+        _record(optimizer)
     optimizer.zero_grad(set_to_none=True)
     return torch.stack((loss_now.detach(), grad_norm))
+
+
+def _clip_in_update(parameters: Sequence[nn.Parameter], optimizer: AnyOptimizer, limit: float) -> Tensor:
+    """Return the gradient norm; the fused update divides the gradients by norm / limit where that is above 1.
+
+    The divisor and the flag are the arguments through which torch's gradient scaler speaks to a fused optimiser.
+    """
+    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    optimizer.grad_scale = (grad_norm / limit).clamp_min(1.0)  # type: ignore[union-attr]
+    optimizer.found_inf = torch.zeros_like(grad_norm)  # type: ignore[union-attr]
+    return grad_norm
+
+
+def _record(optimizer: AnyOptimizer) -> None:
+    """Record from the optimiser that stepped, not from its configuration."""
+    adamw = optimizer.adamw if isinstance(optimizer, MuonAndAdamW) else optimizer
+    facts.record(ModelFact.OPTIMIZER, "adamw" if adamw is optimizer else "muon")
+    options = adamw.param_groups[0]
+    clips = getattr(adamw, "grad_scale", None) is not None
+    fused = "clip_in_update" if clips else "fused"
+    facts.record(ModelFact.ADAMW_UPDATE, fused if options["fused"] else "foreach" if options["foreach"] else "single")

@@ -23,9 +23,9 @@ from kernels.xla_graph import Graph
 from model import counts, hybrid
 from model.config import TrainConfig
 from model.facts import ModelFact
-from model.training import optim_step
 from model.training.mesh import Mesh
 from model.training.optim_step import DeviceBatch, batch_loss, update
+from model.training.optimizers import AnyOptimizer, optimizer_of
 
 
 def attest(graph: Graph, observed: facts.Facts, config: TrainConfig) -> None:
@@ -103,7 +103,7 @@ def trace_step(config: TrainConfig) -> TracedStep:
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, xla_device.device().type)
         model = _placeholder_model(config)
-        optimizer = _placeholder_state(optim_step.adamw(model.named_parameters(), config.optim))
+        optimizer = _placeholder_state(optimizer_of(model.named_parameters(), config.optim))
         batch = _placeholder_batch(config)
         if config.mesh.devices > 1:
             mesh = Mesh(config, model, optimizer)
@@ -138,7 +138,7 @@ def _placeholder_model(config: TrainConfig) -> hybrid.Hybrid:
     return model
 
 
-def _placeholder_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _placeholder_state(optimizer: AnyOptimizer) -> AnyOptimizer:
     """Give AdamW its state from the second step on, and a learning rate as input."""
     for group in optimizer.param_groups:
         group["lr"] = xla_device.placeholder((), torch.float32)
@@ -151,7 +151,7 @@ def _placeholder_state(optimizer: torch.optim.Optimizer) -> torch.optim.Optimize
     return optimizer
 
 
-def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _state(optimizer: AnyOptimizer) -> list[Tensor]:
     return [value for slots in optimizer.state.values() for value in slots.values()]
 
 

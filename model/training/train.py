@@ -2,7 +2,9 @@
 
 - Compilation: if code is generated (torch.compile, scan kernels, flex attention), one forward and backward pass runs
   before step 0 and is timed by itself.
-- Facts: gate attestation uses the facts of step 0, and the compilers' counters of that first pass.
+- Facts: gate attestation uses the facts of step 0, and the compilers' counters of that first pass. On a GPU the names
+  of the kernels of one more step, after all measurements, confirm or correct them.
+- CUDA graph: with `cuda_graph` the step is recorded after step 0, and all later steps replay it.
 - Warm-up: `steps.warmup_s` of passes without an update, then `steps.warmup` steps, then passes until one compiles
   nothing. So the number of updates before the window does not depend on the machine's speed.
 - Garbage: collected before the warm-up. Python's automatic collection is off until the end of the window, because its
@@ -26,6 +28,8 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from kernels import facts, xla_device, xla_graph
+from kernels.documents import with_documents
+from kernels.errors import KernelUnsupported
 from kernels.xla_graph import describe_change
 from model import counts, hybrid
 from model.config import StepsConfig, TrainConfig, generates_code
@@ -33,8 +37,9 @@ from model.data.dataset import Dataset
 from model.data.packing import Batch
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
+from model.layers.linear import Linear
 from model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
-from model.training import optim_step, traced_step
+from model.training import executed, optim_step, traced_step
 from model.training.compilation import (
     Compilation,
     Forward,
@@ -45,6 +50,8 @@ from model.training.compilation import (
 from model.training.measurement import HostLoad, HostShares, PeakMeter, read_clock_mhz
 from model.training.mesh import Mesh
 from model.training.optim_step import DeviceBatch, batch_loss, update
+from model.training.optimizers import optimizer_of
+from model.training.step_graph import StepGraph
 
 Yield: TypeAlias = Callable[[], None]
 """Function that lets the other trials run and returns when this trial may continue."""
@@ -153,6 +160,8 @@ def train(
         loss_val = curve[-1].loss if curve else trainer.validate()
         peak = meter.read(trainer.one_pass, state_bytes=trainer.state_bytes())
         trainer.explain_compilations(steps, observed)
+        if device.type == "cuda":
+            executed.attest(executed.kernels_of(trainer.again), observed, projections=len(trainer.projections))
         training_s = time.perf_counter() - started - (others.waited_s or 0.0)
         profiled = None if profile is None else profile(trainer.again)
     return TrainResult(
@@ -191,9 +200,12 @@ def _run_steps(
 
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, trainer.device.type)
+        for layer in trainer.projections:
+            facts.record(ModelFact.PROJECTIONS, layer.products)
         trainer.compile()
         run("compile", range(1))
         trainer.attest(observed)
+    trainer.record_graph()
     load, validated = HostLoad(), frozenset(trainer.config.steps.validated)
     with no_automatic_gc():
         trainer.load()
@@ -209,6 +221,7 @@ def _run_steps(
                     trainer.validate_after(index, load)
         shares = load.shares()
     others.run(load)
+    observed[ModelFact.CUDA_GRAPH] = trainer.replays >= trainer.config.steps.timed
     return tuple(records), observed, shares
 
 
@@ -230,10 +243,16 @@ class _Trainer:
         self._dataset = dataset
         self._model = hybrid.build(config).to(device)
         self._forward: Forward = self._model
-        self._optimizer = optim_step.adamw(self._model.named_parameters(), config.optim)
+        self._optimizer = optimizer_of(self._model.named_parameters(), config.optim, capturable=config.cuda_graph)
+        self._graph: StepGraph | None = None
         self._mesh = Mesh(config, self._model, self._optimizer) if config.mesh.devices > 1 else None
         self._wait()  # on XLA this creates parameters and state, outside the first step
         self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    @property
+    def projections(self) -> list[Linear]:
+        """Linear maps of the blocks."""
+        return [module for module in self._model.blocks.modules() if isinstance(module, Linear)]
 
     def compile(self) -> None:
         """Compile what the config generates, by one forward and backward pass on the first batch."""
@@ -301,8 +320,26 @@ class _Trainer:
     def _update(self, index: int) -> Tensor:
         """Begin step `index`. On XLA this only records the step, which runs at the next wait."""
         optim_step.set_learning_rate(self._optimizer, optim_step.learning_rate(index, self.config.optim))
-        loss_now = self._loss(self._forward, self._batch(index))
+        batch = self._batch(index)
+        return self._step(self._on_device(batch)) if self._graph is None else self._graph.run(batch)
+
+    def _step(self, batch: DeviceBatch) -> Tensor:
+        loss_now = batch_loss(self._forward, self._model.lm_head.weight, batch, self.config)
         return update(loss_now, self.parameters, self._optimizer, self.config)
+
+    def record_graph(self) -> None:
+        """Record the step as a CUDA graph, if the config says so, for all later steps. Raises KernelUnsupported."""
+        if not self.config.cuda_graph:
+            return
+        if self.device.type != "cuda":
+            raise KernelUnsupported(f"CUDA graphs run on NVIDIA GPUs; the model is on {self.device.type}")
+        batches = (self._batch(index) for index in range(1, self.config.steps.total))
+        self._graph = StepGraph(self._step, batches, self.device)
+
+    @property
+    def replays(self) -> int:
+        """Number of steps that replayed the graph."""
+        return 0 if self._graph is None else self._graph.replays
 
     def _outputs(self, loss_and_norm: Tensor) -> list[Tensor]:
         return [loss_and_norm, *self.parameters, *self._state()]
@@ -385,7 +422,10 @@ class _Trainer:
         return batch_loss(forward, self._model.lm_head.weight, self._on_device(batch), self.config)
 
     def _on_device(self, batch: Batch) -> DeviceBatch:
-        on_device = DeviceBatch(*(torch.from_numpy(part).to(self.device) for part in batch))
+        on_host = DeviceBatch(*(torch.from_numpy(part) for part in batch))
+        on_device = DeviceBatch(*(part.to(self.device) for part in on_host))
+        if self.device.type == "cuda":
+            return on_device._replace(segment_ids=with_documents(on_host.segment_ids, self.device))
         return on_device if self._mesh is None else self._mesh.lay_out(on_device)
 
     def _wait(self) -> None:

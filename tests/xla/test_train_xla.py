@@ -24,8 +24,8 @@ from model import hybrid
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.facts import ModelFact
-from model.training import optim_step
 from model.training.optim_step import DeviceBatch, batch_loss, update
+from model.training.optimizers import optimizer_of
 from model.training.train import TrainResult, train
 from tests.corpora import small_config, small_dataset
 from tests.factories import make_plan, make_spec
@@ -220,7 +220,7 @@ class Steps:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._model = hybrid.build(config).to(DEVICE)
-        self._optimizer = optim_step.adamw(self._model.named_parameters(), config.optim)
+        self._optimizer = optimizer_of(self._model.named_parameters(), config.optim)
         self._parameters = list(self._model.parameters())
         xla_device.step_boundary()
 

@@ -10,7 +10,7 @@ from kernels.errors import KernelUnsupported
 from model.config import AttentionConfig, HybridConfig, TrainConfig
 from model.facts import ModelFact
 from model.hybrid import build
-from model.layers.attention import ATTEND, block_mask, document_mask, rotate_positions
+from model.layers.attention import ATTEND, block_mask, document_mask, rotary_tables, rotate
 
 CONFIG = HybridConfig(vocab_size=512, d_model=32, pattern="A", attention=AttentionConfig(num_heads=4))
 
@@ -65,9 +65,10 @@ def test_document_mask_single_token():
     assert document_mask(torch.tensor([[5]])).tolist() == [[[[True]]]]
 
 
-def test_rotate_positions_scores_depend_on_distance_only():
-    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0)).expand(2, 1, 1, 30, 8)
-    scores = (rotate_positions(q, 100.0) @ rotate_positions(k, 100.0).mT)[0, 0]
+def test_rotated_scores_depend_on_distance_only():
+    q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0)).expand(2, 1, 30, 1, 8)
+    tables = rotary_tables(30, 8, 100.0, torch.device("cpu"))
+    scores = rotate(q, tables)[0, :, 0] @ rotate(k, tables)[0, :, 0].mT
     assert scores[5, 2].item() == pytest.approx(scores[25, 22].item(), abs=1e-4)
     assert abs(scores[5, 2].item() - scores[5, 4].item()) > 1e-3
 
@@ -78,10 +79,11 @@ def test_flex_mask_and_dense_mask_agree():
     q, k, v = torch.randn(3, 2, 2, 150, 8, generator=generator)
     ids_BS = torch.tensor([[0] * 40 + [1] * 70 + [0] * 40, [4] * 150])
     flexed = flex_attention(q, k, v, block_mask=block_mask(ids_BS))
-    assert torch.allclose(flexed, ATTEND["sdpa"](q, k, v, ids_BS), atol=1e-5)
+    plain = ATTEND["sdpa"](*(t.transpose(1, 2) for t in (q, k, v)), ids_BS)
+    assert torch.allclose(flexed.transpose(1, 2), plain, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["flash", "cudnn", "flex"])
+@pytest.mark.parametrize("backend", ["flash", "fa4", "cudnn", "flex"])
 def test_backend_of_another_device_is_refused(backend):
     config = HybridConfig(d_model=32, pattern="A", attention=AttentionConfig(backend=backend))
     module = build(TrainConfig(model=config)).blocks[0].mixer

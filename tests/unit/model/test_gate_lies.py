@@ -23,7 +23,7 @@ from model.config import StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.facts import ModelFact
 from model.layers import attention
-from model.training import loss, traced_step
+from model.training import loss, traced_step, train
 from tests.corpora import small_dataset
 from tests.unit.model.test_train import config_for, run
 
@@ -90,6 +90,33 @@ def float32_model(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hybrid, "build", lambda config: plain(replace(config, dtype="float32")))
 
 
+def projections_as_dtype(patch: pytest.MonkeyPatch) -> None:
+    plain = hybrid.build
+    model = {"projections": "as_dtype"}
+    patch.setattr(hybrid, "build", lambda config: plain(replace(config, model=replace(config.model, **model))))
+
+
+def another_optimizer(**changes: Any) -> Plant:
+    """The optimiser and its update have these options, whatever they are asked."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        made, updated = train.optimizer_of, train.update
+        patch.setattr(
+            train, "optimizer_of", lambda named, config, **other: made(named, replace(config, **changes), **other)
+        )
+
+        def lie(loss_now: torch.Tensor, parameters: Any, optimizer: Any, config: TrainConfig) -> torch.Tensor:
+            return updated(loss_now, parameters, optimizer, replace(config, optim=replace(config.optim, **changes)))
+
+        patch.setattr(train, "update", lie)
+
+    return plant
+
+
+def without_a_graph(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(train._Trainer, "record_graph", lambda self: None)
+
+
 LIES: dict[str, tuple[Any, Plant]] = {
     "schedule": ("sequential", another_scan(schedule="chunk_parallel")),
     "chunk_size": (8, another_scan(chunk_size=16)),
@@ -100,6 +127,10 @@ LIES: dict[str, tuple[Any, Plant]] = {
     "compile": (True, uncompiled),
     "dtype": ("bfloat16", float32_model),
     "micro_batch": (4, two_rows),
+    "projections": ("fp8", projections_as_dtype),
+    "cuda_graph": (True, without_a_graph),
+    "optimizer": ("muon", another_optimizer(algorithm="adamw")),
+    "adamw_update": ("clip_in_update", another_optimizer(update="fused")),
 }
 """Gate -> what is asked for, and what makes the default run instead."""
 

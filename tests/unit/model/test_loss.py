@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels import facts
+from kernels.errors import KernelUnsupported
 from model.errors import ConfigError
 from model.facts import ModelFact
 from model.training import loss
@@ -29,7 +30,7 @@ def expected_loss(hidden, weight, targets, valid):
 
 
 @pytest.mark.parametrize("chunk_tokens", [16, 17, 64, 1024])
-@pytest.mark.parametrize("kind", ["dense", "chunked"])
+@pytest.mark.parametrize("kind", ["dense", "chunked", "torch_linear_ce"])
 def test_cross_entropy_matches_definition_with_gradients(kind, chunk_tokens):
     hidden, weight, targets, valid = case()
     wanted = expected_loss(hidden, weight, targets, valid)
@@ -55,7 +56,7 @@ def test_cross_entropy_chunked_equals_dense_in_bfloat16():
         assert float((a - b).float().norm() / b.float().norm()) < 1e-2
 
 
-@pytest.mark.parametrize("kind", ["dense", "chunked"])
+@pytest.mark.parametrize("kind", ["dense", "chunked", "torch_linear_ce"])
 def test_cross_entropy_invalid_tokens_change_nothing(kind):
     hidden, weight, targets, valid = case()
     other = hidden.detach().clone()
@@ -66,7 +67,7 @@ def test_cross_entropy_invalid_tokens_change_nothing(kind):
     assert (hidden.grad[~valid] == 0).all()
 
 
-@pytest.mark.parametrize("kind", ["dense", "chunked"])
+@pytest.mark.parametrize("kind", ["dense", "chunked", "torch_linear_ce"])
 def test_cross_entropy_without_valid_tokens_is_zero(kind):
     hidden, weight, targets, valid = case()
     loss = cross_entropy(hidden, weight, targets, torch.zeros_like(valid), kind, 16)
@@ -103,7 +104,7 @@ def test_cross_entropy_records_what_ran(kind):
 
 
 def test_cross_entropy_unknown_kind():
-    with pytest.raises(ConfigError, match="is 'sparse'; allowed: dense, chunked"):
+    with pytest.raises(ConfigError, match="is 'sparse'; allowed: dense, compiled, chunked, torch_linear_ce, liger, q"):
         cross_entropy(*case(), "sparse")
 
 
@@ -133,3 +134,24 @@ def test_the_loop_over_chunks_computes_the_sums_of_the_chunks(monkeypatch, token
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["liger", "quack"])
+def test_a_loss_for_gpus_is_refused_elsewhere(kind):
+    with pytest.raises(KernelUnsupported, match=f"loss '{kind}' runs on an NVIDIA GPU; the hidden states are on cpu"):
+        cross_entropy(*case(), kind)
+
+
+def test_torchs_own_loss_is_refused_by_an_older_torch(monkeypatch):
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
+    with pytest.raises(KernelUnsupported, match=r"needs torch 2\.12 or newer"):
+        cross_entropy(*case(), "torch_linear_ce")
+
+
+@pytest.mark.parametrize("kind", ["compiled", "torch_linear_ce", "liger", "quack"])
+def test_without_gradients_every_loss_computes_in_chunks(kind):
+    hidden, weight, targets, valid = case()
+    with torch.no_grad(), facts.collect() as seen:
+        loss = cross_entropy(hidden, weight, targets, valid, kind, 16)
+    assert loss.item() == pytest.approx(expected_loss(hidden, weight, targets, valid).item(), rel=1e-6)
+    assert seen[ModelFact.LOSS] == "chunked"

@@ -1,9 +1,13 @@
 import pytest
 import torch
 
+from kernels import facts
 from model import hybrid
 from model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
-from model.training.optim_step import adamw, decays, learning_rate, set_learning_rate
+from model.errors import ConfigError
+from model.facts import ModelFact
+from model.training.optim_step import learning_rate, set_learning_rate, update
+from model.training.optimizers import adamw, decays, optimizer_of
 
 MAMBA = MambaConfig(d_state=8, headdim=16, mimo_rank=2)
 
@@ -57,3 +61,57 @@ def test_set_learning_rate_reaches_every_group(model: torch.nn.Module) -> None:
     optimizer = adamw(model.named_parameters(), OptimConfig())
     set_learning_rate(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+@pytest.mark.parametrize("limit", [0.01, 1.0, 1e6])
+def test_clipping_inside_the_update_equals_clipping_before_it(limit: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    shapes = ((3, 4), (7,), (2, 2, 2))
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    inputs = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4)]
+    results = []
+    for kind in ("fused", "clip_in_update", "foreach"):
+        config = TrainConfig(optim=OptimConfig(update=kind, grad_clip=limit))
+        parameters = [torch.nn.Parameter(tensor.clone()) for tensor in start]
+        optimizer = optimizer_of(((f"m{place}", p) for place, p in enumerate(parameters)), config.optim)
+        norms = []
+        for row in inputs:
+            loss = torch.stack([(p * x).sum() for p, x in zip(parameters, row, strict=True)]).sum()
+            with facts.collect() as seen:
+                norms.append(update(loss, parameters, optimizer, config)[1].item())
+        assert seen == {ModelFact.OPTIMIZER: "adamw", ModelFact.ADAMW_UPDATE: kind}
+        results.append((norms, parameters))
+    for norms, parameters in results[1:]:
+        assert norms == pytest.approx(results[0][0], rel=1e-6)
+        for own, other in zip(parameters, results[0][1], strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_everything_else(model: torch.nn.Module) -> None:
+    optimizer = optimizer_of(model.named_parameters(), OptimConfig(algorithm="muon"))
+    of_adamw = {id(parameter) for group in optimizer.adamw.param_groups for parameter in group["params"]}
+    of_muon = {name for name, parameter in model.named_parameters() if id(parameter) not in of_adamw}
+    assert of_muon == {
+        f"blocks.{name}.weight"
+        for name in ("0.mixer.in_proj", "0.mixer.out_proj", "1.mixer.up_proj", "1.mixer.out_proj", "2.mixer.qkv_proj")
+    } | {"blocks.2.mixer.out_proj.weight"}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(map(id, parameters)) == sorted(map(id, model.parameters()))
+
+
+def test_muon_moves_a_matrix_by_an_orthogonal_update_of_adamws_size() -> None:
+    matrix = torch.nn.Parameter(torch.zeros(24, 16))
+    optimizer = optimizer_of(
+        [("blocks.0.x", matrix), ("head", torch.nn.Parameter(torch.zeros(2)))],
+        OptimConfig(algorithm="muon", learning_rate=0.5, weight_decay=0.0),
+    )
+    matrix.grad = torch.randn(24, 16, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    singular = torch.linalg.svdvals(matrix.detach())
+    assert float(singular.max() / singular.min()) < 2.0, "Newton-Schulz leaves them between 0.7 and 1.2"
+    assert float(matrix.detach().square().mean().sqrt()) == pytest.approx(0.5 * 0.2, rel=0.3)
+
+
+def test_muon_is_refused_with_clipping_inside_adamws_update() -> None:
+    with pytest.raises(ConfigError, match=r"optim.update: is clip_in_update, .* allowed with optim.algorithm muon"):
+        OptimConfig(algorithm="muon", update="clip_in_update")

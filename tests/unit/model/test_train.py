@@ -237,7 +237,7 @@ ON_CPU = [
     for gate in GATES.values()
     for value in gate.values
     if gate.supports(NODE_CLASSES["cpu"], Lane.REFERENCE, value) is None
-    if not (gate.name == "compile" and value)  # takes its own test below
+    if (gate.name, value) not in {("compile", True), ("loss", "compiled")}  # take their own test below
 ]
 
 
@@ -440,9 +440,10 @@ def test_train_refuses_more_validation_rows_than_held_out_before_the_first_step(
 def test_train_compiled_follows_the_eager_curve_and_tells_its_compilation(
     home: Path, dataset: Dataset, baseline: TrainResult
 ) -> None:
-    config = config_for(home, compile=True)
+    config = config_for(home, compile=True, loss="compiled")
     result = run(replace(config, model=replace(config.model, pattern="F")), dataset)
-    eager = run(replace(config, compile=False, model=replace(config.model, pattern="F")), dataset)
+    eager = run(replace(config, compile=False, loss="dense", model=replace(config.model, pattern="F")), dataset)
+    assert (result.facts[ModelFact.LOSS], eager.facts[ModelFact.LOSS]) == ("compiled", "dense")
     np.testing.assert_allclose(losses(result), losses(eager), rtol=0, atol=1e-3)
     assert int(result.facts[ModelFact.COMPILED_GRAPHS]) >= 1
     assert result.compile_s > 0

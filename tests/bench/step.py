@@ -1,0 +1,147 @@
+"""Where the time of a training step goes on this GPU, for one set of gates after another.
+
+Usage: python -m tests.bench.step --out FILE [--set gate=value,gate=value]... [--pattern P] [--rows B] [--tokens S]
+[--documents MEAN] [--steps N]
+
+The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. Rows hold
+random tokens in documents of MEAN tokens on average. Each set is trained in this process by the trainer of a trial. One
+JSON line per set: median step, tokens/s, peak memory, and the milliseconds of a profiled step by group of kernels.
+"""
+
+import argparse
+import gc
+import json
+import re
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from experiments.design.gates import GATES
+from experiments.design.recipes import RECIPES
+from kernels.errors import KernelError
+from model import counts
+from model.config import StepsConfig, TrainConfig
+from model.data.dataset import Dataset
+from model.data.packing import PackedRows
+from model.training.executed import ATTENTION_KERNELS
+from model.training.train import TrainResult, train
+from workers.processes.built_in import profile_step
+
+HYBRID = "MFMFMFAFMFMFMF" * 2
+_ATTENTION = "|".join(pattern for pair in ATTENTION_KERNELS.values() for pattern in pair) + "|flash_attncute|flash_bwd"
+GROUPS = {
+    "attention": _ATTENTION,
+    "optimiser": r"FusedAdam|FusedOptimizer|LpNorm|lpnorm|multi_tensor_apply|foreach",
+    "loss": r"nll_loss|[sS]oft[mM]ax|cross_entropy",
+    "matrix products": r"nvjet|gemm|cublas|splitKreduce|_scaled_mm",
+    "copies": r"Memcpy|Memset",
+}
+"""Group -> pattern of the names of its kernels, the first that fits. The scan's kernels are those of the trial's
+facts; everything else is elementwise."""
+
+
+def main() -> None:
+    """Train each set and print a line."""
+    parser = argparse.ArgumentParser(prog="step", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], help="gates as gate=value,gate=value; may be repeated")
+    parser.add_argument("--pattern", default=HYBRID)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--documents", type=int, default=1024, help="mean tokens of a document")
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    dataset = _rows_of_random_tokens(options.rows * (options.steps + 4), options.tokens, options.documents)
+    for gates in options.set or [""]:
+        began = time.monotonic()
+        row: dict[str, Any] = {"gates": gates, "pattern": options.pattern, "rows": options.rows}
+        row |= {"tokens": options.tokens, "documents": options.documents, "device": torch.cuda.get_device_name()}
+        try:
+            row |= _trained(_config(options, gates), dataset)
+        except (KernelError, RuntimeError, AssertionError) as error:
+            row |= {"error": f"{type(error).__name__}: {error}"[:600], "where": traceback.format_exc()[-1500:]}
+        row["seconds"] = round(time.monotonic() - began, 1)
+        gc.collect()
+        torch.cuda.empty_cache()
+        line = json.dumps(row)
+        with options.out.open("a", encoding="utf-8") as lines:
+            lines.write(line + "\n")
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
+    config = RECIPES["hybrid-ref-h200"].config
+    attention = replace(config.model.attention, num_heads=16)
+    config = replace(
+        config,
+        model=replace(config.model, d_model=2048, pattern=options.pattern, attention=attention),
+        data=replace(config.data, seq_len=options.tokens),
+        steps=StepsConfig(warmup=3, timed=options.steps, val_rows=0),
+        micro_batch=options.rows,
+    )
+    for setting in filter(None, gates.split(",")):
+        name, _, value = setting.partition("=")
+        config = GATES[name].apply(config, yaml.safe_load(value))
+    return config
+
+
+def _rows_of_random_tokens(num_rows: int, length: int, mean: int) -> Dataset:
+    """Return a dataset of `num_rows` rows whose documents have exponentially distributed lengths."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, 32_000, (num_rows, length + 1), dtype=np.uint16)
+    ends = generator.random((num_rows, length + 1)) < 1 / mean
+    rows = PackedRows(tokens=tokens, doc_ids=ends.cumsum(dtype=np.int32).reshape(ends.shape))
+    nothing = {"second": None, "val_digest": "", "digest": "", "folder": Path()}
+    return Dataset(seq_len=length, val_row=length, vocab_size=32_000, train=rows, val=rows, **nothing)
+
+
+def _trained(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    result = train(config, dataset=dataset, on_step=lambda _step: None, profile=partial(profile_step, traced=False))
+    seconds = statistics.median(step.seconds for step in result.steps if step.phase == "timed")
+    return {
+        "step_ms": round(1e3 * seconds, 2),
+        "tokens_per_s": round(config.tokens_per_step / seconds),
+        "peak_gib": round(result.peak_allocated_bytes / 2**30, 2),
+        "parameters_m": round(result.parameters / 1e6),
+        "model_tflop": round(counts.step_flops(config) / 1e12, 2),
+        "loss_first_last": [result.steps[0].loss, result.steps[-1].loss],
+        "compile_s": round(result.compile_s, 1),
+        "facts": {name: value for name, value in result.facts.items() if not name.startswith("scan.")},
+        "groups_ms": dict(_grouped(result)),
+        "largest": sorted(_others(result), key=lambda row: -row[2])[:24],
+    }
+
+
+def _grouped(result: TrainResult) -> Iterator[tuple[str, float]]:
+    sums: Counter[str] = Counter()
+    for name, _, microseconds in result.step_kernels or ():
+        sums[_group(name, result)] += microseconds  # type: ignore[assignment]
+    yield from ((group, round(sums[group] / 1e3, 2)) for group in sorted(sums))
+
+
+def _others(result: TrainResult) -> Iterator[tuple[str, int, float]]:
+    for name, calls, microseconds in result.step_kernels or ():
+        if _group(name, result) != "scan":
+            yield name[:150], calls, microseconds
+
+
+def _group(name: str, result: TrainResult) -> str:
+    if any(re.match(rf"(\w\d_)?{re.escape(str(row['name']))}_kernel", name) for row in result.kernels):
+        return "scan"
+    return next((group for group, pattern in GROUPS.items() if re.search(pattern, name)), "elementwise")
+
+
+if __name__ == "__main__":
+    main()
