@@ -135,6 +135,9 @@ def _wait_for_mlflow(client: Client, ablation_id: str) -> str:
 def _print_addresses(summary: DemoSummary, state: StackState, own: bool) -> None:
     console = err()
     console.print("\n[bold]4. Where to look[/]")
+    console.print(
+        f"  page     {state.api_url}/a/{summary.ablation}   (sign in: ablate open {summary.ablation})", soft_wrap=True
+    )
     console.print(f"  report   {escape(str(summary.report))}")
     console.print(f"  MLflow   {summary.mlflow_url}")
     if own:

@@ -160,6 +160,7 @@ def print_stack(files: StackFiles, state: StackState) -> None:
     """Print the addresses of the stack and the next commands."""
     console = out()
     console.print(f"stack is up in {escape(str(files.home))}")
+    console.print(f"  pages   {state.api_url}   sign in: ablate open", soft_wrap=True)
     _print_addresses(console, f"{state.api_url}/docs", state.ablations_url)
     if state.broker_port is not None:
         where = escape(str(files.broker_password))

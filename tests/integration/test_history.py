@@ -33,7 +33,9 @@ def test_history_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         api.finish(api.register())
         shown = ablate("history", "hybrid-tiny")
         assert shown.code == 0, shown.err
-        assert made["id"] in shown.out
+        assert "of the baseline of factory on cpu" in " ".join(shown.out.split())
+        assert "version 1" in shown.out
+        assert "sha256" not in shown.out
         assert "8 are needed" in shown.out
         told = json.loads(ablate("history", "hybrid-tiny", "--json").out)
         assert told[0]["points"][0]["ablation"] == made["id"]

@@ -1,6 +1,6 @@
 """Picture of the answer: every variant's effect with its interval, the margin band and the adoption line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +17,9 @@ NARROW_IN = 5.6
 MOST_VARIANTS = 30
 MARKER_PT = 7.0
 
+_CRUSHED = 8.0
+"""A variant that reaches so many times further than the typical one would leave no room to read the others."""
+
 _MARKER = "Marker: mean over {}. Thin line: its {} interval. Thick line: the interval of the tests for sameness."
 _EXACT_MARKER = "Marker: the value of one seed, the same in every repeat. There is no noise, so there is no interval."
 
@@ -29,6 +32,8 @@ def forest(view: AblationView) -> drawing.Picture | None:
     exact = {variant.arm: variant.exact for variant in view.verdict.variants if variant.exact is not None}
     shown = view.answer.variants[:MOST_VARIANTS]
     left_out = len(view.answer.variants) - len(shown)
+    reaches = {variant.arm: _reach(comparisons.get(variant.arm), exact.get(variant.arm)) for variant in shown}
+    beyond = _beyond(reaches, rule)
 
     def paint(figure: Figure) -> None:
         figure.set_size_inches(NARROW_IN, 0.85 + 0.3 * len(shown))
@@ -40,18 +45,62 @@ def forest(view: AblationView) -> drawing.Picture | None:
                 _forest_row(axes, place, comparisons[variant.arm], styles[variant.arm])
             if variant.arm in exact:
                 _exact_row(axes, place, exact[variant.arm], styles[variant.arm])
-        _forest_frame(axes, shown, styles, wording.metric(rule.metric))
+        if beyond:
+            _cut(axes, [reach for arm, reach in reaches.items() if reach is not None and arm not in beyond], rule)
+        for place, variant in enumerate(shown):
+            if variant.arm in beyond:
+                _arrows(axes, place, reaches[variant.arm] or (0.0, 0.0), styles[variant.arm])
+        _forest_frame(axes, shown, styles, wording.metric(rule.metric), is_cut=bool(beyond))
 
     return drawing.draw(
-        "forest", "Effect of every variant", _forest_caption(view.verdict, view.answer.rule, left_out), paint
+        "forest", "Effect of every variant", _forest_caption(view.verdict, rule, left_out, beyond), paint
     )
+
+
+_Reach = tuple[float, float]
+"""The lowest and the highest value of a row, in percent."""
+
+
+def _reach(effect: Comparison | None, exact: ExactComparison | None) -> _Reach | None:
+    values = [pair.change_pct for pair in exact.seeds if pair.change_pct is not None] if exact is not None else []
+    if effect is not None:
+        values += [effect.ci_low_pct, effect.ci_high_pct, effect.tost_low_pct, effect.tost_high_pct, effect.delta_pct]
+    return (min(values), max(values)) if values else None
+
+
+def _beyond(reaches: Mapping[str, _Reach | None], rule: PrimaryRule) -> dict[str, _Reach]:
+    """Return the variants that reach so far that the others could not be read on one scale with them."""
+    rows = {arm: reach for arm, reach in reaches.items() if reach is not None}
+    if not rows:
+        return {}
+    sizes = {arm: max(-low, high) for arm, (low, high) in rows.items()}
+    typical = max(sorted(sizes.values())[(len(sizes) - 1) // 2], rule.margin_pct, abs(rule.adopt_from_pct or 0.0))
+    found = {arm: rows[arm] for arm, size in sizes.items() if size > _CRUSHED * typical}
+    return found if typical > 0 and len(found) < len(rows) else {}
+
+
+def _cut(axes: Axes, kept: Sequence[_Reach], rule: PrimaryRule) -> None:
+    """Set the scale to the rows that are kept and the lines of the rule."""
+    adopt = rule.adopt_from_pct or 0.0
+    low = min(0.0, -rule.margin_pct, adopt, *(low for low, _ in kept))
+    high = max(0.0, rule.margin_pct, adopt, *(high for _, high in kept))
+    room = 0.08 * (high - low)
+    axes.set_xlim(low - room, high + room)
+
+
+def _arrows(axes: Axes, place: int, reach: _Reach, style: ArmStyle) -> None:
+    """Mark where a row leaves the scale."""
+    low, high = axes.get_xlim()
+    for edge, marker, leaves in ((low, "<", reach[0] < low), (high, ">", reach[1] > high)):
+        if leaves:
+            axes.plot(edge, place, marker, clip_on=False, zorder=4, **_marker(style))  # type: ignore[arg-type]
 
 
 def _has_marker(variant: VariantVerdict) -> bool:
     return variant.primary is not None or (variant.exact is not None and bool(variant.exact.seeds))
 
 
-def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
+def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int, beyond: Mapping[str, _Reach]) -> str:
     sentences = [
         f"Change of {wording.metric(rule.metric)} against {verdict.baseline}, in percent.",
         _EXACT_MARKER
@@ -67,6 +116,9 @@ def _forest_caption(verdict: Verdict, rule: PrimaryRule, left_out: int) -> str:
     apart = [variant.arm for variant in verdict.variants if variant.cause is Cause.OTHER_WORK]
     if apart:
         sentences.append(f"Not comparable because of other work: {wording.listed(apart)}.")
+    if beyond:
+        far = [f"{arm} ({wording.percent(low)} to {wording.percent(high)})" for arm, (low, high) in beyond.items()]
+        sentences.append(f"Arrows: beyond the scale, {wording.listed(far)}.")
     if left_out:
         sentences.append(wording.left_to_the_table(left_out))
     return " ".join(sentences)
@@ -89,11 +141,14 @@ def _marker(style: ArmStyle) -> dict[str, str | float]:
     return {"color": style.colour, "markersize": size, "markeredgecolor": PAPER, "markeredgewidth": 1}
 
 
-def _forest_frame(axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str) -> None:
+def _forest_frame(
+    axes: Axes, shown: Sequence[VariantLayout], styles: dict[str, ArmStyle], metric: str, *, is_cut: bool
+) -> None:
     places = range(len(shown))
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_yticks(places, [styles[v.arm].shown for v in shown])
-    axes.margins(x=0.08)
+    if not is_cut:
+        axes.margins(x=0.08)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.spines["left"].set_visible(False)

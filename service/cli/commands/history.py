@@ -44,31 +44,42 @@ def history(
 
 def _print(series: HistorySeries) -> None:
     unit = wording.unit(series.metric)
-    title = f"{wording.metric(series.metric)} of {series.arm_digest[:19]} on {series.node_class}, {series.device}"
+    title = (
+        f"{wording.metric(series.metric)} of the baseline of {_names(series)} on {series.node_class}, {series.device}"
+    )
     table = TerminalTable(
-        *names("when"),
-        *ids("ablation"),
+        *names("when", "ablation"),
+        *ids("id"),
         *numbers(f"value ({unit})", "vs. oldest", "trials"),
         *names("code"),
         *texts("level"),
         title=escape(title),
-        leaving=("code", "trials", "ablation"),
+        leaving=("code", "trials", "id"),
     )
     changes = {change.ablation: change for change in series.changes}
     anchor = series.points[0].value
+    codes = list(dict.fromkeys(point.code for point in series.points))
+    versions = {code: f"version {number}" for number, code in enumerate(codes, 1)}
     for point in series.points:
         change = changes.get(point.ablation)
         table.add_row(
             wording.moment(point.at),
+            escape(point.name),
             point.ablation,
             wording.number(point.value, 5),
             wording.percent(100 * (point.value / anchor - 1)),
             f"{point.trials:,}",
-            point.code[7:15],
+            versions[point.code],
             "" if change is None else _change(change),
         )
     out().print(table)
     out().print(f"  {_conclusion(series)}")
+
+
+def _names(series: HistorySeries) -> str:
+    """Return the name of the newest ablation of a series, and how many other names it has."""
+    newest, others = series.points[-1].name, len({point.name for point in series.points}) - 1
+    return f"{newest} and {wording.counted(others, 'other name')}" if others else newest
 
 
 def _change(change: LevelChange) -> str:

@@ -1,7 +1,7 @@
 """Revocations across a restore: a backup knows nothing of the keys that ended after it was made.
 
-`python -m service.store.access.revocations save FILE` writes the tokens, secrets and signing keys that count now, before the
-restore. `apply FILE` ends in the restored database all others that have ended since. `ablate restore` does both itself.
+`python -m service.store.access.revocations save FILE` writes what has ended and what counts, before the restore.
+`apply FILE` ends in the restored database what had ended. `ablate restore` does both itself.
 """
 
 import sys

@@ -88,3 +88,4 @@ def test_an_address_stays_in_one_piece_on_a_narrow_terminal(monkeypatch: pytest.
     assert link == f"{STATE.mlflow_url}/#/experiments/1/runs?viewStateShareKey=ablations&workflowType=machine_learning"
     stack_commands.print_stack(StackFiles(home=tmp_path), STATE.model_copy(update={"ablations_url": link}))
     assert f"  MLflow  {link}\n" in output.getvalue()
+    assert f"  pages   {STATE.api_url}   sign in: ablate open\n" in output.getvalue()

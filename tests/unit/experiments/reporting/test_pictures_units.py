@@ -133,6 +133,35 @@ def test_forest_draws_effect_and_intervals_where_the_verdict_has_them() -> None:
         assert narrow == pytest.approx([one.tost_low_pct, one.tost_high_pct], abs=1e-3)
 
 
+def test_a_variant_far_away_leaves_the_scale_to_the_others() -> None:
+    arms = {"baseline": views.Effect(), "far": views.Effect(gates={"chunk_size": 32}, speed_pct=-30)}
+    near = {
+        "larger": views.Effect(gates={"chunk_size": 64}, speed_pct=1.0),
+        "cached": views.Effect(gates={"psiv_cache": True}, speed_pct=2.0),
+    }
+    view = views.cpu_view(arms={**arms, **near})
+    picture = forest.forest(view)
+    assert picture is not None
+    caption = picture.caption.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+    (far,) = (one for one in comparisons(view) if one.delta_pct < -25)
+    assert f"beyond the scale, far ({far.ci_low_pct:.2f} % to {far.ci_high_pct:.2f} %)." in caption
+    panel = forest_panel(view)
+    shown = [float(label.replace("\N{MINUS SIGN}", "-")) for label in panel.labels("x") if label[-1].isdigit()]
+    assert min(shown) > -10, "the scale is that of the others"
+    near_ones = [one for one in comparisons(view) if abs(one.delta_pct) < 10]
+    assert len(near_ones) == 2
+    assert all(any(abs(x - one.delta_pct) < 1e-3 for x in panel.markers("x")) for one in near_ones)
+
+
+def test_variants_of_one_order_share_a_scale() -> None:
+    arms = {"baseline": views.Effect(), "slow": views.Effect(gates={"chunk_size": 32}, speed_pct=-30)}
+    both = {**arms, "fast": views.Effect(gates={"chunk_size": 64}, speed_pct=8)}
+    for shown in (arms, both):
+        picture = forest.forest(views.cpu_view(arms=shown))
+        assert picture is not None
+        assert "beyond the scale" not in picture.caption
+
+
 @pytest.mark.parametrize(
     ("primary", "bound", "shown"), [("tokens_per_s", 1.5, "+1.50"), ("step_s", -1.5, "\N{MINUS SIGN}1.50")]
 )
