@@ -106,7 +106,7 @@ def capped(answer: Answer, cause: Cause, reason: str | None) -> Answer:
     """Publish `inconclusive` instead if there is a `reason`; the samples' verdict is kept."""
     if reason is None or answer.published is VerdictWord.INCONCLUSIVE:
         return answer
-    why = f"{cause}: {reason}; the samples alone say '{answer.measured}': {answer.reason}"
+    why = f"{cause}: {reason}; the samples say '{answer.measured}': {answer.reason}"
     return Answer(measured=answer.measured, published=VerdictWord.INCONCLUSIVE, cause=cause, reason=why)
 
 

@@ -506,16 +506,23 @@ def _loads_differ(loads: Sequence[AttemptRecord], variant: str, baseline: str) -
 
 
 def _gates_live(receipts: Sequence[Receipt]) -> str:
-    """Return how many gates were live in the trials that finished; a stopped trial had not shown all of them."""
+    """Return how many observed gates were live in the trials that finished, and which gates nothing observes there.
+
+    A gate that cannot act on the node, or in this model, leaves no fact. A stopped trial had not shown all gates.
+    """
     if not all(trainable(receipt.config).attested for receipt in receipts):
         return DECLARED
     whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
-    live = [(name, reading.live) for receipt in whole for name, reading in receipt.gates.items()]
+    readings = [(name, reading) for receipt in whole for name, reading in receipt.gates.items()]
+    seen = {name for name, reading in readings if reading.observed is not None or not reading.live}
+    unseen = sorted({name for name, _ in readings} - seen)
+    live = [(name, reading.live) for name, reading in readings if name in seen]
     idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
     cut = len(receipts) - len(whole)
-    unseen = [f"{cut} {'trial' if cut == 1 else 'trials'} ended before all were seen"] if cut else []
+    short = [f"{cut} {'trial' if cut == 1 else 'trials'} stopped early and not counted"] if cut else []
+    apart = [f"not observed here: {', '.join(unseen)}"] if unseen and live else []
     counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
-    return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *unseen]) or "none was seen"
+    return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *short, *apart]) or "none was seen"
 
 
 def _block_minutes(plan: Plan, whole: WholeBlocks) -> float:

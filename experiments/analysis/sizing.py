@@ -36,7 +36,7 @@ def with_number(body: bytes, content_type: str, calibrations: Sequence[Calibrati
     - Statistics need enough blocks to prove a gain of `adopt_if` beyond the margin with the power of a planned design,
       at the upper bound of the noise of the noisiest device in `calibrations`.
     - An exact metric needs two blocks per seed.
-    - A calibration needs the number that admits a device.
+    - A calibration needs the number that calibrates a device.
 
     Raises SpecError if the noise is unknown or no allowed number is enough.
     """
@@ -63,7 +63,7 @@ def _planned(values: dict[str, Any]) -> AblationSpec:
 
 def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[int, str]:
     if spec.purpose == "calibration":
-        return ADMITTING_BLOCKS, "this number admits a device"
+        return ADMITTING_BLOCKS, "this number calibrates a device"
     if spec.verdict.primary.over_seeds:
         detail = (
             f"blocks: auto knows the noise of speeds, not how '{spec.verdict.primary.metric}' differs between seeds"

@@ -67,7 +67,7 @@ class Cause(StrEnum):
     STALLS = "stalls differ"
     SPREADS = "spreads differ"
     NOISE = "noise differs"
-    """The blocks scatter far more than the A/A blocks that admit the device."""
+    """The blocks scatter far more than the A/A blocks of the device."""
     RERUNS = "reruns"
     CARRY_OVER = "carry-over"
     """The verdict does not hold without what a trial of the arm does to the next trial."""
@@ -256,7 +256,7 @@ class VariantVerdict(Frozen):
     """Other metrics, computed in the same way, for information."""
     requirements: tuple[RequirementResult, ...] = ()
     gates_live: str
-    """For example "18/18" or "17/18, not live: lane"."""
+    """For example "18/18" or "17/18, not live: lane, not observed here: tma": the gates that facts show."""
     chances: Mapping[int, float] = {}
     """By number of blocks, the chance that another ablation answers given these samples; if inconclusive."""
     blocks_needed: int | None = None

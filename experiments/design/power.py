@@ -82,7 +82,7 @@ def level_shares(looks: Sequence[int]) -> tuple[float, ...]:
     """Return the share of an ablation's level that each look spends.
 
     Shares are increments of t**2, where t is the share of the blocks, and sum to one. Each look is an ordinary test at
-    its share, so the chance of any false word is at most the sum, however dependent the looks are.
+    its share, so the chance of any false verdict is at most the sum, however dependent the looks are.
     """
     spent = [(look / looks[-1]) ** 2 for look in looks]
     return tuple(now - before for before, now in zip([0.0, *spent], spent, strict=False))

@@ -111,7 +111,7 @@ class Ledger(Frozen):
     differing: int = 0
     """Ablations whose difference from zero was significant, regardless of the margin."""
     upper_bound: float = 1.0
-    """Upper 95 % bound of the rate of false words (Clopper and Pearson)."""
+    """Upper 95 % bound of the rate of false verdicts (Clopper and Pearson)."""
 
 
 class Sizing(Frozen):

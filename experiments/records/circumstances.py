@@ -1,7 +1,7 @@
 """Circumstances of an ablation: inputs of a verdict besides the receipts.
 
-They are attempts that did not count, earlier ablations of the same question, and whether A/A blocks admit the device to
-verdict words. The service and the reader of a bundle collect them; the verdict repeats them.
+They are broken attempts, earlier ablations of the same question, and whether A/A blocks calibrate the device. The
+service and the reader of a bundle collect them; the verdict repeats them.
 """
 
 from typing import Final, Literal
@@ -80,7 +80,7 @@ class Admission(Frozen):
     mended_by: str | None = None
     """Command that fixes it."""
     ledger: Ledger = Ledger()
-    """Measured rate of false words of the service."""
+    """Measured rate of false verdicts of the service."""
 
 
 class BlockSigner(Frozen):

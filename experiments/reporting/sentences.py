@@ -217,7 +217,7 @@ def _undecided(verdict: Verdict, variant: VariantVerdict, comparison: Comparison
         Cause.ONE_VALUE: "one arm reports the same number with every seed, so its blocks repeat one run",
     }
     proof = _proof(variant.measured, variant, comparison, margin)
-    return f"{reasons[variant.cause]}. The samples alone say '{variant.measured}': {proof}"
+    return f"{reasons[variant.cause]}. The samples say '{variant.measured}': {proof}"
 
 
 def _stalls(comparison: Comparison) -> str:
@@ -270,7 +270,7 @@ def says_why(variant: VariantVerdict) -> bool:
 
 
 def broken_attempts(verdict: Verdict) -> Iterator[str]:
-    """Yield one line per arm and failure class: which attempts did not count, in which blocks, and why."""
+    """Yield one line per arm and failure class: the broken attempts, their blocks, and why."""
     groups: dict[tuple[str | None, FailureClass], list[AttemptRecord]] = {}
     for attempt in verdict.circumstances.attempts:
         groups.setdefault((attempt.arm, attempt.failure_class), []).append(attempt)
@@ -279,7 +279,7 @@ def broken_attempts(verdict: Verdict) -> Iterator[str]:
         who = f"arm {arm}" if arm else "no arm in particular"
         where = f"block{'s' if len(blocks) > 1 else ''} {block_list(blocks)}"
         why = own[0].message.removeprefix(f"arm '{arm}': ")
-        yield f"{wording.counted(len(own), 'attempt')} did not count, in {where}: {who}, {failure}: {why}"
+        yield f"{wording.counted(len(own), 'broken attempt')} in {where}: {who}, {failure}: {why}"
 
 
 def remarks(verdict: Verdict, variant: VariantVerdict) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
         yield "A target between the first and the last validation of every trial would have a number."
     exact = variant.exact
     if exact and exact.metric in PEAK_METRICS and exact.seeds and not any(pair.change for pair in exact.seeds):
-        yield "Not one byte changed: its gates do not affect memory at the peak. If the peak moves, this may change."
+        yield "The peak is the same to the byte: memory that its gates change is not in use at the peak."
     model = None if variant.verdict in WITHOUT_STATISTICS else confound(variant)
     if model is not None and variant.cause is not Cause.OTHER_WORK:
         bound = "" if _losses_compared(variant) else " To let a loss decide too, require it: not_worse_by."
@@ -307,10 +307,9 @@ def _help(verdict: Verdict, variant: VariantVerdict) -> Iterator[str]:
     command = verdict.circumstances.admission.mended_by
     refused = not verdict.calibrated and variant.cause in (Cause.UNCALIBRATED, Cause.NOT_PROVED)
     if refused and command:
-        what = "this verdict" if variant.cause is Cause.UNCALIBRATED else "a verdict other than inconclusive"
-        yield f"To have {what} published: {command}."
+        yield f"To calibrate: {command}."
     if variant.blocks_needed is not None:
-        yield f"{'Once the device is admitted, another' if refused else 'Another'} {_next(variant)}"
+        yield f"{'Once the device is calibrated, another' if refused else 'Another'} {_next(variant)}"
 
 
 def _next(variant: VariantVerdict) -> str:

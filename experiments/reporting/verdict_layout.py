@@ -172,7 +172,7 @@ def speed_unjudged(verdict: Verdict) -> bool:
     return has_speeds and verdict.rule["primary"]["metric"] not in WINDOW_METRICS
 
 
-def words_capped(verdict: Verdict) -> str | None:
+def uncalibrated(verdict: Verdict) -> str | None:
     """Return why only `inconclusive` may be published; None without that limit, or if no arm has statistics."""
     no_numbers = all(variant.verdict in sentences.WITHOUT_STATISTICS for variant in verdict.variants)
     free = no_numbers or is_exact(verdict) or over_seeds(verdict)
@@ -184,11 +184,11 @@ def _caveats(verdict: Verdict) -> Iterator[str]:
         yield SPEED_UNJUDGED
     if is_exact(verdict):
         return
-    refused, asking = words_capped(verdict), verdict.circumstances.family.number
+    refused, asking = uncalibrated(verdict), verdict.circumstances.family.number
     if refused is not None:
         command = verdict.circumstances.admission.mended_by
-        mended = f"; to change that: {command}" if command else ""
-        yield f"{refused}, so no verdict other than inconclusive is published{mended}"
+        mended = f"; to calibrate: {command}" if command else ""
+        yield f"uncalibrated: {refused}{mended}"
     if asking > 1:
         yield f"asking {asking} of this question"
 

@@ -71,13 +71,13 @@ def false_verdicts(ledger: "Ledger") -> str:
     if ledger.ablations == 0:
         return "No A/A ablation has been judged yet, so the rate of false verdicts of this service is unknown."
     counts = f"{counted(ledger.false_words, 'false verdict')} in {counted(ledger.ablations, 'A/A ablation')}"
-    bound = f"at most {plain_percent(100 * ledger.upper_bound)} false verdicts"
-    text = f"{counts}: {bound}, with 95{SPACE}% confidence (Clopper and Pearson)."
+    bound = f"so the rate of false verdicts is at most {plain_percent(100 * ledger.upper_bound)}"
+    text = f"{counts}, {bound} (95{SPACE}% confidence, Clopper and Pearson)."
     if ledger.upper_bound <= ALPHA:
         return text
     from experiments.analysis.noise.admission import needed  # imports scipy, which most commands do not need
 
-    return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support at most 5{SPACE}%."
+    return f"{text} It takes {counted(needed(ledger.false_words), 'A/A ablation')} to support 5{SPACE}%."
 
 
 def changed_gates(arm: "Arm", baseline: "Arm") -> str:

@@ -225,7 +225,7 @@ def _verdict_limits(answer: "PlanPublic") -> Iterator[tuple[str, str]]:
         return
     reason = f"no node of class {answer.node_class} is calibrated for this workload"
     if answer.control is None:
-        yield "verdict", f"[yellow]only inconclusive[/]: {reason}; first: {escape(answer.mended_by)}"
+        yield "verdict", f"[yellow]inconclusive[/], uncalibrated: {reason}; to calibrate: {escape(answer.mended_by)}"
         return
     own = f"arm '{escape(answer.control)}' repeats the baseline to measure the noise"
     yield "verdict", f"by its own noise: {reason}, so {own}; narrower intervals after: {escape(answer.mended_by)}"
@@ -286,22 +286,22 @@ def _lanes_that_failed(row: "NodePublic") -> list[str]:
 def calibrations(answer: "CalibrationList") -> RenderableType:
     """Return the noise of devices, and the service's rate of false verdicts."""
     table = TerminalTable(
-        *names("calibrated", "recipe"),
+        *names("device", "recipe"),
         *numbers("A/A blocks", "sd of d", "at most"),
-        *texts("admits verdicts"),
+        *texts("calibrated"),
         *names("last block"),
         leaving=("last block",),
     )
     for row in answer.items:
         calibration, key = row.calibration, row.calibration.key
-        admits = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
+        calibrated = "yes" if row.problem is None else f"no: {row.problem}; {row.mended_by}"
         table.add_row(
             escape(f"{key.node_class} {key.device_serial}"),
             key.recipe,
             f"{calibration.blocks:,}",
             wording.size_percent(calibration.sd_pct),
             wording.size_percent(calibration.sd_upper_pct),
-            escape(admits),
+            escape(calibrated),
             wording.moment(calibration.measured_at),
         )
     statement = Text(answer.statement)

@@ -139,7 +139,7 @@ class Client:
         return parsed(list[HistorySeries], self._connection.call("GET", f"/v1/history/{recipe}", params=params))
 
     def calibrations(self) -> "CalibrationList":
-        """Return the calibrations of the nodes and the service's own rate of false words."""
+        """Return the calibrations of the nodes and the service's own rate of false verdicts."""
         from service.schemas.nodes import CalibrationList
 
         return self._connection.get("/v1/calibrations", CalibrationList)

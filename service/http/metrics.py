@@ -77,10 +77,10 @@ def _backlog(connection: Connection) -> Iterator[Metric]:
 
 
 def _ledger(ledger: Ledger) -> Iterator[Metric]:
-    """Yield the service's own rate of false words, from its A/A ablations."""
+    """Yield the service's own rate of false verdicts, from its A/A ablations."""
     yield GaugeMetricFamily("ablate_aa_ablations", "Disjoint A/A ablations judged.", value=ledger.ablations)
     yield GaugeMetricFamily("ablate_aa_false_words", "Those called better or worse.", value=ledger.false_words)
-    what = "Upper 95 % bound of the rate of false words (Clopper and Pearson)."
+    what = "Upper 95 % bound of the rate of false verdicts (Clopper and Pearson)."
     yield GaugeMetricFamily("ablate_false_word_rate_bound", what, value=ledger.upper_bound)
 
 

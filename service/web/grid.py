@@ -27,19 +27,19 @@ class GridCell:
 
 
 STATES: dict[str, GridCell] = {
-    TrialState.QUEUED: GridCell(sign="\N{MIDDLE DOT}", word="waits", tone=Tone.OPEN),
+    TrialState.QUEUED: GridCell(sign="\N{MIDDLE DOT}", word="queued", tone=Tone.OPEN),
     BlockState.HELD: GridCell(sign="\N{WHITE CIRCLE}", word="held", tone=Tone.OPEN),
-    TrialState.RUNNING: GridCell(sign="\N{BLACK RIGHT-POINTING TRIANGLE}", word="runs", tone=Tone.NEUTRAL),
+    TrialState.RUNNING: GridCell(sign="\N{BLACK RIGHT-POINTING TRIANGLE}", word="running", tone=Tone.NEUTRAL),
     TrialState.CANCELLED: GridCell(sign="\N{EN DASH}", word="cancelled", tone=Tone.OPEN),
     TrialState.FAILED: GridCell(sign="\N{MULTIPLICATION SIGN}", word="failed", tone=Tone.BROKEN),
     Outcome.MEASURED: GridCell(sign="\N{CHECK MARK}", word="measured", tone=Tone.GOOD),
-    Outcome.OOM: GridCell(sign="\N{BLACK SQUARE}", word="out of memory", tone=Tone.BAD),
-    Outcome.TIMEOUT: GridCell(sign="T", word="timed out", tone=Tone.BAD),
+    Outcome.OOM: GridCell(sign="\N{BLACK SQUARE}", word="oom", tone=Tone.BAD),
+    Outcome.TIMEOUT: GridCell(sign="T", word="timeout", tone=Tone.BAD),
     Outcome.REFUSED: GridCell(sign="\N{CIRCLED DIVISION SLASH}", word="refused", tone=Tone.BROKEN),
     Outcome.INVALID: GridCell(sign="!", word="invalid", tone=Tone.BROKEN),
 }
 """By a done trial's outcome, else by its state; `held` while its block is held."""
-_HAS_RUN = GridCell(sign="\N{BLACK CIRCLE}", word="ran, its block goes on", tone=Tone.NEUTRAL)
+_HAS_RUN = GridCell(sign="\N{BLACK CIRCLE}", word="ran", tone=Tone.NEUTRAL)
 _NOTHING = GridCell(sign="", word="not planned", tone=Tone.OPEN)
 
 

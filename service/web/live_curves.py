@@ -203,7 +203,7 @@ def _note(blocks: int, running: Sequence[TrialCurve], left_out: Sequence[str]) -
         parts.append("Band: from the smallest to the largest of these blocks.")
     if running:
         names = wording.listed(sorted({block_name(one.block_index) for one in running}))
-        parts.append(f"Thick line: {names}, in the attempt that runs. Attempts that did not count are not drawn.")
+        parts.append(f"Thick line: {names}, in the attempt that runs. Broken attempts are not drawn.")
     if left_out:
         parts.append(f"{wording.counted(len(left_out), 'more arm')} not drawn: {wording.listed(list(left_out))}.")
     return " ".join(parts)

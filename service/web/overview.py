@@ -118,10 +118,10 @@ def calibrated(node: NodePublic, noise: Sequence[CalibrationPublic]) -> str:
     serials = serials_of([(device.name, device.serial) for device in node.devices], node.name)
     own = [one for one in noise if one.calibration.key.device_serial in serials]
     if not own:
-        return "not calibrated"
+        return "uncalibrated"
     newest = max(own, key=lambda one: one.calibration.measured_at)
     if newest.calibration.blocks < ADMITTING_BLOCKS:
-        return f"not calibrated: {newest.calibration.blocks} of {ADMITTING_BLOCKS} A/A blocks"
+        return f"uncalibrated: {newest.calibration.blocks} of {ADMITTING_BLOCKS} A/A blocks"
     words = f"calibrated {duration(age_s(newest.calibration.measured_at))} ago for {newest.calibration.key.recipe}"
     return words if newest.problem is None else f"{words}, no longer valid: {newest.problem}"
 

@@ -131,7 +131,7 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     assert "drained" in nodes
     assert "device 0 still holds 1.2 GiB" in nodes
     assert "Runs loss-chunks, block 2" in nodes
-    assert "not calibrated" in nodes
+    assert "uncalibrated" in nodes
     assert page.get_by_role("link", name="Drain").count() == 0, "this session reads"
     answers = plain(page.locator("#answers").inner_text())
     assert "psiv-on ? inconclusive faster by 5.75 %" in answers
@@ -182,8 +182,8 @@ def test_the_grid_the_failures_and_their_logs_are_there(api: Api, world: WebWorl
     measured = ["measured"] * 6
     assert rows == {
         "baseline": measured,
-        "psiv-on": [*measured[:3], "timed out", *measured[:2]],
-        "chunk-32": ["out of memory"] * 6,
+        "psiv-on": [*measured[:3], "timeout", *measured[:2]],
+        "chunk-32": ["oom"] * 6,
     }
     failures = page.locator("#failures")
     assert "chunk-32, blocks 1-6" in failures.inner_text()

@@ -165,7 +165,7 @@ def standing_problems(calibration: Calibration, at: float, *, least: int = ADMIT
     spread over the seeds of its own blocks.
     """
     if calibration.blocks < least:
-        yield f"this device has {calibration.blocks} A/A blocks; {least} admit it"
+        yield f"this device has {calibration.blocks} A/A blocks; {least} calibrate it"
     exact = calibration.sd_pct == 0
     if exact and (calibration.key.metric is None or calibration.mean_pct):
         yield "the A/A blocks show no noise at all, so they measured nothing"

@@ -91,11 +91,11 @@ def _by_arm(cells: dict[str, str]) -> str:
 
 
 def _circumstances(verdict: Verdict) -> dict[str, str]:
-    """Return the circumstances of the verdict: A/A evidence, attempts that did not count, earlier askings."""
+    """Return the circumstances of the verdict: A/A evidence, broken attempts, earlier askings."""
     circumstances: Circumstances = verdict.circumstances
     return {
         "ablation.verdict_digest": verdict.digest,
-        "ablation.admission": circumstances.admission.refused_because or "admitted",
+        "ablation.calibrated": f"no: {refused}" if (refused := circumstances.admission.refused_because) else "yes",
         "ablation.broken_attempts": str(len(circumstances.attempts)),
         "ablation.asking": str(circumstances.family.number),
         **_registered(circumstances),

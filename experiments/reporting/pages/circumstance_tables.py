@@ -129,9 +129,9 @@ def calibrations_table(circumstances: Circumstances) -> Table:
 
 
 def attempts_table(circumstances: Circumstances) -> Table:
-    """Return the attempts at a block that did not count."""
+    """Return the broken attempts."""
     return Table(
-        title="Attempts that did not count",
+        title="Broken attempts",
         columns=(*texts("block"), *numbers("attempt"), *texts("class", "arm", "message", "node")),
         rows=tuple(
             row(
@@ -144,7 +144,7 @@ def attempts_table(circumstances: Circumstances) -> Table:
             )
             for one in circumstances.attempts
         ),
-        note="A broken block is rerun as a whole. If an arm may be the cause, no verdict is published for that arm.",
+        note="A block runs again as a whole. If an arm may be the cause, its verdict is inconclusive.",
     )
 
 

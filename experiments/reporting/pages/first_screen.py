@@ -14,7 +14,7 @@ from experiments.records.receipts import Receipt
 from experiments.reporting import verdict_cells, wording
 from experiments.reporting.sentences import WITHOUT_STATISTICS, missing, origin_problems
 from experiments.reporting.table import Cell
-from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, words_capped
+from experiments.reporting.verdict_layout import VariantLayout, is_exact, speed_unjudged, uncalibrated
 from experiments.reporting.view import AblationView
 from model.measurements import Metric
 
@@ -23,15 +23,10 @@ WORTH_LOAD = 0.1
 WORTH_DRIFT_PCT = 1.0
 """Drift of the baseline over the blocks from which the page warns."""
 
-_PROVISIONAL = {
-    Cause.UNCALIBRATED: "node not calibrated",
-    Cause.SPREADS: "the arms scatter differently",
-    Cause.NOISE: "noisier than its A/A blocks",
-    Cause.RERUNS: "blocks were rerun",
-    Cause.CARRY_OVER: "trials act on the next one",
-    Cause.RARE_EVENTS: "too few runs for rare events",
-}
-"""Why the verdict of the samples alone is not published, in short."""
+_WITHHELD = frozenset(
+    {Cause.UNCALIBRATED, Cause.SPREADS, Cause.NOISE, Cause.RERUNS, Cause.CARRY_OVER, Cause.RARE_EVENTS}
+)
+"""Causes beside which the verdict of the samples says something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +37,7 @@ class AnswerLine:
     word: Cell
     """The published verdict, in the tone of the samples' verdict."""
     headline: str
-    """For example "slower by 24.60 % (15.10 to 37.40), provisional: node not calibrated"."""
+    """For example "slower by 24.60 % (15.10 to 37.40), uncalibrated"."""
     absolute: str
     """Throughput and peak memory."""
 
@@ -82,8 +77,8 @@ def word_cell(variant: VariantVerdict, word: Cell) -> Cell:
     if variant.cause is Cause.OTHER_WORK:
         return Cell(text=word.text, sign=word.sign, tone=word.tone)
     tone = verdict_cells.WORDS[variant.measured][1]
-    provisional = variant.measured is not variant.verdict
-    return Cell(text=word.text, sign=word.sign, tone=tone, note="provisional" if provisional else "")
+    note = "" if variant.measured is variant.verdict else f"samples say {variant.measured}"
+    return Cell(text=word.text, sign=word.sign, tone=tone, note=note)
 
 
 def _absolute(view: AblationView, verdict: Verdict, arm: str) -> str:
@@ -116,8 +111,8 @@ def _result(verdict: Verdict, variant: VariantVerdict) -> str:
     measured = _measured(verdict, variant.measured, comparison)
     if cause in (None, Cause.NOT_PROVED, Cause.OTHER_WORK):
         return measured
-    if cause in _PROVISIONAL and variant.measured is not VerdictWord.INCONCLUSIVE:
-        return f"{measured}, provisional: {_PROVISIONAL[cause]}"
+    if cause in _WITHHELD and variant.measured is not VerdictWord.INCONCLUSIVE:
+        return f"{measured}, {cause}"
     return f"not decided, {cause}: {_signed(comparison)}"
 
 
@@ -175,14 +170,14 @@ def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     yield from (f"{problem}." for problem in origin_problems(verdict))
     if nodes := wording.caveat(verdict):
         yield nodes
-    if refused := words_capped(verdict):
-        mended = f"; to change that: {admission.mended_by}" if admission.mended_by else ""
-        yield f"Verdicts are provisional: {refused}{mended}."
+    if refused := uncalibrated(verdict):
+        mended = f"; to calibrate: {admission.mended_by}" if admission.mended_by else ""
+        yield f"Uncalibrated: {refused}{mended}."
     if attempts:
         counts = _counts(str(attempt.failure_class) for attempt in attempts)
-        yield f"{wording.counted(len(attempts), 'attempt')} did not count: {counts}."
+        yield f"{wording.counted(len(attempts), 'broken attempt')}: {counts}."
     if family.number > 1 and not is_exact(verdict) and "session" not in verdict.rule["comparison"]:
-        yield f"This question was asked {family.number} times, so the significance level is split over the askings."
+        yield f"Asking {family.number} of this question, at a share of the significance level."
     ends = [str(r.outcome) for r in view.receipts if r.outcome is not Outcome.MEASURED]
     if ends:
         yield f"{len(ends)} of {wording.counted(len(view.receipts), 'trial')} gave no measurement: {_counts(ends)}."

@@ -106,16 +106,17 @@ def _circumstances(verdict: Verdict) -> Iterator[Fact]:
     keys = {signer.key for signer in circumstances.signers}
     yield Fact("Signed", "no" if None in keys or circumstances.unsigned else f"by {wording.counted(len(keys), 'key')}")
     if circumstances.attempts:
-        yield Fact("Reruns", "which and why", ATTEMPTS)
+        yield Fact("Broken attempts", f"{len(circumstances.attempts):,}", ATTEMPTS)
     if circumstances.family.earlier:
-        yield Fact("Asked", f"{circumstances.family.number} times", FAMILY)
+        yield Fact("Asking", f"{circumstances.family.number} of this question", FAMILY)
 
 
 def _evidence(verdict: Verdict) -> tuple[tuple[str, Table, str], ...]:
     """Return (id, table, text instead of an empty table) for each of the circumstances."""
     circumstances, admission = verdict.circumstances, verdict.circumstances.admission
-    mended = f" To change that: {admission.mended_by}." if admission.mended_by else ""
-    lacking = wording.capitalised(f"{admission.refused_because or 'verdicts may be published'}.{mended}")
+    mended = f" To calibrate: {admission.mended_by}." if admission.mended_by else ""
+    refused = admission.refused_because
+    lacking = f"Uncalibrated: {refused}.{mended}" if refused else "Calibrated."
     exact = "The deciding metric is exact: values decide, not statistics, so no calibration is needed."
     calibrations = circumstance_tables.calibrations_table(circumstances), exact if is_exact(verdict) else lacking
     attempts = circumstance_tables.attempts_table(circumstances), "Every attempt at a block counted."

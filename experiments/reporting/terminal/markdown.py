@@ -11,7 +11,7 @@ from experiments.outcomes import Required
 from experiments.reporting import wording
 from experiments.reporting.sentences import origin_problems
 from experiments.reporting.table import Table
-from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, lay_out, words_capped
+from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, lay_out, uncalibrated
 
 MAX_CHARS = 65_536
 """The longest comment that GitHub accepts."""
@@ -128,9 +128,9 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     yield (
         f"- {wording.share(verdict.blocks_counted, verdict.blocks_planned)} blocks on {verdict.node_class} counted; "
         + (
-            f"{wording.counted(len(circumstances.attempts), 'attempt')} broke"
+            wording.counted(len(circumstances.attempts), "broken attempt")
             if circumstances.attempts
-            else "no attempt broke"
+            else "no broken attempt"
         )
     )
     for signer in circumstances.signers:
@@ -138,8 +138,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
         yield f"- blocks {block_list(signer.blocks)} ran on `{signer.name}`; {who}"
     for problem in origin_problems(verdict):
         yield f"- {problem[0].lower()}{problem[1:]}"
-    if reason := words_capped(verdict):
-        yield f"- verdicts are capped: {reason}"
+    if reason := uncalibrated(verdict):
+        yield f"- uncalibrated: {reason}"
     if circumstances.family.earlier:
         earlier = ", ".join(f"`{one.name}` ({one.state})" for one in circumstances.family.earlier)
         yield f"- asking {circumstances.family.number} of this question; earlier: {earlier}"

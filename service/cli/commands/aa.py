@@ -43,7 +43,7 @@ def aa(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Calibrate for this recipe, instead of --like.")] = None,
     blocks: Annotated[
-        int, typer.Option(min=MIN_BLOCKS, help=f"A/A blocks. {ADMITTING_BLOCKS} of one key admit verdicts.")
+        int, typer.Option(min=MIN_BLOCKS, help=f"A/A blocks. {ADMITTING_BLOCKS} calibrate one key.")
     ] = ADMITTING_BLOCKS,
     print_spec: Annotated[bool, typer.Option("--print", help="Print the spec of the A/A ablation and stop.")] = False,
     out_file: Annotated[

@@ -63,7 +63,7 @@ def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant
         assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
         assert said[variant.arm].why in text
         assert said[variant.arm].why or wording.with_minus(variant.reason) not in text
-        assert f"gates live {variant.gates_live} (every gate in every trial)" in text
+        assert f"gates live {variant.gates_live} (each observed gate in each trial)" in text
         assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 
 
@@ -146,8 +146,8 @@ def sizing_of(adopt_if_pct: float, **numbers: Any) -> Sizing:
 @pytest.mark.parametrize("width", [60, 200])
 def test_a_plan_on_a_node_that_is_not_calibrated_names_the_command(width: int) -> None:
     said = " ".join(_text(tables.plan(plan_of(8, mended_by="ablate aa cpu --like SPEC")), width=width).split())
-    assert "only inconclusive: no node of class cpu is calibrated for this workload" in said
-    assert "; first: ablate aa cpu --like SPEC" in said
+    assert "inconclusive, uncalibrated: no node of class cpu is calibrated for this workload" in said
+    assert "; to calibrate: ablate aa cpu --like SPEC" in said
     assert "inconclusive" not in _text(tables.plan(plan_of(8)), width=width)
     own = plan_of(8, mended_by="ablate aa cpu --like SPEC", control="control-2")
     said = " ".join(_text(tables.plan(own), width=width).split())

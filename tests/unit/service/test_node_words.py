@@ -56,8 +56,8 @@ def test_a_node_with_too_few_blocks_is_not_calibrated_yet(blocks: int) -> None:
     problem = "it is old"
     told = calibrated(node(), [CalibrationPublic(calibration=found, problem=problem, mended_by=None)])
     if blocks < 20:
-        assert told == f"not calibrated: {blocks} of 20 A/A blocks"
+        assert told == f"uncalibrated: {blocks} of 20 A/A blocks"
     else:
         assert told.startswith("calibrated ")
         assert told.endswith(f"no longer valid: {problem}")
-    assert calibrated(node(devices=[]), []) == "not calibrated"
+    assert calibrated(node(devices=[]), []) == "uncalibrated"

@@ -47,7 +47,9 @@ def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
     assert found.primary.ci_low_pct < found.primary.tost_low_pct < 3 < found.primary.tost_high_pct
     assert found.primary.p_sign_flip == 2 / 64
     assert found.primary.blocks == len(found.primary.differences_pct) == 6
-    assert found.gates_live == "/".join([str(6 * len(GATES))] * 2)
+    seen, _, rest = found.gates_live.partition(", not observed here: ")
+    assert seen == "/".join([str(6 * (len(GATES) - len(rest.split(", "))))] * 2)
+    assert {"tma", "warp_specialize"} <= set(rest.split(", ")), "gates of kernels that no CPU has"
     assert found.reason.startswith("tokens_per_s +")
 
 
@@ -56,8 +58,11 @@ def test_gates_that_are_not_live_are_named() -> None:
     name, other = sorted(receipt.gates)[:2]
     idle = {gate: receipt.gates[gate].model_copy(update={"live": False}) for gate in (other, name)}
     dark = receipt.model_copy(update={"gates": {**receipt.gates, **idle}})
-    total = 2 * len(receipt.gates)
-    assert _gates_live([receipt, dark]) == f"{total - 2}/{total}, not live: {name}, {other}"
+    total = 2 * sum(gate in idle or reading.observed is not None for gate, reading in receipt.gates.items())
+    counted, _, rest = _gates_live([receipt, dark]).partition(", not observed here: ")
+    assert counted == f"{total - 2}/{total}, not live: {name}, {other}"
+    unseen = {gate for gate, reading in receipt.gates.items() if reading.observed is None and gate not in idle}
+    assert set(rest.split(", ")) == unseen
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.OOM, Outcome.FAILED])
@@ -65,9 +70,10 @@ def test_gates_that_a_stopped_trial_had_not_shown_yet_are_not_called_dead(outcom
     receipt = make_receipt(make_plan(), 0, "baseline")
     idle = {gate: reading.model_copy(update={"live": False}) for gate, reading in receipt.gates.items()}
     stopped = receipt.model_copy(update={"gates": idle, "outcome": outcome})
-    total = len(receipt.gates)
-    assert _gates_live([receipt, stopped]) == f"{total}/{total}, 1 trial ended before all were seen"
-    assert _gates_live([stopped, stopped]) == "2 trials ended before all were seen"
+    total = sum(reading.observed is not None for reading in receipt.gates.values())
+    counted = _gates_live([receipt, stopped]).partition(", not observed here: ")[0]
+    assert counted == f"{total}/{total}, 1 trial stopped early and not counted"
+    assert _gates_live([stopped, stopped]) == "2 trials stopped early and not counted"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_judge_caps_an_uncalibrated_node_class_and_keeps_what_was_measured() -> 
     assert (found.verdict, found.measured) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER)
     assert found.decision is Decision.INCONCLUSIVE
     assert found.cause is Cause.UNCALIBRATED
-    assert found.reason.startswith("uncalibrated: no A/A blocks are known for this device; the samples alone say 'bett")
+    assert found.reason.startswith("uncalibrated: no A/A blocks are known for this device; the samples say 'bett")
     assert found.primary is not None
 
 

@@ -27,7 +27,7 @@ def tags(names: str) -> set[str]:
 OF_EVERY_RUN = tags("id name run kind spec_digest node_class mlflow.source.name mlflow.source.type mlflow.user")
 OF_WHAT_RAN = tags("mlflow.source.git.commit mlflow.source.git.dirty")
 OF_THE_PARENT = tags(
-    "state rule_digest gates verdict metric variant effect interval verdict_digest admission broken_attempts asking"
+    "state rule_digest gates verdict metric variant effect interval verdict_digest calibrated broken_attempts asking"
     " nodes mlflow.note.content"
 )
 OF_AN_ARM = tags("arm role arm_digest nodes mlflow.note.content")

@@ -60,8 +60,8 @@ def test_the_question_names_commits_metric_and_links() -> None:
 def test_evidence_names_blocks_and_keys() -> None:
     text = pull_request_markdown(VERDICT)
     assert f"- blocks 1-6 ran on `far-node`; signed by `{SIGNER.key}`" in text
-    assert "- 6 of 6 blocks on cpu counted; no attempt broke" in text
-    assert "- verdicts are capped: " in text
+    assert "- 6 of 6 blocks on cpu counted; no broken attempt" in text
+    assert "- uncalibrated: " in text
     unsigned = judge_bundle(open_bundle(make_bundle(make_file(), [0])))
     assert "unsigned" in pull_request_markdown(unsigned)
 

@@ -160,7 +160,7 @@ def test_render_says_every_verdict_word_with_a_sign(undrawn: None, word: Verdict
 
 def test_render_explains_a_capped_verdict() -> None:
     text = Reader(report.render(views.cpu_view())).text
-    assert "Not decided: no A/A blocks are known for this device. The samples alone say 'better'" in text
+    assert "Not decided: no A/A blocks are known for this device. The samples say 'better'" in text
     assert "load average just before the trial" in text
     assert "Kernels" not in text
 
@@ -173,7 +173,7 @@ def test_render_says_how_many_blocks_would_resolve_the_margin(undrawn: None) -> 
     needed = view.verdict.variants[0].blocks_needed
     assert needed is not None
     text = Reader(report.render(view)).text
-    assert f"Once the device is admitted, another ablation of {needed:,} blocks would answer with a chance of" in text
+    assert f"Once the device is calibrated, another ablation of {needed:,} blocks would answer with a chance of" in text
 
 
 @pytest.mark.parametrize(
@@ -260,10 +260,10 @@ def test_render_links_the_glance_to_evidence_attempts_and_earlier_askings(undraw
     links = [attrs["href"] for tag, attrs in reader.tags if tag == "a"]
     assert {"#calibrations", "#attempts", "#family"} <= set(links)
     text = reader.text.replace("\N{NO-BREAK SPACE}", " ")
-    foot = "0 false verdicts in 59 A/A ablations: at most 4.95 % false verdicts, with 95 % confidence"
-    for words in ("yes, 24 A/A blocks", "1 attempt did not count", "2 times", foot):
+    foot = "0 false verdicts in 59 A/A ablations, so the rate of false verdicts is at most 4.95 % (95 % confidence"
+    for words in ("yes, 24 A/A blocks", "1 broken attempt", "2 of this question", foot):
         assert words in text
-    assert text.count("1 attempt did not count") == 1
+    assert text.count("1 broken attempt") == 1
     assert "blocks 1-3 of h200-03, signed by" in text
     assert KEY_OF_NODE in text
     assert "nobody: anyone with access" in text
@@ -276,7 +276,7 @@ def test_render_says_what_is_lacking_and_what_mends_it(undrawn: None) -> None:
         admission=Admission(refused_because="the A/A blocks are 40 days old", mended_by="ablate aa h200")
     )
     text = Reader(report.render(_with(known))).text
-    assert "The A/A blocks are 40 days old. To change that: ablate aa h200." in text
+    assert "Uncalibrated: the A/A blocks are 40 days old. To calibrate: ablate aa h200." in text
     assert "Every attempt at a block counted." in text
     assert "rate of false verdicts of this service is unknown" in text
     assert "Only a service counts" in text

@@ -84,8 +84,8 @@ def test_worse_and_same_name_the_direction_and_the_margin() -> None:
         (Cause.STALLS, "+2.40 % in total, +0.10 % by median step, 9 slow steps against 1"),
         (Cause.SPREADS, "scatter far more than the other's"),
         (Cause.NOISE, "scatter far more than the A/A blocks"),
-        (Cause.RERUNS, "one of the arms may be the cause. The samples alone say 'better': throughput is"),
-        (Cause.UNCALIBRATED, "no A/A blocks are known for this device. The samples alone say 'better': throughput is"),
+        (Cause.RERUNS, "one of the arms may be the cause. The samples say 'better': throughput is"),
+        (Cause.UNCALIBRATED, "no A/A blocks are known for this device. The samples say 'better': throughput is"),
     ],
 )  # fmt: skip
 def test_every_cause_is_said(cause: Cause, words: str) -> None:
@@ -104,7 +104,7 @@ def test_steps_that_are_spread_unlike_are_not_called_slow() -> None:
 def test_other_work_is_said_before_what_the_samples_say() -> None:
     other = "a step has 256 tokens, the baseline's 512"
     text = said(verdict(Circumstances(), **OPEN, cause=Cause.OTHER_WORK, other_work=other))
-    assert text.startswith(f"Not decided: {other}, so the two are not comparable. The samples alone say 'better': ")
+    assert text.startswith(f"Not decided: {other}, so the two are not comparable. The samples say 'better': ")
 
 
 def test_every_cause_has_its_sentence() -> None:
@@ -129,7 +129,7 @@ def test_a_broken_exact_requirement_comes_first() -> None:
 
 def test_help_names_the_command_and_what_another_ablation_would_give() -> None:
     known = Circumstances(admission=Admission(mended_by="ablate aa cpu"))
-    assert "To have this verdict published: ablate aa cpu." in remarks(verdict(known, **OPEN, cause=Cause.UNCALIBRATED))
+    assert "To calibrate: ablate aa cpu." in remarks(verdict(known, **OPEN, cause=Cause.UNCALIBRATED))
     assert "ablate aa" not in remarks(verdict(known, **OPEN, cause=Cause.STALLS))
     more = {"blocks_needed": 20, "chances": {12: 0.6, 20: 0.83}, "device_minutes_needed": 12.4}
     expected = "Another ablation of 20 blocks would answer with a chance of 83 % and take about 12 device minutes."
@@ -145,9 +145,9 @@ def test_where_admission_is_lacking_the_command_comes_before_a_number_of_blocks_
     more = {"blocks_needed": 800, "chances": {800: 0.815}, "device_minutes_needed": 43.0}
     found = verdict(known, **OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.NOT_PROVED, **more)
     first, second, *_ = sentences.remarks(found, found.variants[0])
-    assert first == f"To have a verdict other than inconclusive published: {command}."
-    assert second.startswith("Once the device is admitted, another ablation of 800 blocks would answer with a chance")
-    header = f"{few}, so no verdict other than inconclusive is published; to change that: {command}"
+    assert first == f"To calibrate: {command}."
+    assert second.startswith("Once the device is calibrated, another ablation of 800 blocks would answer with a chance")
+    header = f"uncalibrated: {few}; to calibrate: {command}"
     assert lay_out(found).caveat == header
     assert header in verdict_markdown(found)
 
@@ -187,6 +187,6 @@ def test_attempts_that_broke_are_said_by_arm_and_reason() -> None:
     first = broke(0, "psiv-on", "arm 'psiv-on': 90 s are over")  # its name stands before the message as well
     attempts = (first, broke(2, "psiv-on", "91 s"), broke(1, None, "the node is gone"))
     assert list(sentences.broken_attempts(verdict(Circumstances(attempts=attempts)))) == [
-        "2 attempts did not count, in blocks 1, 3: arm psiv-on, timeout: 90 s are over",
-        "1 attempt did not count, in block 2: no arm in particular, infra_node: the node is gone",
+        "2 broken attempts in blocks 1, 3: arm psiv-on, timeout: 90 s are over",
+        "1 broken attempt in block 2: no arm in particular, infra_node: the node is gone",
     ]
