@@ -75,7 +75,7 @@ def explanation(verdict: Verdict) -> list[str]:
         for metric, rule, result, detail in variant.requirements:
             lines.append(f"  {_markup(result)}  {_markup(metric)} {_markup(rule)}: {_markup(detail)}")
         lines += [
-            f"  gates live {variant.gates_live} (each observed gate in each trial)",
+            f"  gates live {variant.gates_live}",
             *(f"  {escape(remark)}" for remark in variant.remarks),
         ]
     broken = [escape(line) for line in broken_attempts(verdict)]

@@ -26,6 +26,7 @@ FOLDER = ROOT / "docs" / "screens"
 COLOURS = 128
 SIZE = (1100, 760)
 PHONE = (390, 760)
+TALL = (1100, 920)
 
 
 def save(page: Page, name: str) -> Path:
@@ -50,15 +51,16 @@ def signed_in(browser: Browser, api: Api, *, size: tuple[int, int] = SIZE, schem
 def pages_of_service(browser: Browser, api: Api, world: WebWorld) -> None:
     """Take the service's own pages."""
     at: Callable[[str], str] = lambda path: str(api.client.base_url) + path  # noqa: E731
-    wide, dark, phone = (
+    wide, tall, dark, phone = (
         signed_in(browser, api),
+        signed_in(browser, api, size=TALL),
         signed_in(browser, api, scheme="dark"),
         signed_in(browser, api, size=PHONE),
     )
     shots = {
         "overview": (wide, "/"),
         "overview-phone": (phone, "/"),
-        "ablation-live": (wide, f"/a/{world.running}"),
+        "ablation-live": (tall, f"/a/{world.running}"),
         "ablation-judged": (wide, f"/a/{world.judged}"),
         "ablation-judged-dark": (dark, f"/a/{world.judged}"),
         "history": (wide, "/history/hybrid-tiny/psiv_cache"),

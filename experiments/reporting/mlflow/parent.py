@@ -170,7 +170,7 @@ def _note(view: AblationView) -> str:
     """Return the answers as a short table, which MLflow shows unfolded, then the whole answer, then the question."""
     short, table, rest = "", "", f"\n\nQuestion: {view.question}"
     if view.verdict is not None and view.answer is not None:
-        short = f"{short_table(view.answer, MOST_ROWS)}\n\n"
+        short = f"{short_table(view.verdict, view.answer, MOST_ROWS)}\n\n"
         table = f"\n\n{verdict_markdown(view.verdict)}"
         table += "".join(f"\n- {line}" for line in broken_attempts(view.verdict))
         rest += "\n\nThe artefact `report.html` has the whole answer with pictures."

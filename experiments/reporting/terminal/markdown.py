@@ -11,7 +11,7 @@ from experiments.outcomes import Required
 from experiments.reporting import wording
 from experiments.reporting.sentences import origin_problems
 from experiments.reporting.table import Table
-from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, lay_out, uncalibrated
+from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, by_importance, lay_out, uncalibrated
 
 MAX_CHARS = 65_536
 """The longest comment that GitHub accepts."""
@@ -43,11 +43,13 @@ def verdict_markdown(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def short_table(layout: VerdictLayout, most: int) -> str:
-    """Return the answers in few columns, the first `most` variants."""
+def short_table(verdict: Verdict, layout: VerdictLayout, most: int) -> str:
+    """Return the answers in few columns, the `most` important variants."""
     table = layout.answers
+    by_arm = {variant.arm: line for variant, line in zip(layout.variants, table.rows, strict=True)}
     kept = [place for place, column in enumerate(table.columns) if column.heading not in _LEFT_OUT]
-    rows = tuple(tuple(one[place] for place in kept) for one in table.rows[:most])
+    first = by_importance(verdict, layout)[:most]
+    rows = tuple(tuple(by_arm[one.arm][place] for place in kept) for one in first)
     short = Table(title="", columns=tuple(table.columns[place] for place in kept), rows=rows)
     return "\n".join(_markdown_table(short))
 

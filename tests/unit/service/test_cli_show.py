@@ -63,7 +63,7 @@ def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant
         assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
         assert said[variant.arm].why in text
         assert said[variant.arm].why or wording.with_minus(variant.reason) not in text
-        assert f"gates live {variant.gates_live} (each observed gate in each trial)" in text
+        assert f"gates live {variant.gates_live}" in text
         assert all(wording.with_minus(one.detail) in text for one in variant.requirements)
 
 
