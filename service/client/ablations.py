@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from experiments.records.code_archive import PackedCode
     from experiments.records.plan_file import PlanFile
     from experiments.records.receipt_check import SignedReceipt
+    from service.schemas.share_links import ShareLink, ShareLinkPublic
     from service.schemas.submissions import AblationAccepted, ImportPublic, PlanPublic, SpecBody
 
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
@@ -179,6 +180,24 @@ class Ablations:
     def cancel(self, ablation_id: str) -> AblationPublic:
         """Cancel an ablation; it is `cancelling` until its worker has stopped."""
         return self._connection.post(f"/v1/ablations/{ablation_id}:cancel", AblationPublic)
+
+    def share(self, ablation_id: str, *, hours: float) -> "ShareLink":
+        """Return a new link that shows the report to anybody for some hours."""
+        from service.schemas.share_links import ShareLink
+
+        return self._connection.post_once(f"/v1/ablations/{ablation_id}:share", ShareLink, {"hours": hours})
+
+    def shares(self, ablation_id: str) -> "Sequence[ShareLinkPublic]":
+        """Return the share links of an ablation, newest first."""
+        from service.schemas.share_links import ShareLinkList
+
+        return self._connection.get(f"/v1/ablations/{ablation_id}/shares", ShareLinkList).items
+
+    def end_share(self, ablation_id: str, share_id: str) -> "Sequence[ShareLinkPublic]":
+        """End a share link now; return all links of the ablation."""
+        from service.schemas.share_links import ShareLinkList
+
+        return self._connection.post(f"/v1/ablations/{ablation_id}/shares/{share_id}:revoke", ShareLinkList).items
 
     def set_priority(self, ablation_id: str, priority: int) -> AblationPublic:
         """Change the priority of an ablation's waiting blocks; higher runs first."""

@@ -119,6 +119,21 @@ web_sessions = Table(
     Column("ends_at", Double, nullable=False),
 )
 
+share_links = Table(
+    "share_links",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("digest", String(71), nullable=False, unique=True),
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False, index=True),
+    Column("token_id", String(30), ForeignKey("tokens.id"), nullable=False),
+    Column("created_by", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("ends_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("used_at", Double),
+    Column("uses", Integer, nullable=False, default=0),
+)
+
 nodes = Table(
     "nodes",
     metadata,
@@ -192,6 +207,7 @@ ablations = Table(
     Column("request_id", String(64)),
     Column("logs_dropped_at", Double),
     Index("ix_ablations_state_id", "state", "id"),
+    Index("ix_ablations_submitted_by_id", "submitted_by", "id"),
     Index("ix_ablations_name_id", "name", "id", postgresql_ops={"name": "text_pattern_ops"}),
 )
 _WAITS = ablations.c.blocks_queued > 0

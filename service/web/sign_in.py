@@ -1,17 +1,21 @@
-"""Signing in by a link that works once, and signing out."""
+"""Signing in by a link that works once, signing out, and the page of a share link."""
 
+import logging
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy import Row
 
-from service.errors import Unauthorized
+from service.errors import NotFound, NotYet, Unauthorized
 from service.http.deps import ServicesDep
 from service.http.links import below
+from service.http.responses import html_page
+from service.routes.share_links import SHARE
 from service.routes.tokens import SIGN_IN
-from service.store.access import web_sessions
+from service.store.access import share_links, web_sessions
 from service.store.access.web_sessions import SecretKind
 from service.store.session import Store
 from service.web.html import PageRoute, page
@@ -26,9 +30,14 @@ from service.web.sessions import (
     token_of,
 )
 
+log = logging.getLogger(__name__)
+
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 USED_UP = "this link was used before, or is older than two minutes; `ablate open` makes a new one"
+NOT_SHARED = "this link ended, was revoked, or never existed; ask the person who sent it for a new one"
+_shared = CapacityLimiter(2)
+"""Readers of share links wait for each other, so they delay no other request."""
 _TARGET = r"^/(a/[A-Za-z0-9_-]{1,80})?$"
 Target = Annotated[str, Query(pattern=_TARGET)]
 
@@ -61,6 +70,25 @@ async def sign_in(request: Request, services: ServicesDep, form: FormDep, to: Ta
 def _use(store: Store, link: str) -> str | None:
     with store.write() as connection:
         return web_sessions.use_link(connection, link)
+
+
+@router.get(SHARE)
+async def show_shared(services: ServicesDep, key: str = "") -> Response:
+    """Show the report behind a share link, and nothing else. It needs no session and gives none."""
+    row = await to_thread.run_sync(_use_share, services.store, key, limiter=_shared) if key else None
+    if row is None:
+        raise NotFound(NOT_SHARED)
+    log.info("share link %s shows %s", row.id, row.ablation_id)
+    if row.report_html is None:
+        raise NotYet(f"the ablation is {row.state}, and its report is not written yet; open the link again later")
+    answer = html_page(row.report_html)
+    answer.headers.update({"Cache-Control": "no-store", "X-Robots-Tag": "noindex"})
+    return answer
+
+
+def _use_share(store: Store, secret: str) -> Row[Any] | None:
+    with store.write() as connection:
+        return share_links.use(connection, secret)
 
 
 @router.post("/sign-out")

@@ -162,6 +162,13 @@ def _try(world: World) -> Ask:
     return Ask("POST", f"/v1/sessions/{_session(world)}:try", _proposal(), {"Idempotency-Key": world.fresh("key")})
 
 
+def _revoke_share(world: World) -> Ask:
+    ablation = world.over()
+    made = world.api.client.post(f"/v1/ablations/{ablation}:share", headers=world.headers["owner"], json={})
+    assert made.status_code == 201, made.text
+    return Ask("POST", f"/v1/ablations/{ablation}/shares/{made.json()['link']['id']}:revoke")
+
+
 def _claim(world: World) -> Ask:
     world.ablation()
     return Ask("POST", "/v1/blocks:claim", {"node_id": world.node})
@@ -210,6 +217,9 @@ TABLE: dict[str, tuple[set[str], int, Callable[[World], Ask]]] = {
     "downloadCode": (NODE_A, 404, lambda w: Ask("GET", f"/v1/attempts/{w.attempt()['attempt_id']}/code/{NO_CODE}")),
     "cancelAblation": (OWN, 202, lambda world: Ask("POST", f"/v1/ablations/{world.ablation()}:cancel")),
     "setPriority": (OWN, 200, lambda world: Ask("PATCH", f"/v1/ablations/{world.ablation()}", {"priority": 7})),
+    "shareAblation": (OWN, 201, lambda world: Ask("POST", f"/v1/ablations/{world.over()}:share", {"hours": 1})),
+    "listShareLinks": (READ, 200, _of_ablation("/shares")),
+    "revokeShareLink": (OWN, 200, _revoke_share),
     "drainNode": (OPERATE, 200, _stop_or_go("drain")),
     "quarantineNode": (OPERATE, 200, _stop_or_go("quarantine", reason="it smokes")),
     "resumeNode": (OPERATE, 200, _stop_or_go("resume")),

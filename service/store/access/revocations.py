@@ -7,16 +7,17 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
-from sqlalchemy import Connection, delete, select, update
+from pydantic import Field, ValidationError
+from sqlalchemy import Connection, Row, delete, inspect, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.documents import Frozen, write_whole
 from service.errors import ConfigurationError
 from service.settings import get_settings
 from service.store.session import Store
-from service.store.tables import node_keys, token_secrets, tokens
+from service.store.tables import node_keys, share_links, token_secrets, tokens
 
 
 class _Gone(Frozen):
@@ -33,6 +34,8 @@ class Revocations(Frozen):
     """Digests of all stored secrets, and when they end."""
     keys: dict[str, _Gone | None]
     """By "key node" of every signing key, as for tokens."""
+    links: dict[str, float | None] = Field(default={})
+    """By id of every share link: when it was revoked."""
 
 
 def read(connection: Connection) -> Revocations:
@@ -46,7 +49,16 @@ def read(connection: Connection) -> Revocations:
             for row in connection.execute(select(token_secrets.c.digest, token_secrets.c.ends_at))
         },
         keys={f"{row.key} {row.node}": _gone(row.revoked_at, row.reason) for row in connection.execute(signing)},
+        links={row.id: row.revoked_at for row in _links(connection)},
     )
+
+
+def _links(connection: Connection) -> list[Row[Any]]:
+    """Return the share links; databases before revision 0021 have none."""
+    if not inspect(connection).has_table(share_links.name):
+        return []
+    columns = (share_links.c.id, share_links.c.ablation_id, share_links.c.revoked_at)
+    return list(connection.execute(select(*columns)))
 
 
 def _gone(at: float | None, reason: str | None) -> _Gone | None:
@@ -58,7 +70,14 @@ def revived(connection: Connection, before: Revocations, *, end: bool) -> list[s
 
     Tokens and keys that the database before did not know are left as they are.
     """
-    return [*_tokens(connection, before, end=end), *_keys(connection, before, end=end)]
+    found = [*_tokens(connection, before, end=end), *_keys(connection, before, end=end)]
+    for row in _links(connection):
+        revoked_at = before.links.get(row.id)
+        if revoked_at is not None and row.revoked_at is None:
+            found.append(f"share link {row.id} of {row.ablation_id}, revoked")
+            if end:
+                connection.execute(update(share_links).where(share_links.c.id == row.id).values(revoked_at=revoked_at))
+    return found
 
 
 def _tokens(connection: Connection, before: Revocations, *, end: bool) -> Iterator[str]:
