@@ -32,14 +32,14 @@ def name_of(api: Api, headers: dict[str, str]) -> str:
 def test_nobody_sees_or_does_anything_without_a_session(api: Api) -> None:
     made = api.submit()["id"]
     values = {"called": made, "ablation_id": made, "name": "node-a", "verb": "drain"}
-    values |= {"recipe": "hybrid-tiny", "gate": "psiv_cache"}
+    values |= {"recipe": "hybrid-tiny", "gate": "psiv_cache", "arm": "psiv-on"}
     asked = [
         (method, route.path.format(**values))
         for part in (pages, actions)
         for route in part.router.routes
         for method in route.methods
     ]
-    assert len(asked) == 15
+    assert len(asked) == 17
     strangers = ({}, {"Cookie": f"{COOKIE}=guessed"}, bearer(ADMIN), {"Cookie": f"{COOKIE}={ADMIN}"})
     for method, path in asked:
         for headers in strangers:
