@@ -17,9 +17,10 @@ from experiments.records.bundle_files import MANIFEST, RECEIPT, is_bundle, read_
 from experiments.records.bundle_reader import verify_bundle
 from experiments.records.receipt_check import SignedReceipt, verify_signed
 from experiments.reporting import wording
+from model.measurements import StepTrace
 from service.cli import completion
 from service.cli.arguments import ablation_id, trial_id
-from service.cli.output import JsonOption, err, guarded, out, print_json
+from service.cli.output import JsonOption, err, guarded, out, print_json, print_text
 from service.client.api import Client, ClientError
 from service.errors import ServiceError
 
@@ -129,6 +130,49 @@ def get(
     output.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     err().print(f"[dim]{wording.counted(len(every), 'receipt')}[/]")
     out().print(str(output))
+
+
+@app.command()
+@guarded
+def trace(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRIAL",
+            help="A trial of the first block, such as latest/1/baseline, or a JSON file with its receipt.",
+            autocompletion=completion.trials,
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+) -> None:
+    """Write the profiled step of a trial over time, in the format of ui.perfetto.dev and chrome://tracing."""
+    from experiments.reporting.step_traces import chrome_trace
+
+    path = Path(subject)
+    if path.is_file():
+        ((_name, receipt),) = _one(_read(path), subject)
+    else:
+        with Client() as client:
+            receipt = client.trials.receipt(trial_id(client, subject)).model_dump(mode="json")
+    if receipt.get("step_trace") is None:
+        raise ReceiptError(
+            f"{subject!r} has no profiled step over time; trials of the first block have one if the spec has "
+            "workload.profile: true"
+        )
+    text = chrome_trace(
+        f"{receipt['ids']['ablation']}: {receipt['arm']}", StepTrace.model_validate(receipt["step_trace"])
+    )
+    if output is None:
+        print_text(text + "\n")
+        return
+    output.write_text(text, encoding="utf-8")
+    out().print(str(output))
+
+
+def _one(receipts: list[tuple[str, Mapping[str, Any]]], subject: str) -> list[tuple[str, Mapping[str, Any]]]:
+    if len(receipts) != 1:
+        raise ReceiptError(f"{subject!r} has {len(receipts):,} receipts; a trace is that of one")
+    return receipts
 
 
 def _fetch(client: Client, name: str) -> SignedReceipt | dict[str, SignedReceipt]:
