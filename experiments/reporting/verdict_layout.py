@@ -14,6 +14,7 @@ from experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
 from experiments.outcomes import Decision, VerdictWord
 from experiments.reporting import sentences, verdict_cells, wording
 from experiments.reporting.kernel_tables import kernels_table
+from experiments.reporting.outlook import outlook
 from experiments.reporting.table import Cell, Table, numbers, row, texts
 
 
@@ -107,6 +108,8 @@ class VerdictLayout:
     """Limits of every verdict, for example that none may be published or that the question is repeated; or empty."""
     lead: str
     """The decisions on all variants in one sentence."""
+    outlook: tuple[str, ...]
+    """What undecided samples say so far, and how to continue."""
     rule: PrimaryRule
     variants: tuple[VariantLayout, ...]
     """Largest improvement first, then variants with other work or without numbers; all tables have this order."""
@@ -135,6 +138,7 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     return VerdictLayout(
         heading=heading,
         caveat="; ".join(_caveats(verdict)),
+        outlook=() if verdict.own_noise is not None else outlook(verdict, judged),
         lead=sentences.of_noise(verdict) or sentences.without_baseline(verdict) or sentences.lead(judged),
         rule=_primary_rule(verdict.rule),
         variants=variants,

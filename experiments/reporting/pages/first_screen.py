@@ -167,6 +167,7 @@ def _changes(exact: ExactComparison) -> Iterator[str]:
 def _warnings(view: AblationView, verdict: Verdict) -> Iterator[str]:
     circumstances = verdict.circumstances
     admission, attempts, family = circumstances.admission, circumstances.attempts, circumstances.family
+    yield from () if view.answer is None else view.answer.outlook
     yield from (f"{problem}." for problem in origin_problems(verdict))
     if nodes := wording.caveat(verdict):
         yield nodes

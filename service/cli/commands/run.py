@@ -6,19 +6,39 @@ from typing import Annotated
 import typer
 
 from experiments.documents import write_whole
+from experiments.errors import SpecError, SpecProblem
 from experiments.reporting.terminal.markdown import pull_request_markdown
-from service.cli.arguments import CommitOption, SpecArgument, read_spec
+from service.cli import completion
+from service.cli.arguments import CommitOption, read_spec
 from service.cli.follow import KeyOption, run_spec
 from service.cli.output import StreamOption, guarded
 from service.cli.verdicts import RequireOption, asked_of, exit_code
+from service.client.api import Client
+from service.schemas.submissions import SpecBody
 
 app = typer.Typer()
 
 
 @app.command()
 @guarded
-def run(
-    spec: SpecArgument,
+def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SPEC]",
+            help="A spec file (YAML, JSON, TOML), - for standard input, or a catalog name.",
+            autocompletion=completion.catalog,
+        ),
+    ] = None,
+    continued: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            metavar="ABLATION",
+            help="Instead of SPEC: ask the undecided questions of this ablation again, after showing what that costs.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --continue: spend another asking of the question.")] = False,
     commit: CommitOption = None,
     require: RequireOption = None,
     markdown: Annotated[
@@ -32,8 +52,24 @@ def run(
 
     The exit code is 0 if there is a verdict. With --require it is that of `ablate verdict --require`.
     """
-    ablation_id, verdict = run_spec(read_spec(spec, commit), idempotency_key=idempotency_key, as_json=as_json)
+    body = _asked(spec, continued, commit, yes=yes)
+    ablation_id, verdict = run_spec(body, idempotency_key=idempotency_key, as_json=as_json)
     if markdown is not None:
         write_whole(markdown, pull_request_markdown(verdict, require, asked_of(ablation_id)) + "\n")
     if require is not None:
         raise typer.Exit(exit_code(verdict.variants, require))
+
+
+def _asked(spec: str | None, continued: str | None, commit: list[str] | None, *, yes: bool) -> SpecBody:
+    """Return the spec to submit. Raises SpecError unless exactly one of both names it."""
+    if spec is not None and continued is None and not yes:
+        return read_spec(spec, commit)
+    if spec is not None or continued is None or commit:
+        detail = "give a SPEC, or --continue ABLATION alone or with --yes"
+        raise SpecError([SpecProblem(pointer="--continue", detail=detail, hint="ablate run --help")])
+    from service.cli.continuing import accept_price, continued_spec  # imports the judge's parts
+
+    with Client() as client:
+        body = continued_spec(client, continued)
+        accept_price(client.ablations.plan(body), accepted=yes)
+    return body

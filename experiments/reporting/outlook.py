@@ -1,0 +1,62 @@
+"""What the samples of undecided variants say so far, what is missing, and the command that continues."""
+
+from collections.abc import Iterator, Sequence
+
+from experiments.analysis.verdicts import Cause, Comparison, VariantVerdict, Verdict
+from experiments.outcomes import VerdictWord
+from experiments.reporting import wording
+
+_MOST = 3
+"""Variants of which the first lines speak; the table has all."""
+CONTINUED = (Cause.MISSING, Cause.NOT_PROVED, Cause.UNCALIBRATED)
+"""Causes that more blocks remove."""
+
+
+def outlook(verdict: Verdict, variants: Sequence[VariantVerdict]) -> tuple[str, ...]:
+    """Return a line for each of the first undecided variants, and one that says how to continue."""
+    undecided = [one for one in variants if one.verdict is VerdictWord.INCONCLUSIVE and one.exact is None]
+    shown = [(one, one.primary) for one in undecided if one.primary is not None][:_MOST]
+    lines = [f"{one.arm}: {_so_far(primary)}; {_lacking(verdict, one)}." for one, primary in shown]
+    return (*lines, *_how_to_continue(verdict, undecided))
+
+
+def to_continue(variants: Sequence[VariantVerdict]) -> list[VariantVerdict]:
+    """Return the variants that another ablation may decide."""
+    undecided = [one for one in variants if one.verdict is VerdictWord.INCONCLUSIVE and one.exact is None]
+    return [one for one in undecided if one.cause in CONTINUED and not _is_hopeless(one)]
+
+
+def _is_hopeless(variant: VariantVerdict) -> bool:
+    return variant.cause is Cause.NOT_PROVED and variant.blocks_needed is None
+
+
+def _so_far(comparison: Comparison) -> str:
+    """Return the estimate with its interval, for example "throughput is probably 33.00 % lower (24.00 to 41.00 %)"."""
+    name, ends = wording.metric(comparison.metric), (comparison.ci_low_pct, comparison.ci_high_pct)
+    if ends[0] <= 0 <= ends[1]:
+        return f"{name} may be higher or lower ({wording.interval(*ends)})"
+    low, high = sorted(map(abs, ends))
+    size, interval = wording.size_percent(abs(comparison.delta_pct)), f"{low:,.2f} to {wording.size_percent(high)}"
+    return f"{name} is probably {size} {'higher' if ends[0] > 0 else 'lower'} ({interval})"
+
+
+def _lacking(verdict: Verdict, variant: VariantVerdict) -> str:
+    """Say why there is no verdict."""
+    if variant.cause is Cause.NOT_PROVED and variant.blocks_needed is None:
+        return "not proved, and more blocks would hardly prove it"
+    if variant.cause is Cause.NOT_PROVED:
+        minutes = variant.device_minutes_needed
+        cost = "" if minutes is None else f", about {wording.counted(max(1, round(minutes)), 'device minute')},"
+        return f"not proved: another {wording.counted(variant.blocks_needed or 0, 'block')}{cost} would probably do"
+    reasons = {
+        Cause.MISSING: wording.with_minus(variant.missing or "blocks are missing"),
+        Cause.UNCALIBRATED: verdict.circumstances.admission.refused_because or "the noise of this device is unknown",
+    }
+    return f"not publishable: {reasons.get(variant.cause or Cause.NOT_PROVED, variant.cause)}"
+
+
+def _how_to_continue(verdict: Verdict, undecided: Sequence[VariantVerdict]) -> Iterator[str]:
+    asked_here = verdict.circumstances.family.question_digest is not None
+    in_session = "session" in verdict.rule["comparison"]
+    if asked_here and not in_session and to_continue(undecided):
+        yield f"Continue: ablate run --continue {verdict.ablation}"

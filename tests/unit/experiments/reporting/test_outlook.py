@@ -1,0 +1,72 @@
+"""What is said of undecided samples: drawn effects and noise, against the numbers of the comparison."""
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.analysis.judge import judge
+from experiments.analysis.verdicts import Cause, Verdict
+from experiments.outcomes import FailureClass, VerdictWord
+from experiments.records.circumstances import CALIBRATED, Admission, AttemptRecord, Family
+from experiments.reporting.outlook import outlook, to_continue
+from tests.factories import make_plan, make_receipts, make_spec
+
+SPEC = make_spec(design__blocks={"count": 8})
+PLAN = make_plan(SPEC)
+ASKED = Family(question_digest="sha256:q")
+UNKNOWN = Admission(refused_because="there are no A/A blocks for cpu x")
+
+
+def judged(effect: float, sd: float, *, blocks: int = 8, admission: Admission = CALIBRATED.admission) -> Verdict:
+    receipts = [one for one in make_receipts(PLAN, {"psiv-on": effect}, sd=sd) if one.ids.block_index < blocks]
+    circumstances = CALIBRATED.model_copy(update={"family": ASKED, "admission": admission})
+    return judge(PLAN, SPEC, receipts, circumstances)
+
+
+@settings(max_examples=40, deadline=None)
+@given(effect=st.floats(0.5, 2.0), sd=st.floats(0.0005, 0.2), blocks=st.integers(4, 8), known=st.booleans())
+def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is_outside(
+    *, effect: float, sd: float, blocks: int, known: bool
+) -> None:
+    verdict = judged(effect, sd, blocks=blocks, admission=CALIBRATED.admission if known else UNKNOWN)
+    lines = outlook(verdict, verdict.variants)
+    undecided = [one for one in verdict.variants if one.verdict is VerdictWord.INCONCLUSIVE]
+    for variant, line in zip(undecided, lines, strict=False):
+        primary = variant.primary
+        assert primary is not None
+        outside = primary.ci_low_pct > 0 or primary.ci_high_pct < 0
+        assert line.startswith(f"{variant.arm}: throughput {'is probably' if outside else 'may be higher or lower'}")
+        if outside:
+            found = re.search(r"probably ([\d.,]+)\W%\s(higher|lower)\W+([\d.,]+) to ([\d.,]+)", line)
+            assert found is not None, line
+            size, low, high = (float(found[place].replace(",", "")) for place in (1, 3, 4))
+            ends = sorted(map(abs, (primary.ci_low_pct, primary.ci_high_pct)))
+            assert (size, low, high) == tuple(round(one, 2) for one in (abs(primary.delta_pct), *ends))
+            assert found[2] == ("higher" if primary.delta_pct > 0 else "lower")
+        if blocks < 8:
+            assert f"not publishable: {blocks} of 8 planned blocks counted" in line
+    last = [line for line in lines if line.startswith("Continue: ")]
+    assert last == (["Continue: ablate run --continue factory"] if to_continue(verdict.variants) else [])
+    assert len(lines) == len(undecided) + len(last)
+
+
+def test_a_verdict_without_a_service_or_without_doubt_names_no_command() -> None:
+    sure = judged(1.2, 0.001)
+    assert [one for one in outlook(sure, sure.variants[:1]) if "psiv-on" in one or "Continue" in one] == []
+    open_one = judged(1.2, 0.01, admission=UNKNOWN)
+    (line, *_rest, last) = outlook(open_one, open_one.variants[:1])
+    assert "not publishable: there are no A/A blocks for cpu x." in line
+    assert last == "Continue: ablate run --continue factory"
+    offline = open_one.model_copy(update={"circumstances": CALIBRATED})
+    assert not any("Continue" in one for one in outlook(offline, offline.variants[:1]))
+
+
+def test_an_ablation_that_load_spoiled_whole_says_how_to_continue() -> None:
+    hit = AttemptRecord(
+        block_index=0, number=1, failure_class=FailureClass.DISTURBED, arm="psiv-on", message="x", node="n"
+    )
+    circumstances = CALIBRATED.model_copy(update={"family": ASKED, "attempts": (hit,)})
+    verdict = judge(PLAN, SPEC, [], circumstances)
+    assert {one.cause for one in verdict.variants} == {Cause.MISSING}
+    assert outlook(verdict, verdict.variants) == ("Continue: ablate run --continue factory",)

@@ -1,0 +1,70 @@
+"""`ablate run --continue`: which variants and blocks the new spec has, and that no asking is spent unasked."""
+
+import io
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.analysis.verdicts import Cause, VariantVerdict
+from experiments.design.load import parse_spec, spec_yaml
+from experiments.design.power import alpha_of
+from experiments.errors import SpecError
+from experiments.outcomes import Decision, VerdictWord
+from service.cli.continuing import accept_price, price, with_open_variants
+from service.schemas.submissions import AskingPublic
+from tests.factories import spec_values
+from tests.unit.service.test_cli_show import plan_of
+
+
+def variant(arm: str, cause: Cause, needed: int | None = None) -> VariantVerdict:
+    word = VerdictWord.INCONCLUSIVE
+    numbers: dict[str, Any] = {"primary": None, "gates_live": "", "blocks_needed": needed}
+    return VariantVerdict(
+        arm=arm, verdict=word, measured=word, cause=cause, reason="", decision=Decision.INCONCLUSIVE, **numbers
+    )
+
+
+@given(
+    st.sets(st.sampled_from(["psiv-on", "chunk-32"]), min_size=1),
+    st.sampled_from([{"count": 6}, {"count": 20}, {"looks": [6, 12]}]),
+    st.none() | st.integers(6, 400),
+)
+def test_a_continued_spec_has_the_open_variants_and_blocks_enough(
+    arms: set[str], blocks: dict[str, Any], needed: int | None
+) -> None:
+    cause = Cause.MISSING if needed is None else Cause.NOT_PROVED
+    values = spec_values(design__blocks=blocks)
+    made = with_open_variants(values, [variant(arm, cause, needed) for arm in sorted(arms)])
+    spec = parse_spec(spec_yaml(made), "application/yaml")
+    assert set(spec.variants) == arms
+    planned = blocks.get("count") or blocks["looks"][-1]
+    assert spec.design.blocks.number == max(planned, needed or 0)
+    assert spec_values(design__blocks=blocks) == values, "the given values stay as they are"
+    assert {**made, "variants": None, "design": None} == {**values, "variants": None, "design": None}
+
+
+def asking(number: int) -> AskingPublic:
+    levels = {"level_pct": 100 * alpha_of(number), "next_level_pct": 100 * alpha_of(number + 1)}
+    earlier = [f"ask-{one}" for one in range(1, number)]
+    return AskingPublic(number=number, earlier=earlier, mde_pct_per_sd_pct=2.0, next_mde_factor=1.5, **levels)
+
+
+def test_an_asking_is_spent_only_when_somebody_accepts_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    accept_price(plan_of(6, asking=asking(1)), accepted=False)
+    accept_price(plan_of(6), accepted=False)
+    again = plan_of(6, asking=asking(3), expected_device_minutes=2.5)
+    with pytest.raises(SpecError) as caught:
+        accept_price(again, accepted=False)
+    (problem,) = caught.value.problems
+    assert (problem.pointer, problem.hint) == ("--continue", "to spend it: add --yes")
+    accept_price(again, accepted=True)
+    said = "\n".join(price(again)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "6 new blocks" in said
+    assert "about 2.5 device minutes" in said
+    assert "spends asking 3 of this question, tested at 0.167 %; the next one is tested at 0.0833 %" in said
+    free = "\n".join(price(plan_of(6, asking=asking(1)))).replace("\N{NO-BREAK SPACE}", " ")
+    assert "costs no further asking: the first one, tested at 4 %, is not spent yet" in free
