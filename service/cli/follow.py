@@ -110,6 +110,9 @@ def follow(client: Client, ablation_id: str, console: Console) -> AblationPublic
         with Live(view, console=console, refresh_per_second=4):
             for _ in _updates(client, followed):
                 view.update(followed)
+                for line in followed.discarded:
+                    console.print(escape(line))
+                followed.discarded.clear()
     else:
         _follow_in_lines(client, followed, console)
     return followed.ablation
@@ -146,6 +149,8 @@ class FollowedAblation:
     """Ids of the nodes that run blocks, or ran them last, by block id."""
     lines: list[str] = field(default_factory=list)
     """Changes of state since the last update, for output in lines."""
+    discarded: list[str] = field(default_factory=list)
+    """Those of them that are attempts without a result, with the reason."""
 
     @classmethod
     def of(
@@ -178,6 +183,8 @@ class FollowedAblation:
             self.current, self.steps = None, ""
         name = self.names.get(block, self.ablation.name)
         self.lines.append(history_line(event, f"{name}{self._on_node(block)}"))
+        if event.came_from == BlockState.RUNNING and event.went_to in (BlockState.QUEUED, BlockState.FAILED):
+            self.discarded.append(self.lines[-1])
 
     def _ends_current(self, event: Event) -> bool:
         """Return whether the running trial's block stops: it is over, or back in the queue."""

@@ -45,6 +45,19 @@ def test_followed_ablation_names_the_node_and_the_time_left() -> None:
     assert followed.lines[-1] == "10:11:12  block 1/6 on gpu-7: done", "who reported it is not where it ran"
 
 
+@pytest.mark.parametrize(
+    ("came_from", "went_to", "shown"),
+    [("running", "queued", True), ("running", "failed", True), ("running", "done", False), ("held", "queued", False)],
+)
+def test_an_attempt_without_a_result_is_shown_with_its_reason(came_from: str, went_to: str, *, shown: bool) -> None:
+    followed = _followed()
+    followed.apply(
+        _event("block.state", "blk_1", **{"from": came_from}, to=went_to, reason="disturbed: others took 70%")
+    )
+    line = f"10:11:12  block 1/6: {went_to} (disturbed: others took 70%)"
+    assert followed.discarded == ([line] if shown else [])
+
+
 @pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
 def test_a_block_that_runs_no_more_has_no_steps(state: str) -> None:
     followed = FollowedAblation.of(
