@@ -121,15 +121,13 @@ _FROM_OUTSIDE = {
 def was_spoiled(verdict: Verdict) -> bool:
     """Return whether others' load left too few blocks for any verdict, so that its questions were not asked.
 
-    Whether such an ablation has a verdict does not depend on its measurements, so the next one keeps the level.
+    The load may have used up the device minutes too. Whether such an ablation has a verdict does not depend on its
+    measurements, so the next one keeps the level. A look that might have given a verdict has spent its share.
     """
     ended_by = {one.failure_class for one in verdict.circumstances.attempts}
     from_outside = FailureClass.DISTURBED in ended_by and ended_by <= _FROM_OUTSIDE
-    return (
-        from_outside
-        and verdict.blocks_counted < MIN_BLOCKS
-        and all(one.cause is Cause.MISSING for one in verdict.variants)
-    )
+    looked = len(verdict.rule["looks"]) > 1 and verdict.blocks_counted >= MIN_BLOCKS
+    return from_outside and not looked and all(one.cause is Cause.MISSING for one in verdict.variants)
 
 
 def _public(row: Row[Any], shared: list[str]) -> EarlierAblation:
