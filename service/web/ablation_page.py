@@ -113,7 +113,7 @@ def ablation_page(connection: Connection, settings: ServiceSettings, ablation_id
         gates=_gates_asked(connection, ablation_id, arms),
         answer=_answer_of(connection, ablation_id),
         report=_report_of(connection, ablation_id),
-        traced=tuple(row.arm for row in results.traced_trials(connection, ablation_id)),
+        traced=_traced(connection, ablation_id, arms),
         session=session_of(connection, ablation_id),
         mlflow_problem=outbox.failing(connection, PROJECTIONS, key=ablation_id).error,
     )
@@ -215,6 +215,12 @@ def changed_gates(arms: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, 
         for arm in arms
         if arm["role"] == VARIANT
     }
+
+
+def _traced(connection: Connection, ablation_id: str, arms: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the arms with a profiled step over time, in the order of the plan."""
+    traced = {row.arm for row in results.traced_trials(connection, ablation_id)}
+    return tuple(arm["name"] for arm in arms if arm["name"] in traced)
 
 
 def trace_of(connection: Connection, ablation_id: str, arm: str) -> str:
