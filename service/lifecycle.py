@@ -48,6 +48,8 @@ class OutboxKind(StrEnum):
     """Show a waiting or running ablation in MLflow."""
     HOOK = "hook"
     """Call the webhook, because an ablation ended."""
+    NOTIFY = "notify"
+    """Send one notice to the owner of an ablation that ended."""
 
 
 PROJECTIONS = (OutboxKind.PROJECT, OutboxKind.ANNOUNCE)

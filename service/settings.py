@@ -98,6 +98,12 @@ class ServiceSettings(BaseSettings):
     """Address that gets a webhook at the end of each ablation; empty for none."""
     webhook_secret: Secret | None = None
     """Secret that signs webhooks: whsec_ and base64 of at least 24 random bytes."""
+    notify_hosts: str = ""
+    """Hosts to which owners may have messages sent, separated by commas, such as hooks.slack.com; empty for none."""
+    smtp_url: Secret | None = None
+    """Mail server for messages to owners: smtps://USER:PASSWORD@HOST or smtp://... with STARTTLS; unset for none."""
+    email_from: str = "ablate@localhost"
+    """Sender of e-mails."""
     sentinel_days: float = Field(default=7.0, ge=0)
     """Calibrations get new A/A blocks when their last one is older than this many days; 0 for never."""
     rate_limit_per_s: float = Field(default=2000.0, gt=0)
@@ -125,6 +131,11 @@ class ServiceSettings(BaseSettings):
     def sqlalchemy_url(self) -> str:
         """The database URL with the default filled in."""
         return self.database_url or f"sqlite:///{self.home / 'ablate.db'}"
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """The hosts of `notify_hosts`."""
+        return tuple(host for part in self.notify_hosts.split(",") if (host := part.strip().lower()))
 
     @property
     def celery_url(self) -> str:
@@ -247,4 +258,8 @@ _UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 
 WEBHOOK_KEY = "ABLATE_WEBHOOK_SECRET"
 """Variable of `webhook_secret`, which only the background process uses."""
-_NOT_INHERITED = frozenset({"ABLATE_URL", "ABLATE_TOKEN", "ABLATE_ADMIN_TOKEN", "ABLATE_WORKER_TOKEN", WEBHOOK_KEY})
+SMTP_URL = "ABLATE_SMTP_URL"
+"""Variable of `smtp_url`, which has a password."""
+_NOT_INHERITED = frozenset(
+    {"ABLATE_URL", "ABLATE_TOKEN", "ABLATE_ADMIN_TOKEN", "ABLATE_WORKER_TOKEN", WEBHOOK_KEY, SMTP_URL}
+)

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from experiments.reporting.mlflow.sink import Sink
 from experiments.runtime.logs import configure_logging
 from service.background.leader import ROUND_S, TICK_S, Leader, LeaderStore, duty
+from service.background.notifications import Notifier, mailer_of
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.projector import Projector
 from service.background.reconciler import Reconciler
@@ -78,7 +79,10 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
     )
     sink = Sink(tracking_uri=settings.mlflow_url, experiment=settings.mlflow_experiment)
     projector = Projector(led, sink, check=leader.check, anyone=store)
-    handlers = OutboxHandlers(led, webhook_of(settings))
+    notifier = Notifier(
+        store=led, hosts=settings.allowed_hosts, mailer=mailer_of(settings), links_base=settings.public_url
+    )
+    handlers = OutboxHandlers(led, webhook_of(settings), notifier)
 
     def judge() -> bool:
         done = [handlers.run_due(kind) for kind in (OutboxKind.LOOK, OutboxKind.JUDGE, OutboxKind.REPORT)]
@@ -89,6 +93,7 @@ def duties(settings: ServiceSettings, leader: Leader, store: Store, *, stop: thr
         "wakes": WakeResender(led, settings.celery_url).run_due,
         "judge": judge,
         "webhooks": lambda: handlers.run_due(OutboxKind.HOOK),
+        "notifications": lambda: handlers.run_due(OutboxKind.NOTIFY),
         "retention": retention(led, settings),
         "projector": projector.run_due,
     }

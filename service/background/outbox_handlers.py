@@ -20,6 +20,7 @@ from experiments.records.circumstances import Circumstances
 from experiments.records.receipts import Receipt
 from experiments.reporting.pages.report import render
 from experiments.reporting.view import AblationView
+from service.background.notifications import Notifier
 from service.background.webhooks import Webhook, content_of
 from service.errors import LeaseLost
 from service.lifecycle import OutboxKind
@@ -27,6 +28,7 @@ from service.store import outbox
 from service.store.ablations import results
 from service.store.ablations.ablations import get_whole
 from service.store.ablations.circumstances import circumstances_of
+from service.store.access import notifications
 from service.store.blocks import looks
 from service.store.nodes import calibrations
 from service.store.session import Store
@@ -93,14 +95,16 @@ class OutboxTaker:
 class OutboxHandlers(OutboxTaker):
     """Handles looks, verdicts, reports and webhooks."""
 
-    def __init__(self, store: Store, webhook: Webhook | None = None) -> None:
+    def __init__(self, store: Store, webhook: Webhook | None = None, notifier: Notifier | None = None) -> None:
         super().__init__(store)
+        self._notifier = notifier
         self._webhook = webhook
         self._handlers: dict[OutboxKind, Callable[[str], None]] = {
             OutboxKind.LOOK: self._look,
             OutboxKind.JUDGE: self._judge,
             OutboxKind.REPORT: self._report,
             OutboxKind.HOOK: self._hook,
+            OutboxKind.NOTIFY: self._notify,
         }
 
     def run_due(self, kind: OutboxKind) -> bool:
@@ -155,6 +159,7 @@ class OutboxHandlers(OutboxTaker):
         html = render(view)
         with self.store.write() as connection:
             results.store_report(connection, ablation_id, html)
+            notifications.ask(connection, ablation_id)
             if self._webhook is not None:
                 outbox.add(connection, OutboxKind.HOOK, ablation_id)
 
@@ -168,6 +173,11 @@ class OutboxHandlers(OutboxTaker):
         self._webhook.send(
             f"msg_{row.id}", content_of(row.id, row.name, row.state, verdict, base=self._webhook.links_base)
         )
+
+    def _notify(self, notice_id: str) -> None:
+        """Send a notice; without a notifier do nothing."""
+        if self._notifier is not None:
+            self._notifier.send(notice_id)
 
 
 def _spec_of(connection: Connection, ablation_id: str) -> AblationSpec:

@@ -94,9 +94,11 @@ class Reconciler:
     def _clean(self) -> None:
         with self._store.write() as connection:
             submissions.forget_idempotency(connection, age_s=KEY_AGE_S)
-            given_up = outbox.drop_older(connection, OutboxKind.HOOK, age_s=HOOK_AGE_S)
+            given_up = sum(
+                outbox.drop_older(connection, kind, age_s=HOOK_AGE_S) for kind in (OutboxKind.HOOK, OutboxKind.NOTIFY)
+            )
         if given_up:
-            log.warning("%d webhooks were given up: their receiver accepted none for a day", given_up)
+            log.warning("%d webhooks and notices were given up: their receivers accepted none for a day", given_up)
 
     def expire_leases(self) -> int:
         """Requeue each block whose lease ran out, in a transaction of its own; return how many."""

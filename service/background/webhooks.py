@@ -42,16 +42,24 @@ class Webhook:
     def send(self, message_id: str, content: dict[str, Any]) -> None:
         """Send `content` once. Raises WebhookRefused unless the receiver answers 2xx."""
         body = json.dumps(content, ensure_ascii=False).encode()
-        headers = {"Content-Type": "application/json", **signed_headers(self.key, message_id, int(time.time()), body)}
-        address = host_of(self.url)  # the path of a webhook is often a secret
-        try:
-            refusal = asyncio.run(_post(self.url, body, headers))
-        except TimeoutError as error:
-            raise WebhookRefused(f"{address}: no whole answer within {_TIMEOUT_S:g} s") from error
-        except httpx.HTTPError as error:
-            raise WebhookRefused(f"{address}: {reason(error, self.url)}") from error
-        if refusal is not None:
-            raise WebhookRefused(f"{address} {refusal}")
+        _send(self.url, body, signed_headers(self.key, message_id, int(time.time()), body))
+
+
+def post_json(url: str, content: dict[str, Any]) -> None:
+    """Send `content` once, without a signature. Raises WebhookRefused unless the receiver answers 2xx."""
+    _send(url, json.dumps(content, ensure_ascii=False).encode(), {})
+
+
+def _send(url: str, body: bytes, headers: dict[str, str]) -> None:
+    address = host_of(url)  # the path of a webhook is often a secret
+    try:
+        refusal = asyncio.run(_post(url, body, {"Content-Type": "application/json", **headers}))
+    except TimeoutError as error:
+        raise WebhookRefused(f"{address}: no whole answer within {_TIMEOUT_S:g} s") from error
+    except httpx.HTTPError as error:
+        raise WebhookRefused(f"{address}: {reason(error, url)}") from error
+    if refusal is not None:
+        raise WebhookRefused(f"{address} {refusal}")
 
 
 async def _post(url: str, body: bytes, headers: dict[str, str]) -> str | None:

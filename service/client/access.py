@@ -1,7 +1,10 @@
 """The parts of the Python client about nodes, keys and tokens."""
 
+from collections.abc import Sequence
+
 from service.client.connection import Connection, named, parsed
 from service.schemas.nodes import KeyList, NodeList, NodePublic
+from service.schemas.notifications import NotificationList, NotificationMade, NotificationPublic
 from service.schemas.tokens import Identity, SignInLink, TokenList, TokenPublic, TokenSecret
 
 
@@ -49,6 +52,25 @@ class NodeKeys:
     def revoke(self, name: str, *, reason: str) -> None:
         """End every key of a node."""
         self._connection.call("POST", named("/v1/nodes/{name}:revoke-key", name), json={"reason": reason})
+
+
+class Notifications:
+    """Calls about messages at the end of this token's ablations."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def add(self, kind: str, target: str) -> NotificationMade:
+        """Send a message to `target` at the end of each later ablation; kinds: webhook, slack, email."""
+        return self._connection.post_once("/v1/notifications", NotificationMade, {"kind": kind, "target": target})
+
+    def list(self) -> Sequence[NotificationPublic]:
+        """Return the notifications of this token, newest first; operators get all."""
+        return self._connection.get("/v1/notifications", NotificationList).items
+
+    def remove(self, notification_id: str) -> Sequence[NotificationPublic]:
+        """Send no more messages there; return the other notifications."""
+        return self._connection.post(f"/v1/notifications/{notification_id}:remove", NotificationList).items
 
 
 class Keys:

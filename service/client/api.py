@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from experiments.design.listings import GatePublic, RecipePublic
     from experiments.runtime.http_clients import HomeStack
     from service.client.ablations import Ablations, StillRunning, Trials
-    from service.client.access import Keys, NodeKeys, NodeStates, Tokens
+    from service.client.access import Keys, NodeKeys, NodeStates, Notifications, Tokens
     from service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable
     from service.client.sessions import Sessions
     from service.schemas.nodes import CalibrationList, NodePublic
@@ -92,6 +92,13 @@ class Client:
         from service.client.access import Keys
 
         return Keys(self._connection)
+
+    @cached_property
+    def notifications(self) -> "Notifications":
+        """Calls about messages at the end of this token's ablations."""
+        from service.client.access import Notifications
+
+        return Notifications(self._connection)
 
     @cached_property
     def tokens(self) -> "Tokens":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from experiments.runtime.processes import number_space, send, start_of, wait_until
 from service.errors import StackBusy, StackError
-from service.settings import WEBHOOK_KEY, child_environment
+from service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
 from service.stack import part_processes
 from service.stack.layout import Report, StackFiles, rename_damaged
 from service.stack.parts import NO_WORKER, WORKER, check_installed
@@ -129,7 +129,7 @@ def _spawn(files: StackFiles, report: Report, *, with_worker: bool) -> None:
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env=child_environment({"ABLATE_HOME": str(files.home)}, knows=[WEBHOOK_KEY]),
+            env=child_environment({"ABLATE_HOME": str(files.home)}, knows=[WEBHOOK_KEY, SMTP_URL]),
         )
     try:
         _follow(daemon, files, report)

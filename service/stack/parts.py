@@ -14,7 +14,7 @@ import psutil
 
 from experiments.runtime.http_clients import http_client
 from service.errors import StackError
-from service.settings import WEBHOOK_KEY
+from service.settings import SMTP_URL, WEBHOOK_KEY
 from service.stack import broker
 from service.stack.layout import StackFiles
 
@@ -182,7 +182,7 @@ def all_parts(
             lambda: _is_on_duty(addresses.api_url),
             depends=True,
             is_silent=lambda: _is_off_duty(addresses.api_url),
-            secrets=(WEBHOOK_KEY,),
+            secrets=(WEBHOOK_KEY, SMTP_URL),
         ),
         *((worker,) if with_worker else ()),
     )

@@ -134,6 +134,27 @@ share_links = Table(
     Column("uses", Integer, nullable=False, default=0),
 )
 
+notifications = Table(
+    "notifications",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("token_id", String(30), ForeignKey("tokens.id"), nullable=False, index=True),
+    Column("kind", String(16), nullable=False),
+    Column("target", Text, nullable=False),
+    Column("secret", String(64)),  # signs the messages of a webhook
+    Column("created_at", Double, nullable=False),
+)
+
+notices = Table(
+    "notices",
+    metadata,
+    Column("id", String(30), primary_key=True),
+    Column("notification_id", String(30), nullable=False),  # also of notifications that were removed
+    Column("ablation_id", String(30), ForeignKey("ablations.id"), nullable=False),
+    Column("sent_at", Double),
+    UniqueConstraint("notification_id", "ablation_id"),
+)
+
 nodes = Table(
     "nodes",
     metadata,
