@@ -32,6 +32,7 @@ from experiments.analysis.requirements import judge_requirement, result_of
 from experiments.analysis.sample_checks import noise_differs, noisier, spreads_differ, stalls_differ
 from experiments.analysis.statistics import count_flip_p, dependence_of
 from experiments.analysis.verdicts import (
+    NOT_OBSERVED,
     Cause,
     Comparison,
     Costs,
@@ -520,7 +521,7 @@ def _gates_live(receipts: Sequence[Receipt]) -> str:
     idle = ", ".join(sorted({name for name, is_live in live if not is_live}))
     cut = len(receipts) - len(whole)
     short = [f"{cut} {'trial' if cut == 1 else 'trials'} stopped early and not counted"] if cut else []
-    apart = [f"not observed here: {', '.join(unseen)}"] if unseen and live else []
+    apart = [f"{NOT_OBSERVED}: {', '.join(unseen)}"] if unseen and live else []
     counts = [f"{sum(is_live for _, is_live in live)}/{len(live)}"] if live else []
     return ", ".join([*counts, *([f"not live: {idle}"] if idle else []), *short, *apart]) or "none was seen"
 

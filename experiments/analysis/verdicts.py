@@ -223,6 +223,10 @@ def _shown(multiple: float) -> str:
     return f"{multiple:,.4g}" if multiple < 1 else f"{multiple:,.2f}".rstrip("0").rstrip(".")
 
 
+NOT_OBSERVED = "not observed here"
+"""Before the names of the gates that no fact shows, in `gates_live`."""
+
+
 class VariantVerdict(Frozen):
     """The answer on one variant, with the numbers and the rule behind it."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from experiments.analysis.answer import gain_pct
-from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
+from experiments.analysis.verdicts import NOT_OBSERVED, Cause, VariantVerdict, Verdict
 from experiments.design.metrics import METRICS, TARGET_METRICS, WINDOW_METRICS
 from experiments.outcomes import Decision, VerdictWord
 from experiments.reporting import sentences, verdict_cells, wording
@@ -258,13 +258,17 @@ def _statistics_table(variants: Sequence[VariantLayout]) -> Table:
     return Table(
         title="Statistics",
         columns=(*texts("variant"), *numbers(*verdict_cells.STATISTICS, "gates live")),
-        rows=tuple(row(v.arm, *v.statistics, v.gates_live) for v in variants if v.statistics),
+        rows=tuple(row(v.arm, *v.statistics, _counted_gates(v)) for v in variants if v.statistics),
         note="Median: over the blocks. By median step: the effect by the median step of each window, which stalls do "
         "not move. Slow steps: outliers of the variant against those of the baseline; all are counted. Place: the "
         "effect of one position later in the block. p, flip: exact sign-flip test, for information. p, differs: "
         "paired t test. p, same: two one-sided tests. Both decide, corrected over the variants (Holm). "
         f"sd: standard deviation of {ratio} between blocks.",
     )
+
+
+def _counted_gates(variant: VariantLayout) -> str:
+    return variant.gates_live.text.partition(f", {NOT_OBSERVED}")[0]
 
 
 def _requirements_table(variants: Sequence[VariantLayout]) -> Table:

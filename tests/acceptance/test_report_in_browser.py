@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 Open = Callable[..., Page]
 
 VIEWS: dict[str, Callable[[], AblationView]] = {
-    "h200": lambda: views.view(val_every=5),
+    "h200": lambda: views.traced(views.view(val_every=5)),
     "cpu": views.cpu_view,
     "exact": lambda: views.view(primary="peak_allocated_gib", calibrated=False),
     "running": lambda: views.unfinished(AblationState.RUNNING, done_blocks=2),
@@ -94,7 +94,7 @@ def test_twelve_variants_are_all_seen_beside_each_other(open_report: Open) -> No
 
 
 def test_the_answer_and_every_picture_are_there(open_report: Open) -> None:
-    page = open_report(views.view(val_every=5))
+    page = open_report(views.traced(views.view(val_every=5)))
     assert page.title() == "psiv-cache \N{EN DASH} ablation report"
     assert (
         page.locator("h1").inner_text() == "Does caching PsiV raise step throughput without costing headroom or loss?"
