@@ -7,6 +7,8 @@ from typing import Any
 
 from sqlalchemy import update
 
+from experiments.catalog.files import read_catalog_file
+from experiments.design.load import load_values
 from experiments.outcomes import Outcome
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
@@ -71,6 +73,18 @@ def fill(api: Api) -> WebWorld:
     waiting = api.submit(ablation="compiled")["id"]
     elsewhere = api.submit(**ELSEWHERE)["id"]
     return WebWorld(judged=judged, failing=failing, running=running, waiting=waiting, elsewhere=elsewhere, block=block)
+
+
+def decide(api: Api) -> str:
+    """Let the catalog's `demo` end with its three decisions; return its id."""
+    demo = load_values(read_catalog_file("demo"), "application/yaml")
+    made, node = api.submit(**demo)["id"], api.register("demo-node")
+    peaks = {"baseline": 87_660_000, "chunk-16": 71_510_000, "chunked-loss": 87_660_000, "psiv-on": 89_760_000}
+    changed = {arm: {"peak_bytes": 2 * peak} for arm, peak in peaks.items()}
+    while block := api.claim(node):
+        report(api, block, node, changed=changed, **demo)
+    settle(api)
+    return str(made)
 
 
 def speeds(block_index: int) -> dict[str, dict[str, Any]]:

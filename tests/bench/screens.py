@@ -70,6 +70,14 @@ def pages_of_service(browser: Browser, api: Api, world: WebWorld) -> None:
         print(save(page, name).relative_to(ROOT))  # noqa: T201
 
 
+def page_of_decisions(browser: Browser, api: Api) -> None:
+    """Take the page of an answer with a decision for every variant."""
+    decided = web_world.decide(api)
+    page = signed_in(browser, api)
+    page.goto(f"{api.client.base_url}/a/{decided}", wait_until="load")
+    print(save(page, "ablation-decided").relative_to(ROOT))  # noqa: T201
+
+
 def main() -> int:
     """Take every picture."""
     os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance
@@ -78,6 +86,7 @@ def main() -> int:
         world = web_world.fill(api)
         with browsers.chromium() as browser:
             pages_of_service(browser, api, world)
+            page_of_decisions(browser, api)
             (in_mlflow := Path(folder) / "mlflow").mkdir()
             pages_of_mlflow(browser, in_mlflow, save)
     return 0
