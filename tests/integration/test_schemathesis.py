@@ -42,11 +42,12 @@ REFUSED_BY_MEANING = frozenset(
         "POST /v1/attempts/{attempt_id}:heartbeat",
         "POST /v1/attempts/{attempt_id}:report",
         "POST /v1/nodes",
+        "POST /v1/notifications",
         "PUT /v1/nodes/{name}",
         "GET /v1/history/{recipe}",
     }
 )
-"""What is asked of these is more than a schema can say: gates, digests and signatures, names that exist."""
+"""What is asked of these is more than a schema can say: gates, digests, signatures, hosts, names that exist."""
 
 
 api = api_fixture(served_api, scope="module", rate_limit_per_s=1e6, rate_limit_burst=10**6)
@@ -62,12 +63,15 @@ def _real_ids(api: Api) -> dict[str, list[str]]:
     assert block is not None
     api.cancel(over["id"])
     api.attempt(block, "release", failure_class="cancelled", message="over")
+    link = api.client.post(f"/v1/ablations/{over['id']}:share", headers=api.admin, json={})
     held = api.claim(node)
     assert held is not None
     return {
         "ablation_id": [over["id"], waiting["id"]],
         "trial_id": [block["trials"][0]["trial_id"], held["trials"][0]["trial_id"]],
         "attempt_id": [block["attempt_id"], held["attempt_id"]],
+        "share_id": [link.json()["link"]["id"]],
+        "notification_id": [f"ntf_{'0' * 26}"],
         "name": [SPARE],
         "key": [SIGNER.key],
         "digest": [f"sha256:{'0' * 64}"],
