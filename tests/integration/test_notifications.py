@@ -145,7 +145,9 @@ def test_what_is_not_taken_is_tried_again_and_a_removed_place_gets_nothing(api: 
     with mail_server(refuses=True) as mail:
         placed(api, "admin", "email", "gone@b.example")
         placed(api, "admin", "slack", "http://elsewhere.example/x")
-        ended(api, api.admin)
+        made = api.submit()["id"]
+        with api.store.write() as connection:
+            notifications.ask(connection, made)
         assert send_all(api, notifier(api, port=mail.server_address[1])) == 3
     problems = {one["kind"] + one["target"]: one["problem"] for one in api.get("/v1/notifications").json()["items"]}
     assert "answered 500" in problems["slack127.0.0.1"]

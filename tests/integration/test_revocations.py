@@ -1,5 +1,6 @@
 """A restore does not bring revoked keys back to life if asked so, on both databases; and says so if not."""
 
+import io
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -116,6 +117,9 @@ def test_saved_revocations_are_applied_to_a_database_from_before(
     change(api)
     monkeypatch.setattr(revocations, "get_settings", lambda: settings_for(api.store.url, tmp_path))
     assert revocations.main(["save", str(file)]) == 0
+    capsys.readouterr()
+    assert revocations.main(["save", "-"]) == 0
+    assert capsys.readouterr().out == file.read_text()
     assert not any(own["Authorization"].removeprefix("Bearer ") in file.read_text() for own in headers.values())
     with api.store.write() as connection:
         for table in (share_links, token_secrets, node_keys):
@@ -133,7 +137,8 @@ def test_saved_revocations_are_applied_to_a_database_from_before(
     assert without_ids(line.removeprefix("ended again: ") for line in shown) == REVIVED
     post(api, "/v1/tokens/kept:end-old")
     assert valid(api, headers) == {"kept"}
-    assert revocations.main(["apply", str(file)]) == 0
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert revocations.main(["apply", "-"]) == 0
     assert capsys.readouterr().out == "nothing had ended since the backup\n"
 
 

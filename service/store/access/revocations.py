@@ -1,7 +1,7 @@
 """Revocations across a restore: a backup knows nothing of the keys that ended after it was made.
 
 `python -m service.store.access.revocations save FILE` writes what has ended and what counts, before the restore.
-`apply FILE` ends in the restored database what had ended. `ablate restore` does both itself.
+`apply FILE` ends in the restored database what had ended. `-` is the standard stream. `ablate restore` does both.
 """
 
 import sys
@@ -18,6 +18,9 @@ from service.errors import ConfigurationError
 from service.settings import get_settings
 from service.store.session import Store
 from service.store.tables import node_keys, share_links, token_secrets, tokens
+
+_STANDARD = Path("-")
+"""The file that means standard output, and standard input."""
 
 
 class _Gone(Frozen):
@@ -139,12 +142,16 @@ def main(arguments: list[str]) -> int:
 def _save(store: Store, file: Path) -> list[str]:
     with store.read() as connection:
         found = read(connection)
-    write_whole(file, found.model_dump_json(indent=1) + "\n", mode=0o600)
+    text = found.model_dump_json(indent=1) + "\n"
+    if file == _STANDARD:
+        return [text.rstrip("\n")]
+    write_whole(file, text, mode=0o600)
     return [f"{file}: {len(found.tokens)} tokens, {len(found.keys)} signing keys"]
 
 
 def _apply(store: Store, file: Path) -> list[str]:
-    before = Revocations.model_validate_json(file.read_bytes())
+    content = sys.stdin.buffer.read() if file == _STANDARD else file.read_bytes()
+    before = Revocations.model_validate_json(content)
     with store.write() as connection:
         ended = revived(connection, before, end=True)
     return [f"ended again: {line}" for line in ended] or ["nothing had ended since the backup"]
