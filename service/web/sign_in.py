@@ -87,8 +87,12 @@ async def show_shared(services: ServicesDep, key: str = "") -> Response:
 
 
 def _use_share(store: Store, secret: str) -> Row[Any] | None:
-    with store.write() as connection:
-        return share_links.use(connection, secret)
+    with store.read() as connection:  # strangers write nothing
+        row = share_links.find(connection, secret)
+    if row is not None:
+        with store.write() as connection:
+            share_links.count_use(connection, row.id)
+    return row
 
 
 @router.post("/sign-out")

@@ -43,13 +43,15 @@ def revoke(connection: Connection, ablation_id: str, link_id: str) -> None:
     connection.execute(update(share_links).where(*mine, share_links.c.revoked_at.is_(None)).values(revoked_at=db_now()))
 
 
-def use(connection: Connection, secret: str) -> Row[Any] | None:
-    """Return the link with this secret and the `report_html` of its ablation, and count the use; None if it ended."""
+def find(connection: Connection, secret: str) -> Row[Any] | None:
+    """Return the link with this secret and the `report_html` and `state` of its ablation; None if it ended."""
     columns = (share_links.c.id, share_links.c.ablation_id, ablations.c.report_html, ablations.c.state)
     query: Select[Any] = select(*columns).join(tokens, tokens.c.id == share_links.c.token_id)
     query = query.join(ablations, ablations.c.id == share_links.c.ablation_id)
-    row = connection.execute(query.where(share_links.c.digest == secret_digest(secret), _VALID)).first()
-    if row is not None:
-        counted = {"uses": share_links.c.uses + 1, "used_at": db_now()}
-        connection.execute(update(share_links).where(share_links.c.id == row.id).values(**counted))
-    return row
+    return connection.execute(query.where(share_links.c.digest == secret_digest(secret), _VALID)).first()
+
+
+def count_use(connection: Connection, link_id: str) -> None:
+    """Count that a link was opened."""
+    counted = {"uses": share_links.c.uses + 1, "used_at": db_now()}
+    connection.execute(update(share_links).where(share_links.c.id == link_id).values(**counted))
