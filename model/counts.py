@@ -3,7 +3,9 @@
 Model FLOPs count the work of the mathematics, not of an implementation:
 
 - A multiply-add is two FLOPs. The backward pass is twice the forward pass. Recomputation does not count.
-- Attention counts the full S x S score matrix, as is customary, although the causal half would suffice.
+- Attention counts the full S x S score matrix, as is customary, although the causal half would suffice. So the rate of
+  a model with attention over packed documents is too high, by a factor of S / (mean document) in the scores;
+  `document_flops` counts the pairs of tokens that attend to each other.
 - The scan counts the least work of any schedule: one state write and one state read per rank, R * 4NP per token and
   head. The chunk-parallel form spends R * [4NP + 2M(N + P)] with M = C * R, which would reward larger chunks with a
   higher rate.
@@ -52,6 +54,18 @@ BLOCK_PARAMETERS: dict[str, Callable[[HybridConfig], int]] = {
 def step_flops(config: TrainConfig) -> int:
     """Return the model FLOPs of one optimiser step, forward and backward over B * S tokens."""
     return BACKWARD_FACTOR * forward_flops_per_token(config.model, config.data.seq_len) * config.tokens_per_step
+
+
+def document_flops(config: TrainConfig, pairs: float) -> float:
+    """Return the FLOPs of one optimiser step whose attention sees `pairs` of tokens: Sum of L (L + 1) / 2.
+
+    L are the lengths of the documents of the batch, or of its rows where documents are joined.
+    """
+    model, tokens = config.model, config.tokens_per_step
+    layers = model.pattern.count("A")
+    scores = layers * 4 * config.data.seq_len * model.d_model * tokens
+    forward = forward_flops_per_token(model, config.data.seq_len) * tokens - scores
+    return BACKWARD_FACTOR * (forward + layers * 4 * model.d_model * pairs)
 
 
 def forward_flops_per_token(model: HybridConfig, seq_len: int) -> int:

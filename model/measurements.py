@@ -231,7 +231,10 @@ class Measurements(BaseModel):
     parameters: int
     """Trainable parameters."""
     flops_per_step: int
-    """Model FLOPs of one step, forward and backward, counted from the configuration."""
+    """Model FLOPs of one step, forward and backward, counted from the configuration with whole rows."""
+    document_flops_per_step: OmitNone[float] = None
+    """The same with causal attention within documents: the mean over the batches of the window. None for commands and
+    packages, where nothing was executed, and in receipts of earlier code."""
     training_began_s: OmitNone[float] = None
     """Start of training by a clock that is never set and that all processes of the machine share; None in receipts of
     earlier code, and where nothing was executed."""

@@ -192,6 +192,14 @@ def start_cold(folder: Path) -> None:
         os.environ[name] = str(folder / name.lower())
 
 
+def compile_in_process() -> None:
+    """Let torch's compiler generate code in this process only. It reads the variable when it is imported.
+
+    Its helper processes start CUDA, which an isolated trial of root does not let them.
+    """
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
 def keep_logs_plain() -> None:
     """Suppress the profiler's own log lines in every trial that is forked later.
 

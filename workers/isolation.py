@@ -63,8 +63,8 @@ class Isolation:
     sockets: bool = False
     """Whether it may connect: to networks, and to Unix sockets of the worker's user."""
     programs: bool = False
-    """Whether it starts programs that may use CUDA, which names its threads in files of /proc. Not for root, who could
-    change settings of the kernel there."""
+    """Whether it starts processes that may use CUDA, which names its threads in files of /proc. Not for root, who could
+    change settings of the kernel there: `compile_in_process` spares a built-in trial of root such processes."""
     temporary: Path | None = None
     """Its folder for temporary files, created on entry; it must be below a writable one."""
 

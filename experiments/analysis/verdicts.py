@@ -313,6 +313,9 @@ class ArmSummary(Frozen):
     step_s: float | None
     model_tflops_per_s: float | None
     mfu: float | None
+    """With the model FLOPs of whole rows."""
+    document_mfu: OmitNone[float] = None
+    """With attention within documents."""
     loss_step1: float | None
     loss_final: float | None
     loss_val: float | None

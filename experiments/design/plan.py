@@ -133,7 +133,7 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
     ]
     if problems:
         raise SpecError(problems)
-    arms = (*resolution.arms, _control(resolution.arms)) if control else resolution.arms
+    arms = with_control(resolution.arms) if control else resolution.arms
     return Plan(
         ablation=spec.ablation,
         spec_digest=spec.digest,
@@ -158,11 +158,11 @@ def unsized(spec: AblationSpec) -> SpecProblem:
     return SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)
 
 
-def _control(arms: Sequence[Arm]) -> Arm:
-    """Return a copy of the baseline under an unused name."""
+def with_control(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return `arms` and a copy of the baseline, the first one, under an unused name."""
     taken = {arm.name for arm in arms}
     name = next(name for name in chain([CONTROL], (f"{CONTROL}-{n}" for n in count(2))) if name not in taken)
-    return arms[0].model_copy(update={"name": name, "role": CONTROL})
+    return (*arms, arms[0].model_copy(update={"name": name, "role": CONTROL}))
 
 
 def _detectable_per_sd(spec: AblationSpec, *, variants: int) -> float | None:

@@ -16,7 +16,7 @@ from experiments.block_numbers import block_name
 from experiments.design.arms import arm_digest
 from experiments.design.comparison.equal_work import resolve_with_steps
 from experiments.design.load import parse_spec
-from experiments.design.plan import Plan, plan_blocks, questions
+from experiments.design.plan import Plan, plan_blocks, questions, with_control
 from experiments.design.problems import listed
 from experiments.design.spec import AblationSpec
 from experiments.design.trainable import trainable
@@ -195,7 +195,8 @@ def differences(file: PlanFile) -> list[str]:
     resolution = resolve_with_steps(spec)
     if resolution.problems:
         return [*changes, *(f"{problem.pointer}: {problem.detail}" for problem in resolution.problems)]
-    ours = {arm.name: arm.digest for arm in resolution.arms}
+    arms = resolution.arms if plan.control is None else with_control(resolution.arms)
+    ours = {arm.name: arm.digest for arm in arms}
     theirs = {arm.name: arm.digest for arm in plan.arms}
     if list(ours) != list(theirs):
         return [*changes, f"the arms are {', '.join(ours)} here, {', '.join(theirs)} in the plan"]

@@ -284,6 +284,7 @@ def _summary_problems(receipt: Receipt) -> Iterator[str]:
             loss_val=summary.loss_val,
             peak_flops=receipt.environment.peak_flops,
             validations=receipt.validations,
+            document_flops_per_step=receipt.document_flops_per_step,
         )
     except ReceiptError as error:
         yield f"summary cannot be recomputed: {error}"

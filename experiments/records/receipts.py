@@ -165,6 +165,9 @@ class Summary(Frozen):
     model_tflops_per_s: float | None
     """From `step_s_mean`; None where nobody counts model FLOPs."""
     mfu: float | None
+    """Share of `peak_flops` with the model FLOPs of whole rows."""
+    document_mfu: OmitNone[float] = None
+    """The same with attention within documents; None where nobody counted them."""
     outlier_steps: int
     """Timed steps above median + 5 * max(1.4826 * MAD, 0.2 % of the median); counted, not dropped."""
     loss_step1: float | None
@@ -239,6 +242,7 @@ def summarise(
     loss_val: float | None,
     peak_flops: float | None,
     validations: Sequence[Validation] | None = None,
+    document_flops_per_step: float | None = None,
 ) -> Summary:
     """Derive the summary from raw steps: the untrimmed total of the timed window and the median.
 
@@ -262,6 +266,9 @@ def summarise(
         tokens_per_s_median=tokens / len(timed) / median,
         model_tflops_per_s=rate / 1e12 if flops_per_step else None,
         mfu=None if peak_flops is None else rate / peak_flops,
+        document_mfu=None
+        if peak_flops is None or document_flops_per_step is None
+        else document_flops_per_step / mean / peak_flops,
         outlier_steps=_count_outliers([step.seconds for step in timed]),
         loss_step1=first.loss,
         loss_final=_mean_loss(last),

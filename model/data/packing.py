@@ -77,6 +77,14 @@ class PackedRows:
         )
 
 
+def visible_pairs(segment_ids_BS: NDArray[np.int64]) -> int:
+    """Return the pairs of tokens of which one attends to the other or itself: causal, within documents."""
+    starts_BS = np.ones(segment_ids_BS.shape, dtype=bool)
+    starts_BS[:, 1:] = segment_ids_BS[:, 1:] != segment_ids_BS[:, :-1]
+    lengths = np.diff(np.append(np.flatnonzero(starts_BS), starts_BS.size))
+    return int((lengths * (lengths + 1) // 2).sum())
+
+
 def segment_ids(doc_ids_BS: NDArray[np.int32]) -> NDArray[np.int64]:
     """Count the document changes along each row, from 0. An id that returns starts a new segment."""
     segments_BS = np.zeros(doc_ids_BS.shape, dtype=np.int64)

@@ -31,8 +31,8 @@ OTHER_KERNELS: Mapping[ModelFact, Mapping[str, str]] = {
 }
 """Fact -> its values that have a kernel of their own, with the pattern of its name."""
 
-FLOAT8_KERNEL = r"nvjet.*_qq|e4m3|e5m2|float_e4m3|fp8"
-"""Pattern of the names of matrix products in float8: cuBLAS writes q for an operand of one byte."""
+FLOAT8_KERNEL = r"nvjet.*_[qr][qr]t|cutlass.*(e4m3|e5m2)"
+"""Pattern of the names of matrix products in float8: cuBLAS writes q for an operand in e4m3 and r for one in e5m2."""
 
 _SDPA_CHOOSES = {"flash", "cudnn", "efficient"}
 

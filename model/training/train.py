@@ -34,7 +34,7 @@ from kernels.xla_graph import describe_change
 from model import counts, hybrid
 from model.config import StepsConfig, TrainConfig, generates_code
 from model.data.dataset import Dataset
-from model.data.packing import Batch
+from model.data.packing import Batch, visible_pairs
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
 from model.layers.linear import Linear
@@ -179,6 +179,7 @@ def train(
         kernels=tuple(observed.kernels.values()),
         parameters=sum(parameter.numel() for parameter in trainer.parameters),
         flops_per_step=counts.step_flops(config),
+        document_flops_per_step=counts.document_flops(config, trainer.mean_pairs()),
         peak_allocated_bytes=peak.allocated_bytes,
         peak_reserved_bytes=peak.reserved_bytes,
         training_s=training_s,
@@ -366,6 +367,11 @@ class _Trainer:
         text = xla_device.hlo_text(self._outputs(self._update(index)))
         self._wait()
         return text
+
+    def mean_pairs(self) -> float:
+        """Return the mean of `visible_pairs` over the batches of the window."""
+        timed = range(1 + self.config.steps.warmup, self.config.steps.total)
+        return sum(visible_pairs(self._batch(index).segment_ids) for index in timed) / len(timed)
 
     def again(self) -> None:
         """Run the last step of the window once more."""

@@ -49,13 +49,14 @@ def write_plan(
 ) -> None:
     """Write the plan file of a spec, in a tar file with its code if it has any, and print how to run it.
 
-    A spec with `blocks: auto` gets its number of blocks from `calibrations`. If the settings name a service, it
-    registers a plan that has a question, unless it shall stay `unregistered`. Raises ClientError.
+    A spec with `blocks: auto` gets its number of blocks from `calibrations`. Without any, a plan that times decide gets
+    a control arm, so that its own A/A blocks may admit the node. If the settings name a service, it registers a plan
+    that has a question, unless it shall stay `unregistered`. Raises ClientError.
     """
     content, content_type = with_number(body.content, body.content_type, calibrations)
     spec = parse_spec(content, content_type)
     refuse_session_key(spec)
-    plan = make_plan(spec)
+    plan = make_plan(spec, control=spec.purpose != "calibration" and spec.verdict.timed and not calibrations)
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)
     file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)

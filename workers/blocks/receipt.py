@@ -206,6 +206,7 @@ class TrialRecord:
             loss_val=result.loss_val,
             peak_flops=self._peak_flops(),
             validations=result.validations,
+            document_flops_per_step=result.document_flops_per_step,
         )
 
     def _peak_flops(self) -> float | None:

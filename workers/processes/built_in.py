@@ -16,7 +16,7 @@ from kernels.errors import KernelUnsupported
 from model.data.corpus import BUILT_IN, NAMED
 from model.errors import DataError, DatasetDamaged, MeasurementError
 from model.measurements import ProfiledStep, StepTrace
-from workers.environment_variables import keep_kernels, peer_site, start_cold
+from workers.environment_variables import compile_in_process, keep_kernels, peer_site, start_cold
 from workers.errors import DeviceMissing
 from workers.paths import is_allowed
 from workers.processes.compile_trial import compile_step
@@ -75,6 +75,8 @@ def _train(order: TrialOrder) -> TrialResult:
         start_cold(order.paths.caches)
     elif order.kernels is not None:
         keep_kernels(order.kernels, order.caches)
+    if order.isolation is not None and order.device_type == "cuda" and os.geteuid() == 0:
+        compile_in_process()
     mamba3.use_lane(config.model.scan.lane, peer_site())
     device = find_device(order.device_type, config.mesh.devices)
     wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)

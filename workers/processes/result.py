@@ -95,7 +95,7 @@ class TrialOrder:
             writable=tuple(writable),
             hidden=hidden,
             sockets=self.device_type == "xla" or own_process,  # XLA's runtime talks to itself over them
-            programs=own_process,
+            programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
             temporary=self.paths.temporary,
         )
         return replace(self, isolation=isolation)

@@ -117,7 +117,8 @@ def _summary_points(receipt: Receipt) -> list[content.Point]:
         values |= {f"reported/{content.allowed_key(name)}": value for name, value in more if name not in values}
     values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
     if receipt.summary is not None:
-        values |= {"mfu": receipt.summary.mfu, "step_s_median": receipt.summary.step_s_median}
+        values |= {"mfu": receipt.summary.mfu, "document_mfu": receipt.summary.document_mfu}
+        values |= {"step_s_median": receipt.summary.step_s_median}
     ended = content.receipt_ended_ms(receipt)
     return [content.Point(name, value, ended, 0) for name, value in values.items() if value is not None]
 
@@ -266,7 +267,17 @@ def _numbers(view: AblationView, values: Mapping[str, float]) -> Iterator[conten
 
 def _means(summary: ArmSummary) -> dict[str, float]:
     """Return an arm's means and peaks under the metric names of its trials."""
-    names = ("tokens_per_s", "step_s", "model_tflops_per_s", "mfu", "compile_s", "loss_step1", "loss_final", "loss_val")
+    names = (
+        "tokens_per_s",
+        "step_s",
+        "model_tflops_per_s",
+        "mfu",
+        "document_mfu",
+        "compile_s",
+        "loss_step1",
+        "loss_final",
+        "loss_val",
+    )
     values = {name: getattr(summary, name) for name in names}
     for name in ("peak_allocated", "peak_reserved"):
         peak = getattr(summary, f"{name}_bytes")

@@ -89,13 +89,20 @@ KERNEL_NUMBERS = {
 }  # fmt: skip
 """Key in a receipt's kernel table -> heading."""
 MOST_ARMS = 13
+
+
+def _share(value: float | None) -> str:
+    return wording.NOTHING if value is None else wording.plain_percent(100 * value)
+
+
 MOST_NODES = 8
 ARM_ROWS: dict[str, Callable[[ArmSummary], str]] = {
     "outcomes": lambda arm: _counts(arm.outcomes) or "none yet",
     "throughput, tokens/s": lambda arm: wording.number(arm.tokens_per_s, 5),
     "step time": lambda arm: wording.seconds(arm.step_s),
     "model TFLOP/s": lambda arm: wording.number(arm.model_tflops_per_s),
-    "model FLOP utilisation": lambda arm: wording.NOTHING if arm.mfu is None else wording.plain_percent(100 * arm.mfu),
+    "model FLOP utilisation, whole rows": lambda arm: _share(arm.mfu),
+    "model FLOP utilisation, documents": lambda arm: _share(arm.document_mfu),
     "loss of step 1, nats": lambda arm: wording.fixed(arm.loss_step1),
     "final training loss, nats": lambda arm: wording.fixed(arm.loss_final),
     "validation loss, nats": lambda arm: wording.fixed(arm.loss_val),

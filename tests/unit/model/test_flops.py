@@ -77,3 +77,14 @@ def test_step_flops_is_three_forwards_of_all_tokens():
 def test_step_flops_do_not_depend_on_how_the_scan_runs(change):
     config = TrainConfig(model=MODEL)
     assert counts.step_flops(config) == counts.step_flops(replace(config, model=replace(MODEL, **change)))
+
+
+@pytest.mark.parametrize("pattern", ["MFAF", "AA", "MF"])
+def test_document_flops_count_the_pairs_that_attention_sees(pattern):
+    config = TrainConfig(model=replace(MODEL, pattern=pattern), data=DataConfig(seq_len=LENGTH), micro_batch=BATCH)
+    whole = BATCH * LENGTH**2
+    assert counts.document_flops(config, whole) == counts.step_flops(config)
+    halves = BATCH * 2 * (LENGTH // 2) * (LENGTH // 2 + 1) / 2
+    saved = counts.step_flops(config) - counts.document_flops(config, halves)
+    scores_and_values = 2 * 2 * MODEL.d_model  # a product of queries and keys, and one with values, for each pair
+    assert saved == 3 * pattern.count("A") * scores_and_values * (whole - halves)

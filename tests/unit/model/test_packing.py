@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.data.packing import PackedRows, epoch_order, rows_at, segment_ids, write_rows
+from model.data.packing import PackedRows, epoch_order, rows_at, segment_ids, visible_pairs, write_rows
 from model.errors import DataError
 
 
@@ -76,3 +76,14 @@ def test_epoch_order_is_fixed_by_its_seed_on_every_machine() -> None:
     np.testing.assert_array_equal(epoch_order(8, 1, 0), [2, 4, 7, 5, 0, 6, 3, 1])
     assert not np.array_equal(epoch_order(100, 1, 0), epoch_order(100, 2, 0))
     assert not np.array_equal(epoch_order(100, 2**63 - 1, 0), epoch_order(100, 2**63 - 1, 1))
+
+
+def test_visible_pairs_counts_the_tokens_that_each_token_attends_to():
+    generator = np.random.default_rng(20261126)
+    for _ in range(80):
+        rows, length = generator.integers(1, 6), generator.integers(1, 40)
+        ids_BS = (generator.random((rows, length)) < generator.choice([0.0, 0.05, 0.5, 1.0])).cumsum(1)
+        runs = [[sum(row[t] == row[u] for u in range(t + 1)) for t in range(length)] for row in ids_BS.tolist()]
+        assert visible_pairs(ids_BS) == sum(map(sum, runs))
+    returning = np.array([[7, 7, 3, 7]])
+    assert visible_pairs(returning) == 1 + 2 + 1 + 1

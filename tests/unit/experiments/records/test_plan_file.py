@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
+from experiments.design.plan import make_plan
 from experiments.digest import digest
 from experiments.errors import PlanFileError
 from experiments.records import plan_file
-from experiments.records.plan_file import PlanFile, differences, plan_file_text, read_plan_file
+from experiments.records.plan_file import PlanFile, differences, make_plan_file, plan_file_text, read_plan_file
 from tests.bundles import make_file
 
 
@@ -94,3 +95,17 @@ def test_differences_name_arms_that_resolve_otherwise(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(plan_file, "resolve_with_steps", other)
     assert differences(file) == ["arm 'baseline' resolves to another configuration"]
+
+
+def test_a_plan_with_a_control_resolves_to_itself() -> None:
+    file = make_file()
+    plan = make_plan(file.spec, control=True)
+    again = read_plan_file(
+        plan_file_text(make_plan_file(plan, spec_text=file.spec_text, content_type=file.content_type)).encode()
+    )
+    assert again.plan.control is not None
+    assert differences(again) == []
+    names = ", ".join(arm.name for arm in plan.arms)
+    lie = rewritten(again, **{f"plan__arms__{len(plan.arms) - 1}__role": "variant"})
+    without = names.removesuffix(", control")
+    assert differences(read_plan_file(lie)) == [f"the arms are {without} here, {names} in the plan"]

@@ -7,7 +7,8 @@ from pydantic import TypeAdapter
 from experiments.design.config_fields import read_config
 from model.config import DataConfig, TrainConfig
 from model.errors import ConfigError
-from workers.processes.result import TrialResult, read_result, read_steps
+from workers.paths import TrialPaths
+from workers.processes.result import TrialOrder, TrialResult, read_result, read_steps
 
 _CONFIG = TrainConfig(micro_batch=2, data=DataConfig(seq_len=64), seed=7)
 _JSON: dict[str, Any] = TypeAdapter(TrainConfig).dump_python(_CONFIG, mode="json")
@@ -47,3 +48,14 @@ def test_read_result_keeps_non_finite_numbers(tmp_path: Path) -> None:
     result = read_result(path)
     assert result is not None
     assert result.loss_val == float("inf")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xla"])
+def test_only_trials_on_cuda_may_name_threads_of_other_processes(tmp_path: Path, device: str) -> None:
+    order = TrialOrder(
+        trial_id="t", config=_JSON, paths=TrialPaths(folder=tmp_path), data_dir=tmp_path, device_type=device
+    )
+    isolation = order.isolated(()).isolation
+    assert isolation is not None
+    assert isolation.programs == (device == "cuda"), "torch compiles in processes that start CUDA"
+    assert isolation.sockets == (device == "xla")
