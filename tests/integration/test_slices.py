@@ -181,6 +181,6 @@ def test_load_by_others_during_the_slices_spoils_the_block_and_is_named(rig: Sli
         for process in spin:
             process.kill()
             process.wait()
-    assert (report["failure_class"], report["receipts"]) == ("invalid_measurement", [])
+    assert (report["failure_class"], report["receipts"]) == ("disturbed", [])
     assert "arm 'arm-0': others took" in report["message"]
     assert "python" in report["message"].partition("busiest: ")[2]
