@@ -174,9 +174,10 @@ class BlockOutput:
 
     @property
     def running(self) -> str | None:
-        """The trial whose process runs now; None between trials."""
+        """The trial whose process runs now; None between trials, and while the next one waits."""
         with self._lock:
-            return None if self._running is None or self._trials[self._running].is_over else self._running
+            idle = self._running is None or self._waiting is not None or self._trials[self._running].is_over
+            return None if idle else self._running
 
     def progress(self) -> TrialProgress | None:
         """Return the progress of the running trial, None before the first."""
@@ -184,10 +185,10 @@ class BlockOutput:
             return None if self._running is None else self._trials[self._running].progress()
 
     def unsent_progress(self) -> tuple[TrialProgress, ...]:
-        """Return the progress that the service lacks; always includes the running trial, as the last one."""
+        """Return the progress that the service lacks; includes the running trial, as the last one, unless it waits."""
         with self._lock:
             trials = [trial.unsent() for name, trial in self._trials.items() if name != self._running]
-            if self._running is not None:
+            if self._running is not None and self._waiting is None:
                 running = self._trials[self._running]
                 trials.append(running.unsent() or running.progress())
             return tuple(progress for progress in trials if progress is not None)

@@ -155,6 +155,19 @@ def _running(block: BlockOutput) -> str | None:
     return None if progress is None else progress.trial_id
 
 
+def test_a_trial_that_waits_for_quiet_is_not_said_to_run(tmp_path: Path) -> None:
+    output = BlockOutput()
+    for name in ("one", "two"):
+        output.add(name, TrialPaths(folder=tmp_path / name), steps_total=4)
+        output.waits("quiet: others take 70%")
+        assert (output.running, output.waiting) == (None, "quiet: others take 70%")
+        assert name not in [one.trial_id for one in output.unsent_progress()], "its arm did nothing yet"
+        output.waits(None)
+        assert (output.running, output.waiting) == (name, None)
+        assert output.unsent_progress()[-1].trial_id == name
+        output.end(name)
+
+
 def test_log_stop_appends_time_steps_and_reason(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("step 1")
