@@ -81,6 +81,7 @@ def page_of_decisions(browser: Browser, api: Api) -> None:
 def main() -> int:
     """Take every picture."""
     os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance
+    os.environ["ABLATE_QUIET_S"] = "0"
     leave_when_told()
     with tempfile.TemporaryDirectory() as folder, served_api("sqlite", Path(folder)) as api:
         world = web_world.fill(api)

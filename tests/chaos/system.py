@@ -137,6 +137,7 @@ class System:
             "ABLATE_HEARTBEAT_S": "0.4",
             "ABLATE_CLAIM_POLL_S": "1",
             "ABLATE_CONTROL_EVERY": "0",
+            "ABLATE_QUIET_S": "0",
             "ABLATE_SENTINEL_DAYS": "0",
         }
 
