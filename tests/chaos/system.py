@@ -137,7 +137,6 @@ class System:
             "ABLATE_HEARTBEAT_S": "0.4",
             "ABLATE_CLAIM_POLL_S": "1",
             "ABLATE_CONTROL_EVERY": "0",
-            "ABLATE_QUIET_S": "0",
             "ABLATE_SENTINEL_DAYS": "0",
         }
 
@@ -153,6 +152,7 @@ class System:
             "ABLATE_NODE_NAME": name,
             "ABLATE_NODE_CLASS": "cpu",
             "ABLATE_POLL_S": "1",
+            "ABLATE_QUIET_S": "0",
             "ABLATE_GRACE_S": "0.5",
             "ABLATE_DRAIN_S": "20",
             "ABLATE_KEEP_ATTEMPTS": "1000",
