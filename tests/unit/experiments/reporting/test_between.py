@@ -1,5 +1,6 @@
 """Variants against each other: estimates against scipy on the rates themselves, and which pairs there are."""
 
+import io
 import itertools
 import math
 import random
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from experiments.analysis.judge import judge
@@ -16,7 +18,9 @@ from experiments.outcomes import Outcome
 from experiments.records.circumstances import CALIBRATED
 from experiments.reporting.between import MOST_VARIANTS, between_variants
 from experiments.reporting.pages.report import render
+from experiments.reporting.terminal.markdown import verdict_markdown
 from experiments.reporting.verdict_layout import lay_out, short_answer
+from service.cli import verdict_tables
 from tests import views
 from tests.factories import make_plan, make_receipts, spec_values
 
@@ -97,3 +101,7 @@ def test_an_a_a_ablation_says_its_noise_whatever_its_verdict_is(blocks: int) -> 
     if blocks > 1:
         assert verdict.own_noise.sd_pct == pytest.approx(100 * np.std(apart, ddof=1))
     assert short_answer(verdict) == lead.removesuffix(".")
+    assert lead in verdict_markdown(verdict)
+    console = Console(width=200, file=io.StringIO(), force_terminal=False)
+    console.print(verdict_tables.verdict(verdict))
+    assert lead in console.file.getvalue()  # type: ignore[attr-defined]
