@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from experiments.analysis.verdicts import Verdict
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Table, row, texts
-from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, lay_out
+from experiments.reporting.verdict_layout import VariantLayout, VerdictLayout, is_exact, lay_out, over_seeds
 from service.http.links import below
 from service.lifecycle import OVER
 from service.routes.ablations import public
@@ -86,7 +86,9 @@ def _side(connection: Connection, settings: ServiceSettings, ablation_id: str) -
 def _answers(one: Side, other: Side) -> Table:
     answers = [{v.arm: v for v in side.layout.variants} if side.layout else {} for side in (one, other)]
     arms = dict.fromkeys(arm for own in answers for arm in own)
-    headings = [f"{letter}: {name}" for letter in "AB" for name in ("verdict", "effect", "interval", "decision")]
+    headings = [
+        f"{letter}: {name}" for letter in "AB" for name in ("verdict", "effect", "interval or repeats", "decision")
+    ]
     return Table(
         title="Answers",
         columns=texts("variant", *headings),
@@ -123,7 +125,8 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
     yield "margin", wording.plain_percent(rule.margin_pct)
     yield "adopt from", wording.percent(rule.adopt_from_pct)
     yield "asking of its question", f"{side.verdict.circumstances.family.number}"
-    yield "calibrated", "yes" if side.verdict.calibrated else "no"
+    needless = is_exact(side.verdict) or over_seeds(side.verdict)
+    yield "calibrated", "not needed" if needless else "yes" if side.verdict.calibrated else "no"
     baseline = side.verdict.arms[side.verdict.baseline]
     yield "baseline's throughput", wording.rate(baseline) or wording.NOTHING
     yield "baseline's peak memory", wording.gib(baseline.peak_allocated_bytes)
@@ -131,17 +134,23 @@ def _facts(side: Side) -> Iterator[tuple[str, str]]:
 
 
 def _settings(one: Side, other: Side) -> Table:
-    """Return the values of the two baselines that differ, gates included."""
+    """Return the values of the two baselines that differ, gates included.
+
+    A value that one lacks is no difference: plans of earlier code have fewer, with the same meaning.
+    """
     mine, theirs = (_flat(side.plan["arms"][0]["config"]) for side in (one, other))
-    absent = wording.NOTHING
-    differ = [name for name in sorted({*mine, *theirs}) if mine.get(name, absent) != theirs.get(name, absent)]
-    left = len(differ) - MOST_SETTINGS
-    none = "The baselines have equal settings." if not differ else ""
+    differ = [name for name in sorted(mine.keys() & theirs.keys()) if mine[name] != theirs[name]]
+    left, alone = len(differ) - MOST_SETTINGS, len(mine.keys() ^ theirs.keys())
+    notes = [] if differ else ["The baselines have equal settings."]
+    notes += [f"{left:,} more are not shown."] if left > 0 else []
+    notes += [f"{wording.counted(alone, 'setting')} of one of the two only: another workload, or earlier code."] * bool(
+        alone
+    )
     return Table(
         title="Settings in which the baselines differ",
         columns=texts("setting", "A", "B"),
-        rows=tuple(row(name, mine.get(name, absent), theirs.get(name, absent)) for name in differ[:MOST_SETTINGS]),
-        note=none + (f"{left:,} more are not shown." if left > 0 else ""),
+        rows=tuple(row(name, mine[name], theirs[name]) for name in differ[:MOST_SETTINGS]),
+        note=" ".join(notes),
     )
 
 
