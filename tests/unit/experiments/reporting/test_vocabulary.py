@@ -5,6 +5,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def literals(path: Path) -> Iterator[str]:
             yield node.value
 
 
+@cache
 def texts() -> dict[str, list[str]]:
     """Return the texts that people read by file: of programs, templates, scripts, the interface and the docs."""
     found = {
