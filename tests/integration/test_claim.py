@@ -525,6 +525,12 @@ def test_spent_device_minutes_cancel_what_waits(api: Api) -> None:
     assert reasons[-1] == "1 block done, 0 failed, 5 not run"
     with api.store.read() as connection:
         assert "of 1e-07 device minutes is used up" in str(circumstances_of(connection, made["id"]).not_run)
+    spoiled = api.submit(limits=limits, ablation="spoiled")
+    block = claimed(api, node_id)
+    api.attempt(block, "report", failure_class="disturbed", arm="baseline", message="others took 70%")
+    assert state_of(api, spoiled["id"])["state"] == "failed"
+    said = reasons_of(api, spoiled["id"])[-1]
+    assert said.startswith("no block counted, 0 failed; 6 not run: the budget of 1e-07 device minutes is used up")
 
 
 def test_an_ablation_that_ends_says_how_many_blocks_count_and_why_others_do_not(api: Api) -> None:

@@ -113,11 +113,18 @@ def _end(connection: Connection, row: Row[Any]) -> None:
 
 
 def failed_reason(connection: Connection, ablation_id: str) -> str:
-    """Return for example "no block counted, 6 failed; the first: ..." with the message of the first failed block."""
-    own = (blocks.c.ablation_id == ablation_id, blocks.c.state == BlockState.FAILED)
-    messages = list(connection.scalars(select(blocks.c.message).where(*own).order_by(blocks.c["index"])))
-    first = f"; the first: {wording.shorten(messages[0], _REASON_CHARACTERS)}" if messages and messages[0] else ""
-    return f"no block counted, {len(messages):,} failed{first}"
+    """Return for example "no block counted, 6 failed; the first: ..." with the message of the first failed block.
+
+    Blocks that did not run follow, with the reason.
+    """
+    ended = blocks.c.state.in_([BlockState.FAILED, BlockState.CANCELLED])
+    query = select(blocks.c.state, blocks.c.message).where(blocks.c.ablation_id == ablation_id, ended)
+    rows = connection.execute(query.order_by(blocks.c["index"])).all()
+    failed = [row.message for row in rows if row.state == BlockState.FAILED]
+    not_run = [row.message for row in rows if row.state == BlockState.CANCELLED]
+    first = f"; the first: {wording.shorten(failed[0], _REASON_CHARACTERS)}" if failed and failed[0] else ""
+    rest = f"; {len(not_run):,} not run: {not_run[0]}" if not_run else ""
+    return f"no block counted, {len(failed):,} failed{first}{rest}"
 
 
 def _completed_reason(connection: Connection, row: Row[Any]) -> str:
