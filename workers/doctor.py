@@ -160,10 +160,16 @@ def _lanes(settings: Settings) -> list[DoctorCheck]:
         return [_check("lanes", f"not run: {error}", needed=not isinstance(error, DeviceBusy))]
     if results is None:
         return [_check("lanes", None, "this class of node executes nothing", needed=False)]
-    needed = None not in results.values()
+    lanes = set(map(str, here.node_class.lanes))
+    needed = None not in (problem for name, problem in results.items() if name in lanes)
     return [
-        _check(f"lane {lane}", problem, "it ran with correct results", needed=needed)
-        for lane, problem in results.items()
+        _check(
+            f"lane {name}" if name in lanes else name,
+            problem,
+            "it ran with correct results",
+            needed=needed and name in lanes,
+        )
+        for name, problem in results.items()
     ]
 
 

@@ -31,7 +31,7 @@ from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from workers.leases.wake_listener import WakeListener
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
-from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes
+from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes, tried_on
 from workers.processes.runner import MOST_OUTPUT, TrialRunner, start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 from workers.settings import Settings, get_settings
@@ -144,12 +144,12 @@ def _work(
 def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | None:
     """Return the result of every lane: stored from an earlier start, or from a run now."""
     stored = stored_lanes(node, settings.home_dir)
-    if stored >= set(node.node_class.lanes):
+    if stored >= set(tried_on(node.node_class)):
         return dict.fromkeys(sorted(stored))
-    _log.info("testing the lanes of class %s with a small scan on each", node.node_class)
+    _log.info("testing the lanes of class %s with a small scan on each, and the back ends of its GPUs", node.node_class)
     results = run_lanes(node, server, data_dir=settings.data_path, works=stored)
     for lane, problem in (results or {}).items():
-        _log.info("lane %s: %s", lane, "works") if problem is None else _log.warning("lane %s: %s", lane, problem)
+        _log.info("%s works", lane) if problem is None else _log.warning("%s: %s", lane, problem)
     if results is not None:
         try:
             keep_lanes(node, results, settings.home_dir)

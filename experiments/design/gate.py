@@ -43,6 +43,9 @@ class Gate:
     """Lanes that implement a value; unlisted values need no particular lane."""
     device_types: Mapping[GateValue, tuple[str, ...]] = field(default_factory=dict)
     """Torch device types that can run a value; unlisted values run on any."""
+    tried_on_gpus: tuple[GateValue, ...] = ()
+    """Values that need packages or a kind of GPU which not every node of a class has: a worker on a GPU tries each with
+    a small problem (model/back_ends.py)."""
     tpu_kernels: tuple[GateValue, ...] = ()
     """Values that need TPU kernels on an XLA device, which XLA on other processors cannot run."""
     requires: Mapping[str, GateValue] = field(default_factory=dict)

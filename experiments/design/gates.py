@@ -4,10 +4,10 @@ Validation, published enums, documentation, attestation and tests derive from th
 field of TrainConfig. Model code reads that field and never a gate's name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from experiments.design.gate import Claim, Facts, Gate, GateValue
+from experiments.design.gate import Claim, Facts, Gate, GateValue, show
 from kernels.backends import Lane
 from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import AdamWUpdate, AttentionBackend, ComputeDtype, LossKind, OptimizerKind, ProjectionKind, Sharding
@@ -187,6 +187,7 @@ _ENTRIES = (
             **dict.fromkeys(("compiled", "torch_linear_ce"), ("cpu", "cuda")),
             **dict.fromkeys(("liger", "quack"), ("cuda",)),
         },
+        tried_on_gpus=("compiled", "torch_linear_ce", "liger", "quack"),
         proof="the function that computes the loss records it; compiled: the function says whether torch's compiler "
         "traced it; liger and quack: also the names of the kernels of one step on the GPU; lane xla: chunked is a loop "
         "of the lowered step with one trip for each chunk",
@@ -275,6 +276,7 @@ _ENTRIES = (
             "flash": ("cuda", "xla"),
         },
         tpu_kernels=("flash", "splash", "pallas_softcap"),
+        tried_on_gpus=("flash", "fa4", "cudnn", "flex"),
         block="A",
         proof="the implementation that runs, or is traced, records it; on a GPU: the names of the kernels of one step, "
         "in both passes, and that no other implementation's kernel ran; lane xla: the names of the kernels that the "
@@ -289,6 +291,7 @@ _ENTRIES = (
         path="model.projections",
         claim=Claim.CHANGES_MODEL,
         device_types=dict.fromkeys(("fp8_forward", "fp8"), ("cuda",)),
+        tried_on_gpus=("fp8_forward", "fp8"),
         proof="the kind of every linear map of the blocks in the model that trained; on a GPU: the number of float8 "
         "products in one step, one or two for each map, by the names of the kernels",
         blind_to="which operand has which of the two formats",
@@ -340,6 +343,7 @@ _ENTRIES = (
         claim=Claim.RE_ASSOCIATES,
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
         device_types={True: ("cuda",)},
+        tried_on_gpus=(True,),
         requires={"optimizer": "adamw"},
         proof="the number of replays in the window, one for each timed step",
         blind_to="nothing relevant to the gate: a step is recorded as a whole or refused",
@@ -399,3 +403,14 @@ _ENTRIES = (
 
 GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 """All gates by name."""
+
+BACK_ENDS = tuple(f"{gate.name}={show(value)}" for gate in _ENTRIES for value in gate.tried_on_gpus)
+"""Names of the values that a worker on a GPU tries, such as "attention=fa4"."""
+
+
+def back_ends_of(gates: Mapping[str, Any], pattern: str) -> Iterator[str]:
+    """Yield the back ends that an arm with these gates and this pattern of blocks uses."""
+    for gate in _ENTRIES:
+        value = gates.get(gate.name)
+        if value in gate.tried_on_gpus and (gate.block is None or gate.block in pattern):
+            yield f"{gate.name}={show(value)}"

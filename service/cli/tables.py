@@ -280,7 +280,8 @@ def _takes_work(row: "NodePublic") -> str:
 
 
 def _lanes_that_failed(row: "NodePublic") -> list[str]:
-    return [f"lane {lane}: {problem}" for lane, problem in (row.lanes or {}).items() if problem is not None]
+    failed = ((name, problem) for name, problem in (row.lanes or {}).items() if problem is not None)
+    return [f"{name}: {problem}" if "=" in name else f"lane {name}: {problem}" for name, problem in failed]
 
 
 def calibrations(answer: "CalibrationList") -> RenderableType:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from experiments.design.gates import BACK_ENDS
 from experiments.records.messages import DeviceHealth
 from experiments.runtime.processes import is_alive
 from kernels.backends import NodeClass
@@ -101,9 +102,11 @@ class NodeHealth:
         return self._no_lane() or self._no_space() or self._not_released()
 
     def _no_lane(self) -> str | None:
-        if self.lanes is None or None in self.lanes.values():
+        own = {str(lane) for lane in self._node_class.lanes}
+        lanes = {lane: reason for lane, reason in (self.lanes or {}).items() if lane in own or lane not in BACK_ENDS}
+        if not lanes or None in lanes.values():
             return None
-        reasons = "; ".join(f"{lane}: {reason}" for lane, reason in self.lanes.items())
+        reasons = "; ".join(f"{lane}: {reason}" for lane, reason in lanes.items())
         return f"no lane of class '{self._node_class}' runs here ({reasons})"
 
     def _no_space(self) -> str | None:

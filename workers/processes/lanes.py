@@ -1,7 +1,9 @@
-"""Test the lanes of this node's class: each runs a small scan with its gradients in a fresh process.
+"""Test the lanes of this node's class, and on a GPU the back ends of other parts: each by a small problem.
 
-The results are stored in the state folder. All lanes run again when code, versions or devices change; otherwise only
-lanes that failed run again. So a node without the official kernels (lane peer) does not rerun the others at each start.
+A lane runs a small scan, a back end such as attention=fa4 its own problem (model/back_ends.py), forward and backward in
+a fresh process. The results are stored in the state folder. All run again when code, versions or devices change;
+otherwise only those that failed run again. So a node without the official kernels (lane peer) does not rerun the others
+at each start.
 """
 
 import json
@@ -10,10 +12,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.design.gates import BACK_ENDS
 from experiments.digest import digest
 from experiments.documents import write_whole
 from experiments.runtime.processes import die_with_parent
-from kernels.backends import Lane
+from kernels.backends import Lane, NodeClass
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import chosen_caches, keep_kernels, peer_site, use_environment
 from workers.errors import PreloadError
@@ -35,7 +38,8 @@ LaneResults = Mapping[str, str | None]
 class LaneOrder:
     """The task of one process."""
 
-    lane: Lane
+    name: str
+    """A lane or a back end."""
     device_type: str
     environment: Mapping[str, str]
     locks: tuple[str, ...]
@@ -64,16 +68,21 @@ def run_lanes(
         return None
     orders = [
         LaneOrder(
-            lane=lane,
+            name=name,
             device_type=node_class.device_type,
             environment=node_class.environment,
             locks=node.devices.locks("trainer"),
             kernels=node.kernels(data_dir),
             caches=chosen_caches(),
         )
-        for lane in node_class.lanes
+        for name in tried_on(node_class)
     ]
-    return {str(order.lane): None if order.lane in works else _ask(server, order) for order in orders}
+    return {order.name: None if order.name in works else _ask(server, order) for order in orders}
+
+
+def tried_on(node_class: NodeClass) -> tuple[str, ...]:
+    """Return the names of everything that a node of the class tries."""
+    return (*map(str, node_class.lanes), *(BACK_ENDS if node_class.device_type == "cuda" else ()))
 
 
 def keep_lanes(node: Node, results: LaneResults, home: Path) -> None:
@@ -94,7 +103,7 @@ def _ask(server: ForkServer, order: LaneOrder) -> str | None:
     try:
         answer = server.call(_answer, order, patience_s=_PATIENCE_S)
     except PreloadError as error:
-        return f"it gave no answer: {error}"
+        return f"it gave no answer, so it may crash: {error}"
     return None if answer is None else str(answer)[:_MESSAGE_LIMIT]
 
 
@@ -111,10 +120,14 @@ def _answer(order: LaneOrder) -> str | None:
 
 
 def _run(order: LaneOrder) -> str | None:
+    from model import back_ends
     from model.layers import mamba3
     from workers.processes.built_in import find_device
 
     use_environment(order.environment)
     keep_kernels(order.kernels, order.caches)
-    mamba3.use_lane(order.lane, peer_site())
-    return mamba3.lane_problem(order.lane, find_device(order.device_type))
+    device = find_device(order.device_type)
+    if order.name in BACK_ENDS:
+        return back_ends.problem(order.name, device)
+    mamba3.use_lane(Lane(order.name), peer_site())
+    return mamba3.lane_problem(Lane(order.name), device)

@@ -12,7 +12,7 @@ from experiments.design.packages import LANE
 from experiments.design.plan import Plan
 from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND
-from kernels.backends import NODE_CLASSES
+from kernels.backends import NODE_CLASSES, Lane
 from service.store.tables import blocks, db_now, has_passed, nodes
 
 ELSEWHERE_S = 300.0
@@ -86,7 +86,7 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
 def _runnable(lanes: list[str]) -> list[str]:
     """Return every combination of lanes that a node with these can run, as blocks store them; a program has one."""
     programs = [lane for lane in lanes if lane.startswith(_PROGRAMS)]
-    scans = sorted(set(lanes) - set(programs))
+    scans = sorted(set(lanes) & set(map(str, Lane)))
     together = (",".join(chosen) for size in range(1, len(scans) + 1) for chosen in combinations(scans, size))
     return [ANY_LANE, *programs, *together]
 
