@@ -11,7 +11,9 @@ MOST_HOURS = 24 * 366
 class ShareRequest(Frozen):
     """A wanted link."""
 
-    hours: float = Field(default=168.0, gt=0, le=MOST_HOURS, allow_inf_nan=False, description="How long it is valid.")
+    hours: float = Field(
+        default=168.0, gt=0, le=MOST_HOURS, strict=True, allow_inf_nan=False, description="How long it is valid."
+    )
 
 
 class ShareLinkPublic(Public):

@@ -6,7 +6,7 @@ from sqlalchemy.exc import IntegrityError
 from service.store.session import Store
 from service.store.tables import db_now, has_passed, leaders
 
-DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "retention")
+DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "notifications", "retention")
 """What the leader does, each in a thread of its own."""
 
 _LEASE = "background"

@@ -50,7 +50,7 @@ def test_a_value_of_another_type_is_refused_by_its_fields_name(api: Api) -> None
         operation = DOCUMENT["paths"][path][method]
         token = api.worker_of("node-a") if "workers" in operation["tags"] else api.admin
         url = path.replace("{name}", "node-a").replace("{key}", "a" * 64)
-        url = url.replace("{attempt_id}", "01J00000000000000000000000").replace("{ablation_id}", "x" * 26)
+        url = url.replace("{attempt_id}", "01J00000000000000000000000").replace("{ablation_id}", "abl_" + "0" * 26)
         headers = {**token, "Idempotency-Key": f"types-{seen}"}
         answer = api.client.request(method, url, headers=headers, json={field: value})
         named = [error for error in answer.json().get("errors", []) if error["pointer"].startswith(f"#/{field}")]
