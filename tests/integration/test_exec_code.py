@@ -89,10 +89,11 @@ def test_the_node_runs_the_carried_code_and_the_import_proves_it(lab: Path, tmp_
     ran = ablate("exec", "plan.tar", "--out", "bundle", "--json", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     trees = {"baseline": pack_code(lab / "src").tree, "other": pack_code(lab / "other").tree}
+    trees["control"] = trees["baseline"]
     files = read_bundle_files(tmp_path / "bundle")
     bundle = open_bundle(files)
     receipts = [trial.receipt for block in bundle.blocks for trial in block.trials]
-    assert len(receipts) == 12
+    assert len(receipts) == 18
     assert all(receipt.program and receipt.program.code == trees[receipt.arm] for receipt in receipts)
     assert sum(map(len, files.values())) < 2_000_000, "the bundle names the code, and does not have it"
     with running_api("sqlite", tmp_path / "api") as api:

@@ -97,12 +97,16 @@ def test_projecting_writes_the_answer_where_reviewers_look(
     parent = client.get_run(done.parent_run_id)
     assert parent.info.status == "FINISHED"
     assert parent.info.run_name == "psiv-cache: adopt psiv-on +2.49\N{NO-BREAK SPACE}%; reject 1"
-    assert parent.data.tags["mlflow.note.content"].startswith(f"**{view.lead}**")
-    assert not parent.data.metrics
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.startswith("| variant | verdict |"), "MLflow shows the first lines unfolded"
+    assert f"\n\n**{view.lead}**\n\n" in note
+    best = next(one for one in view.verdict.variants if one.arm == "psiv-on")
+    assert parent.data.metrics["effect_pct"] == pytest.approx(best.primary.delta_pct)
+    assert (parent.data.metrics["variants_adopt"], parent.data.metrics["variants_reject"]) == (1, 1)
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
     assert files == {"report.html", "verdict.json", "plan.json", "spec.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
-    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN)
+    assert len(client.list_artifacts(done.parent_run_id, "plots")) == len(registry.DRAWN) - 1, "no step was profiled"
 
     runs = runs_of(client, view.ablation_id)
     assert len(runs) == 1 + len(view.trials) + len(arms)
