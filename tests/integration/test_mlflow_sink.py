@@ -85,6 +85,15 @@ def snapshot(client: Any, ablation_id: str) -> dict[str, Any]:
     return state
 
 
+def _has_the_answer(parent: Any, view: Any) -> None:
+    note, metrics = parent.data.tags["mlflow.note.content"], parent.data.metrics
+    assert note.startswith("| variant | verdict |"), "MLflow shows the first lines unfolded"
+    assert f"\n\n**{view.lead}**\n\n" in note
+    best = next(one for one in view.verdict.variants if one.arm == "psiv-on")
+    assert metrics["effect_pct"] == pytest.approx(best.primary.delta_pct)
+    assert (metrics["variants_adopt"], metrics["variants_reject"]) == (1, 1)
+
+
 def test_projecting_writes_the_answer_where_reviewers_look(
     server: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,12 +106,7 @@ def test_projecting_writes_the_answer_where_reviewers_look(
     parent = client.get_run(done.parent_run_id)
     assert parent.info.status == "FINISHED"
     assert parent.info.run_name == "psiv-cache: adopt psiv-on +2.49\N{NO-BREAK SPACE}%; reject 1"
-    note = parent.data.tags["mlflow.note.content"]
-    assert note.startswith("| variant | verdict |"), "MLflow shows the first lines unfolded"
-    assert f"\n\n**{view.lead}**\n\n" in note
-    best = next(one for one in view.verdict.variants if one.arm == "psiv-on")
-    assert parent.data.metrics["effect_pct"] == pytest.approx(best.primary.delta_pct)
-    assert (parent.data.metrics["variants_adopt"], parent.data.metrics["variants_reject"]) == (1, 1)
+    _has_the_answer(parent, view)
     files = {file.path for file in client.list_artifacts(done.parent_run_id)}
     assert files == {"report.html", "verdict.json", "plan.json", "spec.json", "plots"}
     assert Path(client.download_artifacts(done.parent_run_id, "report.html", str(tmp_path))).read_text() == html
