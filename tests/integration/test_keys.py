@@ -96,6 +96,11 @@ def test_report_counts_only_with_the_signature_of_its_node(api: Api, broke: bool
     changed = {**body, "message": "it was stopped"} if broke else {"receipts": body["receipts"][::-1]}
     assert "does not fit key" in problem(api.attempt(block, "report", **changed, signature=good["signature"]))[1]
     assert api.attempt(block, "report", **body).status_code == 200
+    if not broke:
+        digests = [receipt["digest"] for receipt in body["receipts"]]
+        for trial in block["trials"]:
+            shown = api.get(f"/v1/trials/{trial['trial_id']}/receipt").json()["signature"]
+            assert (shown["receipts"], shown["by"]["key"]) == (digests, good["signature"]["key"])
     api.cancel(made["id"])
 
 
