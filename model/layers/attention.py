@@ -35,7 +35,7 @@ from kernels.documents import documents, once_per_batch
 from kernels.errors import KernelUnsupported
 from model.config import HybridConfig
 from model.facts import ModelFact
-from model.layers.linear import Linear
+from model.layers.linear import projections
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -62,9 +62,9 @@ class CausalAttention(nn.Module):
         self.backend = config.attention.backend
         self.softcap = config.attention.softcap
         self.num_heads, self.rope_theta = config.attention.num_heads, config.attention.rope_theta
-        kind: Any = {"compute_dtype": compute_dtype, "products": config.projections}
-        self.qkv_proj = Linear(config.d_model, 3 * config.d_model, **kind)
-        self.out_proj = Linear(config.d_model, config.d_model, **kind)
+        projection = projections(config, compute_dtype)
+        self.qkv_proj = projection(config.d_model, 3 * config.d_model)
+        self.out_proj = projection(config.d_model, config.d_model)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor, rotary: Rotary | None = None) -> Tensor:
         """Return the attended tokens [B,S,D]. Raises KernelUnsupported if the backend cannot run here.

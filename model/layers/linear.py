@@ -10,6 +10,8 @@ weights are always products in bfloat16: their float8 operands would have to be 
 than the products gain.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,6 +105,11 @@ class _Float8Linear(torch.autograd.Function):
         return grad_x, (grad_TN.t() @ x_TK).float(), None
 
 
+def projections(config: HybridConfig, compute_dtype: torch.dtype) -> Callable[[int, int], Linear]:
+    """Return the constructor of a block's linear maps, from input and output features."""
+    return partial(Linear, compute_dtype=compute_dtype, products=config.projections)
+
+
 class RMSNorm(nn.Module):
     """Divide by the root mean square of the last axis, times a learned weight; float32 inside and out."""
 
@@ -132,9 +139,9 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
-        kind: Any = {"compute_dtype": compute_dtype, "products": config.projections}
-        self.up_proj = Linear(config.d_model, 2 * config.mlp_width, **kind)
-        self.out_proj = Linear(config.mlp_width, config.d_model, **kind)
+        projection = projections(config, compute_dtype)
+        self.up_proj = projection(config.d_model, 2 * config.mlp_width)
+        self.out_proj = projection(config.mlp_width, config.d_model)
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return [B,S,D]. Tokens are independent, so `segment_ids_BS` is unused."""

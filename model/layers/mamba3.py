@@ -5,7 +5,6 @@ R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, mamba3_mimo, peer
 from kernels.mamba3_mimo.criterion import small_run_problem
 from model.config import HybridConfig
-from model.layers.linear import Linear, RMSNorm
+from model.layers.linear import RMSNorm, projections
 
 
 class Mamba3(nn.Module):
@@ -28,9 +27,9 @@ class Mamba3(nn.Module):
         mamba, heads = config.mamba, config.num_value_heads
         per_state = (heads, mamba.mimo_rank, mamba.d_state)
         per_value = (heads, mamba.mimo_rank, mamba.headdim)
-        kind: Any = {"compute_dtype": compute_dtype, "products": config.projections}
-        self.in_proj = Linear(config.d_model, sum(config.mixer_widths), **kind)
-        self.out_proj = Linear(config.d_inner, config.d_model, **kind)
+        projection = projections(config, compute_dtype)
+        self.in_proj = projection(config.d_model, sum(config.mixer_widths))
+        self.out_proj = projection(config.d_inner, config.d_model)
         self.k_norm, self.q_norm = RMSNorm(mamba.d_state), RMSNorm(mamba.d_state)
         self.k_bias, self.q_bias = _parameter(*per_state), _parameter(*per_state)
         self.psi, self.zeta, self.phi = (_parameter(*per_value) for _ in range(3))

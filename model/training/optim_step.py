@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from kernels import facts
+from kernels.documents import with_documents
 from model.config import OptimConfig, TrainConfig
+from model.data.packing import Batch
 from model.facts import ModelFact
 from model.training import loss
 from model.training.compilation import Forward
@@ -42,6 +44,15 @@ class DeviceBatch(NamedTuple):
     """int64."""
     valid: Tensor
     """bool."""
+
+
+def to_device(batch: Batch, device: torch.device, *, room: int | None = None) -> DeviceBatch:
+    """Copy a batch of the host to `device`; on a GPU with its document boundaries, see `with_documents` for `room`."""
+    on_host = DeviceBatch(*(torch.from_numpy(part) for part in batch))
+    if device.type != "cuda":
+        return DeviceBatch(*(part.to(device) for part in on_host))
+    tokens, targets, valid = (part.to(device) for part in (on_host.tokens, on_host.targets, on_host.valid))
+    return DeviceBatch(tokens, targets, with_documents(on_host.segment_ids, device, room=room), valid)
 
 
 def batch_loss(forward: Forward, head_weight: Tensor, batch: DeviceBatch, config: TrainConfig) -> Tensor:

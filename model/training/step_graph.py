@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from kernels.documents import documents, replace_documents, with_documents
+from kernels.documents import documents, replace_documents
 from kernels.errors import KernelUnsupported
 from model.data.packing import Batch
-from model.training.optim_step import DeviceBatch
+from model.training.optim_step import DeviceBatch, to_device
 
 
 class StepGraph:
@@ -30,9 +30,7 @@ class StepGraph:
             room = max(room, len(documents(torch.from_numpy(batch.segment_ids)).offsets) - 1)
         if first is None:
             raise ValueError("a step cannot be recorded without a batch")
-        on_host = DeviceBatch(*(torch.from_numpy(part) for part in first))
-        self._batch = DeviceBatch(*(part.to(device) for part in on_host))
-        self._batch = self._batch._replace(segment_ids=with_documents(on_host.segment_ids, device, room=room))
+        self._batch = to_device(first, device, room=room)
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
         try:

@@ -28,7 +28,6 @@ from torch import Tensor
 from torch.utils import deterministic
 
 from kernels import facts, xla_device, xla_graph
-from kernels.documents import with_documents
 from kernels.errors import KernelUnsupported
 from kernels.xla_graph import describe_change
 from model import counts, hybrid
@@ -49,7 +48,7 @@ from model.training.compilation import (
 )
 from model.training.measurement import HostLoad, HostShares, PeakMeter, read_clock_mhz
 from model.training.mesh import Mesh
-from model.training.optim_step import DeviceBatch, batch_loss, update
+from model.training.optim_step import DeviceBatch, batch_loss, to_device, update
 from model.training.optimizers import optimizer_of
 from model.training.step_graph import StepGraph
 
@@ -325,8 +324,7 @@ class _Trainer:
         return self._step(self._on_device(batch)) if self._graph is None else self._graph.run(batch)
 
     def _step(self, batch: DeviceBatch) -> Tensor:
-        loss_now = batch_loss(self._forward, self._model.lm_head.weight, batch, self.config)
-        return update(loss_now, self.parameters, self._optimizer, self.config)
+        return update(self._loss(self._forward, batch), self.parameters, self._optimizer, self.config)
 
     def record_graph(self) -> None:
         """Record the step as a CUDA graph, if the config says so, for all later steps. Raises KernelUnsupported."""
@@ -400,14 +398,14 @@ class _Trainer:
         with torch.no_grad():
             for batch in self._dataset.val_batches(self.config.steps.val_rows, self.config.micro_batch):
                 count = int(batch.valid.sum())
-                total += self._loss(self._model, batch).double() * count
+                total += self._loss(self._model, self._on_device(batch)).double() * count
                 num_valid += count
                 self._wait()
         return float(total) / num_valid if num_valid else None
 
     def one_pass(self) -> None:
         """Run one forward and backward pass without an update."""
-        self._loss(self._forward, self._batch(0)).backward()  # type: ignore[no-untyped-call]
+        self._loss(self._forward, self._on_device(self._batch(0))).backward()  # type: ignore[no-untyped-call]
         self._wait()  # before the gradients are dropped, because XLA does not compute unreferenced values
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -424,14 +422,11 @@ class _Trainer:
         batch = self._dataset.batch(step, self.config.micro_batch, self.config.seed, second_share=data.second_share)
         return batch.joined() if data.documents == "joined" else batch
 
-    def _loss(self, forward: Forward, batch: Batch) -> Tensor:
-        return batch_loss(forward, self._model.lm_head.weight, self._on_device(batch), self.config)
+    def _loss(self, forward: Forward, batch: DeviceBatch) -> Tensor:
+        return batch_loss(forward, self._model.lm_head.weight, batch, self.config)
 
     def _on_device(self, batch: Batch) -> DeviceBatch:
-        on_host = DeviceBatch(*(torch.from_numpy(part) for part in batch))
-        on_device = DeviceBatch(*(part.to(self.device) for part in on_host))
-        if self.device.type == "cuda":
-            return on_device._replace(segment_ids=with_documents(on_host.segment_ids, self.device))
+        on_device = to_device(batch, self.device)
         return on_device if self._mesh is None else self._mesh.lay_out(on_device)
 
     def _wait(self) -> None:
