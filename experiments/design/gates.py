@@ -4,7 +4,7 @@ Validation, published enums, documentation, attestation and tests derive from th
 field of TrainConfig. Model code reads that field and never a gate's name.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from experiments.design.gate import Claim, Facts, Gate, GateValue, show
@@ -406,11 +406,3 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 
 BACK_ENDS = tuple(f"{gate.name}={show(value)}" for gate in _ENTRIES for value in gate.tried_on_gpus)
 """Names of the values that a worker on a GPU tries, such as "attention=fa4"."""
-
-
-def back_ends_of(gates: Mapping[str, Any], pattern: str) -> Iterator[str]:
-    """Yield the back ends that an arm with these gates and this pattern of blocks uses."""
-    for gate in _ENTRIES:
-        value = gates.get(gate.name)
-        if value in gate.tried_on_gpus and (gate.block is None or gate.block in pattern):
-            yield f"{gate.name}={show(value)}"

@@ -113,6 +113,11 @@ class Plan(Frozen):
         return {arm.name: arm for arm in self.arms}
 
 
+def may_have_control(spec: AblationSpec) -> bool:
+    """Return whether a control arm would measure noise that a verdict on `spec` needs."""
+    return spec.purpose != "calibration" and spec.verdict.timed
+
+
 def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
     """Return the plan of `spec`; with `control`, one more arm repeats the baseline.
 

@@ -12,7 +12,7 @@ from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import with_number
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
+from experiments.design.plan import make_plan, may_have_control
 from experiments.design.program import sent_code
 from experiments.design.spec import AblationSpec
 from experiments.documents import write_whole
@@ -56,7 +56,7 @@ def write_plan(
     content, content_type = with_number(body.content, body.content_type, calibrations)
     spec = parse_spec(content, content_type)
     refuse_session_key(spec)
-    plan = make_plan(spec, control=spec.purpose != "calibration" and spec.verdict.timed and not calibrations)
+    plan = make_plan(spec, control=may_have_control(spec) and not calibrations)
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)
     file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)

@@ -13,7 +13,7 @@ from experiments.analysis.proposals import refuse_session_key
 from experiments.analysis.sizing import sizing_problems, with_number, workload_of
 from experiments.design.config_fields import steps_of
 from experiments.design.load import CONTENT_TYPES, parse_spec
-from experiments.design.plan import Plan, make_plan, questions
+from experiments.design.plan import Plan, make_plan, may_have_control, questions
 from experiments.design.power import alpha_of
 from experiments.design.problems import pointer
 from experiments.design.spec import AblationSpec
@@ -294,7 +294,7 @@ def _has_control(ablation_id: str, spec: AblationSpec, every: int, *, measured: 
 
 
 def _may_have_control(spec: AblationSpec, every: int) -> bool:
-    return every > 0 and spec.purpose != "calibration" and spec.verdict.timed
+    return every > 0 and may_have_control(spec)
 
 
 def _is_measured(services: Services, spec: AblationSpec, plan: Plan) -> bool:
@@ -302,9 +302,9 @@ def _is_measured(services: Services, spec: AblationSpec, plan: Plan) -> bool:
     if not _may_have_control(spec, services.settings.control_every):
         return True
     with services.store.read() as connection:
-        known = read_calibrations(connection, workload=workload_of(plan, spec))
+        calibrations = read_calibrations(connection, workload=workload_of(plan, spec))
     now = time.time()
-    return any(next(standing_problems(one, now), None) is None for one in known)
+    return any(next(standing_problems(one, now), None) is None for one in calibrations)
 
 
 def _check_reports(spec: AblationSpec, plan: Plan, most_bytes: int) -> None:

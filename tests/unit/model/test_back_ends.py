@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.design.gates import BACK_ENDS, GATES, back_ends_of
+from experiments.design.gates import BACK_ENDS
 from model import back_ends
 from model.layers import attention
 from model.training import loss
@@ -62,10 +62,3 @@ def test_a_mask_that_lets_documents_see_each_other_is_found(monkeypatch: pytest.
     plain = attention.ATTEND["sdpa"]
     monkeypatch.setitem(attention.ATTEND, "sdpa", lambda q, k, v, ids, cap: plain(q, k, v, torch.zeros_like(ids), cap))
     assert str(back_ends.problem("attention=sdpa", CPU)).startswith("wrong: ")
-
-
-def test_an_arm_names_the_back_ends_that_its_blocks_use() -> None:
-    gates = {gate.name: gate.default for gate in GATES.values()} | {"attention": "fa4", "loss": "quack"}
-    assert list(back_ends_of(gates, "MFA")) == ["loss=quack", "attention=fa4"]
-    assert list(back_ends_of(gates, "MF")) == ["loss=quack"]
-    assert list(back_ends_of(gates | {"cuda_graph": True, "loss": "dense"}, "F")) == ["cuda_graph=true"]
