@@ -22,13 +22,13 @@ _PROCESS = 1
 
 def traces(view: AblationView) -> dict[str, StepTrace]:
     """Return the profiled step over time of each arm that has one, from its first trial with one."""
-    found: dict[str, StepTrace] = {}
+    of_arm: dict[str, StepTrace] = {}
     for arm in view.plan.arms:
         stored = (receipt.step_trace for receipt in view.whole_blocks.of(arm.name))
         first = next((trace for trace in stored if trace is not None), None)
         if first is not None:
-            found[arm.name] = first
-    return found
+            of_arm[arm.name] = first
+    return of_arm
 
 
 def chrome_trace(name: str, trace: StepTrace) -> str:

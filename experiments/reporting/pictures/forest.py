@@ -75,8 +75,8 @@ def _beyond(reaches: Mapping[str, _Reach | None], rule: PrimaryRule) -> dict[str
         return {}
     sizes = {arm: max(-low, high) for arm, (low, high) in rows.items()}
     typical = max(sorted(sizes.values())[(len(sizes) - 1) // 2], rule.margin_pct, abs(rule.adopt_from_pct or 0.0))
-    found = {arm: rows[arm] for arm, size in sizes.items() if size > _CRUSHED * typical}
-    return found if typical > 0 and len(found) < len(rows) else {}
+    outliers = {arm: rows[arm] for arm, size in sizes.items() if size > _CRUSHED * typical}
+    return outliers if typical > 0 and len(outliers) < len(rows) else {}
 
 
 def _cut(axes: Axes, kept: Sequence[_Reach], rule: PrimaryRule) -> None:

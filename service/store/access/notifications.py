@@ -58,10 +58,10 @@ def remove(connection: Connection, notification_id: str, token_id: str | None) -
 
 def ask(connection: Connection, ablation_id: str) -> None:
     """Ask for a notice to each notification of the ablation's owner that was not asked for before."""
-    known = select(notices.c.notification_id).where(notices.c.ablation_id == ablation_id)
+    asked = select(notices.c.notification_id).where(notices.c.ablation_id == ablation_id)
     wanted = select(notifications.c.id).join(ablations, ablations.c.token_id == notifications.c.token_id)
     wanted = wanted.join(tokens, tokens.c.id == notifications.c.token_id).where(tokens.c.revoked_at.is_(None))
-    for row in list(connection.execute(wanted.where(ablations.c.id == ablation_id, notifications.c.id.not_in(known)))):
+    for row in list(connection.execute(wanted.where(ablations.c.id == ablation_id, notifications.c.id.not_in(asked)))):
         notice = new_id("ntc")
         connection.execute(insert(notices).values(id=notice, notification_id=row.id, ablation_id=ablation_id))
         outbox.add(connection, OutboxKind.NOTIFY, notice)

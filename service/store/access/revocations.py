@@ -73,19 +73,19 @@ def revived(connection: Connection, before: Revocations, *, end: bool) -> list[s
 
     Tokens and keys that the database before did not know are left as they are.
     """
-    found = [*_tokens(connection, before, end=end), *_keys(connection, before, end=end)]
+    lines = [*_tokens(connection, before, end=end), *_keys(connection, before, end=end)]
     for row in _links(connection):
         revoked_at = before.links.get(row.id)
         if revoked_at is not None and row.revoked_at is None:
-            found.append(f"share link {row.id} of {row.ablation_id}, revoked")
+            lines.append(f"share link {row.id} of {row.ablation_id}, revoked")
             if end:
                 connection.execute(update(share_links).where(share_links.c.id == row.id).values(revoked_at=revoked_at))
-    return found
+    return lines
 
 
 def _tokens(connection: Connection, before: Revocations, *, end: bool) -> Iterator[str]:
-    known = list(connection.execute(select(tokens.c.id, tokens.c.name, tokens.c.revoked_at)))
-    for row in known:
+    rows = list(connection.execute(select(tokens.c.id, tokens.c.name, tokens.c.revoked_at)))
+    for row in rows:
         gone = before.tokens.get(row.id)
         if gone is not None and row.revoked_at is None:
             yield f"token {row.name}, revoked: {gone.reason}"
@@ -93,7 +93,7 @@ def _tokens(connection: Connection, before: Revocations, *, end: bool) -> Iterat
                 connection.execute(
                     update(tokens).where(tokens.c.id == row.id).values(revoked_at=gone.at, reason=gone.reason)
                 )
-    names = {row.id: row.name for row in known if row.id in before.tokens}
+    names = {row.id: row.name for row in rows if row.id in before.tokens}
     for row in list(connection.execute(select(token_secrets))):
         is_revoked = before.tokens.get(row.token_id) is not None
         ends_at = before.secrets.get(row.digest)
@@ -141,12 +141,12 @@ def main(arguments: list[str]) -> int:
 
 def _save(store: Store, file: Path) -> list[str]:
     with store.read() as connection:
-        found = read(connection)
-    text = found.model_dump_json(indent=1) + "\n"
+        current = read(connection)
+    text = current.model_dump_json(indent=1) + "\n"
     if file == _STANDARD:
         return [text.rstrip("\n")]
     write_whole(file, text, mode=0o600)
-    return [f"{file}: {len(found.tokens)} tokens, {len(found.keys)} signing keys"]
+    return [f"{file}: {len(current.tokens)} tokens, {len(current.keys)} signing keys"]
 
 
 def _apply(store: Store, file: Path) -> list[str]:
