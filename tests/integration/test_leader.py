@@ -1,15 +1,17 @@
 """Several background processes: one leads, another takes over, and MLflow then equals the database."""
 
 import signal
+import sqlite3
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import make_url, select, update
 
 from experiments.reporting.mlflow.sink import Projection
 from experiments.reporting.view import AblationView
@@ -131,6 +133,22 @@ def is_done(api: Api) -> bool:
     return not kinds
 
 
+def freeze_between_writes(process: "subprocess.Popen[bytes]", url: str) -> None:
+    """Stop `process` while it does not hold SQLite's write lock, which it would keep as long as it is stopped."""
+    for _ in range(30):
+        process.send_signal(signal.SIGSTOP)
+        with closing(sqlite3.connect(str(make_url(url).database), timeout=1, isolation_level=None)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:  # locked
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.1)
+            else:
+                connection.execute("ROLLBACK")
+                return
+    raise AssertionError("SQLite was locked each time the process was stopped")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "fault"), [("sqlite", signal.SIGSTOP), ("postgresql", signal.SIGKILL)])
 def test_another_process_takes_over_and_mlflow_equals_the_database(
@@ -150,7 +168,10 @@ def test_another_process_takes_over_and_mlflow_equals_the_database(
         made = [api.submit()["id"] for _ in range(ABLATIONS)]
         api.finish(api.register())
         until(lambda: any("project of" in line for line in logs[first].read_text().splitlines()))
-        first.send_signal(fault)
+        if fault == signal.SIGSTOP:
+            freeze_between_writes(first, url)
+        else:
+            first.send_signal(fault)
         until(lambda: "leads as" in logs[second].read_text(), 40 * LEASE_S)
         if fault == signal.SIGSTOP:
             until(lambda: "project of" in logs[second].read_text())
