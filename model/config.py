@@ -17,7 +17,7 @@ LossKind: TypeAlias = Literal["dense", "compiled", "chunked", "torch_linear_ce",
 OptimizerKind: TypeAlias = Literal["adamw", "muon"]
 AdamWUpdate: TypeAlias = Literal["fused", "foreach", "clip_in_update"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
-Sharding: TypeAlias = Literal["fsdp", "replicated"]
+Sharding: TypeAlias = Literal["fsdp", "replicated", "hsdp"]
 ProjectionKind: TypeAlias = Literal["as_dtype", "fp8_forward", "fp8"]
 NormKind: TypeAlias = Literal["rms", "layer"]
 DocumentBorders: TypeAlias = Literal["separate", "joined"]
@@ -316,17 +316,42 @@ class StepsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices that one step is spread over (lane xla). Each computes an equal share of the rows."""
+    """Devices that share one step: devices = data * context * tensor. Lane xla divides only the rows (`data`)."""
 
     devices: int = 1
     sharding: Sharding = "fsdp"
-    """With several devices, `fsdp` divides weight matrices and their optimiser state over them. `replicated` keeps
-    whole copies on each."""
+    """Of parameters and optimiser state over the devices with different tokens (`data` and `context`): `fsdp` divides
+    them, `replicated` keeps whole copies on each, `hsdp` divides them inside of two halves."""
+    tensor: int = 1
+    """Devices that share heads and columns of each layer (tensor parallel)."""
+    context: int = 1
+    """Devices that share the tokens of each row (context parallel)."""
 
     def __post_init__(self) -> None:
         _one_of("mesh.devices", self.devices, MESH_SIZES)
-        if self.devices == 1 and self.sharding != "fsdp":
-            raise ConfigError("mesh.sharding", f"is {self.sharding}; with one device there is nothing to divide")
+        for name, value in (("tensor", self.tensor), ("context", self.context)):
+            _one_of(f"mesh.{name}", value, MESH_SIZES)
+        shares = self.tensor * self.context
+        if self.devices % shares:
+            name = "tensor" if self.tensor > 1 else "context"
+            detail = f"is {getattr(self, name)}; tensor * context = {shares} does not divide {self.devices} devices"
+            raise ConfigError(f"mesh.{name}", detail)
+        if self.copies == 1 and self.sharding != "fsdp":
+            raise ConfigError(
+                "mesh.sharding", f"is {self.sharding}; no two devices have different tokens: nothing to divide"
+            )
+        if self.sharding == "hsdp" and self.copies < 4:
+            raise ConfigError("mesh.sharding", f"is hsdp; allowed from 4 devices with different tokens: {self.copies}")
+
+    @property
+    def data(self) -> int:
+        """Devices that compute different rows."""
+        return self.devices // (self.tensor * self.context)
+
+    @property
+    def copies(self) -> int:
+        """Devices that need the same parameters for different tokens: data * context."""
+        return self.devices // self.tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,10 +381,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _between("micro_batch", self.micro_batch, 1, 4096)
-        if self.micro_batch % self.mesh.devices:
-            raise ConfigError(
-                "micro_batch", f"is {self.micro_batch}; allowed: a multiple of {self.mesh.devices} devices"
-            )
+        if self.micro_batch % self.mesh.data:
+            allowed = f"a multiple of the {self.mesh.data} devices that compute different rows"
+            raise ConfigError("micro_batch", f"is {self.micro_batch}; allowed: {allowed}")
+        if self.data.seq_len % self.mesh.context:
+            allowed = f"a number that divides data.seq_len = {self.data.seq_len}"
+            raise ConfigError("mesh.context", f"is {self.mesh.context}; allowed: {allowed}")
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
         _between("threads", self.threads, 0, 1024)
         if self.cuda_graph and self.optim.algorithm != "adamw":

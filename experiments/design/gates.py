@@ -368,7 +368,7 @@ _ENTRIES = (
         values=get_args(Sharding),
         path="mesh.sharding",
         claim=Claim.RE_ASSOCIATES,
-        lanes={"replicated": (Lane.XLA,)},
+        lanes={"replicated": (Lane.XLA,), "hsdp": (Lane.CUDA, Lane.REFERENCE)},
         unused_with=NOT_XLA,
         proof="the runtime's layout of the weight matrices on the devices after the first step, or before it where "
         "nothing runs",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kernels.scan_switches import ScanSwitches
-from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig, layer_runs
+from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig, layer_runs
 from model.errors import ConfigError
 
 
@@ -72,15 +72,25 @@ def test_config_and_flops_import_needs_no_torch():
 @pytest.mark.parametrize("devices", [2, 4])
 def test_rows_are_shared_evenly_between_devices(devices: int) -> None:
     assert TrainConfig(micro_batch=4, mesh=MeshConfig(devices=devices)).tokens_per_step == 4 * 256
-    with pytest.raises(ConfigError, match=rf"micro_batch: is 5; allowed: a multiple of {devices} devices"):
+    with pytest.raises(
+        ConfigError, match=rf"micro_batch: is 5; allowed: a multiple of the {devices} devices that compute"
+    ):
         TrainConfig(micro_batch=5, mesh=MeshConfig(devices=devices))
 
 
 def test_a_mesh_of_another_size_or_of_one_device_to_divide_over_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"mesh.devices: is 3; allowed: 1, 2, 4, 8, 16"):
         MeshConfig(devices=3)
-    with pytest.raises(ConfigError, match=r"mesh.sharding: is replicated; with one device there is nothing to divide"):
+    with pytest.raises(
+        ConfigError, match=r"mesh.sharding: is replicated; no two devices have different tokens: nothing"
+    ):
         MeshConfig(sharding="replicated")
+    with pytest.raises(ConfigError, match=r"mesh.sharding: is hsdp; allowed from 4 devices with different tokens: 2"):
+        MeshConfig(devices=4, tensor=2, sharding="hsdp")
+    with pytest.raises(ConfigError, match=r"mesh.tensor: is 4; tensor \* context = 8 does not divide 4 devices"):
+        MeshConfig(devices=4, tensor=4, context=2)
+    with pytest.raises(ConfigError, match=r"mesh.context: is 2; allowed: a number that divides data.seq_len = 9"):
+        TrainConfig(mesh=MeshConfig(devices=2, context=2), data=DataConfig(seq_len=9))
 
 
 @pytest.mark.parametrize(

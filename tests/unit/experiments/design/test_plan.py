@@ -103,7 +103,7 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
     assert {arm.config["mesh"]["devices"] for arm in plan.arms} == {2}
     assert [arm.config["mesh"]["sharding"] for arm in plan.arms] == ["fsdp", "replicated"]
     asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
-    with pytest.raises(SpecError, match="micro_batch is 2; allowed: a multiple of 4 devices"):
+    with pytest.raises(SpecError, match="micro_batch is 2; allowed: a multiple of the 4 devices"):
         make_plan(make_spec(**asked))
 
 
@@ -175,7 +175,7 @@ def test_dividing_over_one_device_is_refused_at_the_gate() -> None:
         make_plan(make_spec(variants={"whole": {"gates": {"sharding": "replicated"}}}, **asked))
     (problem,) = caught.value.problems
     assert problem.pointer == "#/variants/whole/gates/sharding"
-    assert "with one device there is nothing to divide" in problem.detail
+    assert "no two devices have different tokens: nothing to divide" in problem.detail
 
 
 @pytest.mark.parametrize(("tokens", "is_refused"), [(256, True), (512, True), (255, False), (16, False)])

@@ -1,0 +1,91 @@
+"""The ranks of one training step: processes of torch.distributed, one for each device.
+
+`MeshConfig` divides a step in three ways at once: `data` ranks compute different rows of the batch, `context` ranks
+different pieces of each row, `tensor` ranks different heads and columns of each layer. Rank
+(d * context + c) * tensor + t has the coordinates (d, c, t).
+
+Kernels exchange tensors over NCCL on GPUs and gloo on processors. Control messages (`agree`, `gather`) always use gloo,
+so they wait for no device.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from model.config import MeshConfig
+
+PATIENCE = timedelta(minutes=30)
+"""How long a collective waits for a rank. The worker ends a trial whose rank died, so nobody waits that long."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that differ in one coordinate, as seen by this process."""
+
+    process_group: dist.ProcessGroup
+    index: int
+    """This process's coordinate."""
+    size: int
+
+    def part(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return this process's contiguous share of `tensor` along `axis`, whose length `size` divides."""
+        length = tensor.shape[axis]
+        if length % self.size:
+            raise ValueError(f"axis {axis} has {length} elements; allowed: a multiple of {self.size}")
+        return tensor.narrow(axis, self.index * (length // self.size), length // self.size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up `tensor` over the group in place, without gradients, and return it."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.process_group)
+        return tensor
+
+
+class Ranks:
+    """This process among the ranks of a step. All ranks have to call each collective method, in one order."""
+
+    def __init__(self, config: MeshConfig, device: torch.device) -> None:
+        """Make the groups of `config`. The default process group exists already (`join`)."""
+        self.config, self.device = config, device
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        if self.world != config.devices:
+            raise ValueError(f"{self.world} processes joined; the step has {config.devices} devices")
+        shape = (config.data, config.context, config.tensor)
+        self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context", "tensor"))
+        self.data, self.context, self.tensor = (self._group(name) for name in ("data", "context", "tensor"))
+        self.rows_mesh: DeviceMesh = self.mesh["data", "context"]._flatten("rows")
+        """Ranks that have the same parameters and different tokens: their gradients are added up."""
+        self.rows = _group_of(self.rows_mesh)
+        self._control = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def _group(self, name: str) -> Group:
+        return _group_of(self.mesh[name])
+
+    def agree(self, value: float) -> float:
+        """Return the largest `value` of all ranks, so that all decide alike."""
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
+        return float(largest)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the `value` of every rank, by rank."""
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self._control)
+        return values
+
+
+def join(rank: int, world: int, meeting: Path, device: torch.device) -> None:
+    """Join the default process group as `rank` of `world`. All ranks of one machine name one new file `meeting`."""
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+    store = dist.FileStore(str(meeting), world)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+
+
+def _group_of(mesh: DeviceMesh) -> Group:
+    return Group(mesh.get_group(), mesh.get_local_rank(), mesh.size())

@@ -1,0 +1,74 @@
+"""Run a function in several processes of torch.distributed, over gloo on this machine's processors."""
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from model.config import MeshConfig
+
+LONGEST_S = 120.0
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["model.parallel.ranks", "model.hybrid"])
+
+
+def run_ranks(mesh: MeshConfig, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return the values of work(ranks, *arguments) by rank. `work` is a function of a module; values are pickled.
+
+    Raises RuntimeError with a rank's traceback when it fails; the other ranks are ended.
+    """
+    with TemporaryDirectory(prefix="ranks-") as folder:
+        pipes, processes = [], []
+        for rank in range(mesh.devices):
+            ours, theirs = _context.Pipe(duplex=False)
+            job = (rank, mesh, Path(folder) / "meeting", theirs, work, arguments)
+            process = _context.Process(target=_rank, args=job, daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            return _values(pipes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _values(pipes: list[Connection]) -> list[Any]:
+    values: dict[int, Any] = {}
+    while len(values) < len(pipes):
+        ready: list[Any] = wait([pipe for rank, pipe in enumerate(pipes) if rank not in values], LONGEST_S)
+        if not ready:
+            raise RuntimeError(f"ranks {sorted(set(range(len(pipes))) - set(values))} did not end in {LONGEST_S:.0f} s")
+        for pipe in ready:
+            rank = pipes.index(pipe)
+            try:
+                done, value = pipe.recv()
+            except EOFError:
+                done, value = False, "it ended without an answer"
+            if not done:
+                raise RuntimeError(f"rank {rank} of {len(pipes)}: {value}")
+            values[rank] = value
+    return [values[rank] for rank in range(len(pipes))]
+
+
+def _rank(
+    rank: int, mesh: MeshConfig, meeting: Path, pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+
+    from model.parallel.ranks import Ranks, join
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        join(rank, mesh.devices, meeting, torch.device("cpu"))
+        pipe.send((True, work(Ranks(mesh, torch.device("cpu")), *arguments)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
