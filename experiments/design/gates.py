@@ -406,3 +406,12 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 
 BACK_ENDS = tuple(f"{gate.name}={show(value)}" for gate in _ENTRIES for value in gate.tried_on_gpus)
 """Names of the values that a worker on a GPU tries, such as "attention=fa4"."""
+
+
+def back_ends_of(gates: Mapping[str, Any], pattern: str) -> frozenset[str]:
+    """Return the members of BACK_ENDS that an arm with these gates and this pattern of blocks runs."""
+    return frozenset(
+        f"{gate.name}={show(gates[gate.name])}"
+        for gate in _ENTRIES
+        if gates.get(gate.name) in gate.tried_on_gpus and (gate.block is None or gate.block in pattern)
+    )

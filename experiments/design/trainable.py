@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from experiments.design.config_fields import read_config, value_at
 from experiments.design.gate import Claim, Facts, show
 from experiments.design.gate_readings import GateReading, declared_readings, read_gates
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, back_ends_of
 from experiments.design.packages import code_folders, lane_of_package
 from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
 from experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES
@@ -65,6 +65,10 @@ class Trainable(ABC):
     @abstractmethod
     def lane(self, gates: Mapping[str, Any]) -> str:
         """Return the lane that a node must offer for an arm with these gates."""
+
+    def back_ends(self, _gates: Mapping[str, Any]) -> frozenset[str]:
+        """Return the members of BACK_ENDS that an arm with these gates runs."""
+        return frozenset()
 
     @abstractmethod
     def readings(self, gates: Mapping[str, Any], facts: Facts) -> dict[str, GateReading]:
@@ -188,6 +192,10 @@ class BuiltInModel(Trainable):
     def lane(self, gates: Mapping[str, Any]) -> str:
         """Return the lane of the scan."""
         return str(gates["lane"])
+
+    def back_ends(self, gates: Mapping[str, Any]) -> frozenset[str]:
+        """Return the back ends that a worker on a GPU tries, of those that the gates ask for."""
+        return back_ends_of(gates, str(self.config["model"]["pattern"]))
 
     def readings(self, gates: Mapping[str, Any], facts: Facts) -> dict[str, GateReading]:
         """Compare the requested gates with the recorded facts of the model and its kernels."""

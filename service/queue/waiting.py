@@ -17,7 +17,7 @@ from kernels.backends import NODE_CLASSES
 from service.lifecycle import OVER
 from service.store.ablations import queue
 from service.store.ablations.queue import Pace, QueuePlace
-from service.store.nodes.placement import Needs, lacks, lanes_of
+from service.store.nodes.placement import Needs, lacks
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ class EligibleNodes:
 
 def eligible_nodes(connection: Connection, plan: Plan, *, silent_s: float) -> EligibleNodes:
     """Return the nodes that may run the blocks of `plan` now; a node that was silent for `silent_s` is not live."""
-    needs = Needs(lanes=lanes_of(plan), devices=plan.devices)
-    return _eligible(plan.node_class, queue.nodes_of(connection, [plan.node_class]), needs, silent_s)
+    nodes = queue.nodes_of(connection, [plan.node_class])
+    return _eligible(plan.node_class, nodes, Needs.of_plan(plan), silent_s)
 
 
 def _eligible(node_class: str, nodes: Sequence[Row[Any]], needs: Needs, silent_s: float) -> EligibleNodes:

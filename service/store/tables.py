@@ -170,6 +170,7 @@ nodes = Table(
     Column("stopped_at", Double),
     Column("resumed_at", Double, nullable=False, default=0.0),
     Column("lanes", Text),
+    Column("failed_back_ends", Text),
     Column("num_devices", Integer, nullable=False, default=1),
 )
 
@@ -300,6 +301,7 @@ blocks = Table(
     Column("order", Text, nullable=False),
     Column("node_class", String(32), nullable=False),
     Column("lanes", String(64), nullable=False, default=""),
+    Column("back_ends", Text, nullable=False, default=""),  # each name between two commas
     Column("num_devices", Integer, nullable=False, default=1),
     Column("state", String(16), nullable=False),
     Column("attempt_no", Integer, nullable=False, default=0),

@@ -1,5 +1,6 @@
 """Migrations: a new database, one of today's revision, and those that this version rejects; on both databases."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
@@ -96,6 +97,26 @@ def test_questions_of_an_earlier_version_still_count(
         migration.upgrade()
     with store.read() as connection:
         assert [one.ablation for one in family_of(connection, again["id"]).earlier] == [first["id"]]
+
+
+def test_nodes_of_an_earlier_version_keep_the_results_of_their_back_ends(url: str, store: Store) -> None:
+    config = migrate._config()
+    lanes = {"cuda": None, "peer": "missing", "attention=fa4": "refused: no package", "loss=quack": None}
+    registrations = {"tried": {"lanes": lanes}, "works": {"lanes": {"cuda": None}}, "untried": {"lanes": None}}
+    with store.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0022")
+        row = {"node_class": "h100", "registered_at": 0.0, "seen_at": 0.0, "draining": False}
+        row |= {"resumed_at": 0.0, "num_devices": 1}
+        columns = ", ".join(["id", "name", "registration", *row])
+        values = ", ".join(f":{name}" for name in ["id", "name", "registration", *row])
+        for name, registration in registrations.items():
+            own = {"id": name, "name": name, "registration": json.dumps(registration), **row}
+            connection.execute(text(f"INSERT INTO nodes ({columns}) VALUES ({values})"), own)  # noqa: S608
+        command.upgrade(config, "0023")
+    with store.read() as connection:
+        failed = {row.id: row.failed_back_ends for row in connection.execute(text("SELECT * FROM nodes"))}
+    assert failed == {"tried": '{"attention=fa4": "refused: no package"}', "works": None, "untried": None}
 
 
 @pytest.mark.parametrize(("revision", "advice"), [("0014", "upgrades only from '0015'"), ("9999", "backup")])

@@ -1,15 +1,19 @@
 """Nodes that are drained, quarantined and resumed, and which node gets what; on SQLite and on PostgreSQL."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from experiments.design.gates import BACK_ENDS
 from service.background.reconciler import Reconciler
-from service.store.nodes.placement import HEARD_S
+from service.store.ablations import queue
+from service.store.nodes.placement import HEARD_S, Needs, fits, lacks
 from service.store.tables import blocks, db_now, nodes
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of, running_api
+from tests.factories import make_spec
 from tests.web_pages import Person
 
 api = api_fixture()
@@ -274,6 +278,72 @@ def test_block_goes_only_where_its_lanes_ran(api: Api) -> None:
     assert api.claim(registered({"reference": None, "cuda": "no device"})) is not None
     assert registered(None) == one
     assert api.claim(api.register("two")) is not None
+
+
+def test_block_goes_only_where_its_back_ends_work(api: Api) -> None:
+    spec = {
+        "placement": {"node_class": "h100"},
+        "baseline": {"gates": {"attention": "sdpa"}},
+        "variants": {"fa4": {"gates": {"attention": "fa4"}}, "fp8": {"gates": {"projections": "fp8"}}},
+    }
+    refused = "refused: attention 'fa4' needs the package flash-attn-4"
+    results = {"reference": None, "cuda": None, "attention=flash": "wrong: relative error 1", "projections=fp8": None}
+    one = api.register("one", "h100", lanes={**results, "attention=fa4": refused})
+    made = api.submit(**spec)
+    reason = f"a live node of class 'h100': 'one' does not work with attention fa4 ({refused})"
+    assert f"it waits for {reason}" in made["warnings"]
+    assert api.get(f"/v1/ablations/{made['id']}").json()["waiting_for"] == reason
+    assert api.claim(one) is None
+    values = make_spec(**spec).model_dump(mode="json", exclude_unset=True)
+    plan = api.client.post("/v1/ablations:plan", headers=api.admin, json=values).json()
+    (answer,) = [row for row in plan["node_classes"] if row["node_class"] == "h100"]
+    assert (answer["live_nodes"], answer["reason"]) == (0, f"it waits for {reason}")
+    assert api.claim(api.register("untried", "h100")) is not None
+    assert api.register("one", "h100", lanes={**results, "attention=fa4": None}) == one
+    assert api.claim(one) is not None
+    broken = {"attention=fa4": refused, "projections=fp8": "it gave no answer, so it may crash: " + "x" * 400}
+    api.register("one", "h100", lanes={**results, **broken})
+    api.register("untried", "h100", lanes={"reference": "the answer was wrong"})
+    stored = needs_of(api, made["id"])
+    with api.store.read() as connection:
+        first, second = queue.nodes_of(connection, ["h100"])
+    words = lacks(first, stored)
+    assert words is not None
+    assert words.startswith(f"does not work with attention fa4 ({refused}) and projections fp8 (it gave no answer")
+    assert len(words) < 300
+    assert lacks(second, stored) == "did not run the lanes reference in its check"
+
+
+def needs_of(api: Api, ablation_id: str) -> Needs:
+    with api.store.read() as connection:
+        return queue.places(connection, [ablation_id])[ablation_id].needs
+
+
+def test_drawn_blocks_go_to_the_nodes_whose_back_ends_work(api: Api) -> None:
+    """Compare the condition in SQL and the words about it with sets."""
+    rng = random.Random(31)  # noqa: S311 - draws that repeat
+    api.submit()
+    with api.store.read() as connection:
+        ids = list(connection.scalars(select(blocks.c.id)))
+    outcomes = set()
+    for number in range(40):
+        needed = {block_id: frozenset(rng.sample(BACK_ENDS, rng.randrange(4))) for block_id in ids}
+        results = {name: rng.choice([None, None, "wrong: 100% _ of it"]) for name in BACK_ENDS if rng.random() < 0.7}
+        node_id = api.register(f"n{number}", lanes={"reference": None, **results})
+        stored = {block_id: f",{','.join(sorted(names))}," if names else "" for block_id, names in needed.items()}
+        with api.store.write() as connection:
+            for block_id, text in stored.items():
+                connection.execute(update(blocks).where(blocks.c.id == block_id).values(back_ends=text))
+        with api.store.read() as connection:
+            row = connection.execute(select(nodes).where(nodes.c.id == node_id)).one()
+            given = set(connection.scalars(select(blocks.c.id).where(fits(row, room=None))))
+        for block_id, names in needed.items():
+            failed = {name for name in names if results.get(name) is not None}
+            words = lacks(row, Needs(lanes="reference", back_ends=stored[block_id], devices=1))
+            assert (block_id in given, words is None) == (not failed, not failed), (names, results)
+            assert all(f"{name.replace('=', ' ')} (wrong: 100% _ of it)" in str(words) for name in failed)
+            outcomes.add(len(failed))
+    assert {0, 1, 2} <= outcomes
 
 
 def test_block_goes_only_where_all_devices_of_its_step_are(api: Api) -> None:

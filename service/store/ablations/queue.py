@@ -58,7 +58,7 @@ def _pause_s() -> ColumnElement[float]:
 
 
 _OWN = (
-    select(ablations.c.id, _pause_s().label("pause_s"), blocks.c.lanes, blocks.c.num_devices)
+    select(ablations.c.id, _pause_s().label("pause_s"), blocks.c.lanes, blocks.c.back_ends, blocks.c.num_devices)
     .join(blocks, (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0))
     .where(ablations.c.id.in_(_IDS), WAITS)
 )
@@ -84,7 +84,7 @@ def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Q
             blocks_ahead=counts[row.id][0],
             blocks_between=counts[row.id][1],
             pause_s=float(row.pause_s),
-            needs=Needs(lanes=row.lanes, devices=row.num_devices),
+            needs=Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices),
         )
         for row in own
     }
@@ -140,6 +140,7 @@ _NODES = (
         nodes.c.draining,
         nodes.c.quarantined_reason,
         nodes.c.lanes,
+        nodes.c.failed_back_ends,
         nodes.c.num_devices,
         (db_now() - nodes.c.seen_at).label("silent_s"),
         has_revoked_key(nodes.c.name).label("revoked"),
@@ -150,7 +151,7 @@ _NODES = (
 
 
 def nodes_of(connection: Connection, node_classes: Collection[str]) -> Sequence[Row[Any]]:
-    """Return the nodes of these classes: reasons to stop, lanes, devices, and seconds of silence."""
+    """Return the nodes of these classes: reasons to stop, lanes, back ends, devices, and seconds of silence."""
     return connection.execute(_NODES, {"classes": list(node_classes)}).all()
 
 

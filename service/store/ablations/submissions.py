@@ -26,7 +26,7 @@ from service.store.ablations import code_archives
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import reached
 from service.store.nodes.calibrations import read_sizing
-from service.store.nodes.placement import lanes_of
+from service.store.nodes.placement import Needs
 from service.store.tables import ablations, blocks, db_now, idempotency, labels, questions, trials
 
 
@@ -161,7 +161,7 @@ def _ablation_row(submission: Submission, held_from: int) -> dict[str, Any]:
 
 def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: int) -> list[dict[str, Any]]:
     plan = submission.plan
-    lanes = lanes_of(plan)
+    needs = Needs.of_plan(plan)
     return [
         {
             "id": own.block_id,
@@ -170,8 +170,9 @@ def _block_rows(submission: Submission, ids: Sequence[BlockIds], *, held_from: i
             "seed": block.seed,
             "order": json.dumps(block.order),
             "node_class": plan.node_class,
-            "lanes": lanes,
-            "num_devices": plan.devices,
+            "lanes": needs.lanes,
+            "back_ends": needs.back_ends,
+            "num_devices": needs.devices,
             "state": BlockState.HELD if block.index >= held_from else BlockState.QUEUED,
         }
         for own, block in zip(ids, plan.blocks, strict=True)

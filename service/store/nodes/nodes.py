@@ -15,7 +15,7 @@ from service.errors import Forbidden, NodeTaken, NotFound
 from service.lifecycle import EventKind
 from service.principals import Principal
 from service.store.access.tokens import has_revoked_key
-from service.store.nodes.placement import BUSY_DEVICES, lanes_that_ran
+from service.store.nodes.placement import BUSY_DEVICES, back_ends_that_failed, lanes_that_ran
 from service.store.tables import ablations, attempts, blocks, db_now, events, nodes, trials
 
 MOST_POINTS = 400
@@ -48,6 +48,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "node_class": registration.node_class,
         "registration": registration.model_dump_json(),
         "lanes": lanes_that_ran(registration.lanes),
+        "failed_back_ends": back_ends_that_failed(registration.lanes),
         "num_devices": len(registration.devices),
         "registered_at": db_now(),
         "seen_at": db_now(),

@@ -1,13 +1,15 @@
-"""Which node may run which block: it needs the lanes and devices, and a broken block goes elsewhere first."""
+"""Which node may run which block: it needs lanes, back ends and devices, and a broken block goes elsewhere first."""
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, or_, select, true
 
+from experiments.design.gates import BACK_ENDS
 from experiments.design.packages import LANE
 from experiments.design.plan import Plan
 from experiments.design.trainable import trainable
@@ -23,6 +25,8 @@ HEARD_S = 60.0
 
 ANY_LANE = ""
 """The lanes of a block that was stored before blocks named theirs."""
+
+_REASON_LIMIT = 160  # characters
 
 _TAKES_WORK = (
     nodes.c.seen_at > db_now() - HEARD_S,
@@ -47,8 +51,21 @@ class Needs:
 
     lanes: str
     """As blocks store them."""
+    back_ends: str
+    """As blocks store them."""
     devices: int
     """Devices of one node that a trial uses together."""
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> "Needs":
+        """Return the needs of the blocks of `plan`."""
+        workloads = [(trainable(arm.config), arm.gates) for arm in plan.arms]
+        names = sorted({name for workload, gates in workloads for name in workload.back_ends(gates)})
+        return cls(
+            lanes=",".join(sorted({workload.lane(gates) for workload, gates in workloads})),
+            back_ends=f",{','.join(names)}," if names else "",
+            devices=plan.devices,
+        )
 
 
 def may_run_again(moment: ColumnElement[float]) -> ColumnElement[bool]:
@@ -56,14 +73,15 @@ def may_run_again(moment: ColumnElement[float]) -> ColumnElement[bool]:
     return has_passed(moment, longest_s=ELSEWHERE_S)
 
 
-def lanes_of(plan: Plan) -> str:
-    """Return the lanes that a block of `plan` runs, as blocks store them."""
-    return ",".join(sorted({trainable(arm.config).lane(arm.gates) for arm in plan.arms}))
-
-
 def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
     """Return the result of a node's lane check as nodes store it: a JSON list of the lanes that ran, or None."""
     return None if lanes is None else json.dumps(sorted(lane for lane, problem in lanes.items() if problem is None))
+
+
+def back_ends_that_failed(results: Mapping[str, str | None] | None) -> str | None:
+    """Return the back ends that a node tried in vain, as nodes store them: a JSON object of reasons, None for none."""
+    failed = {name: problem for name, problem in (results or {}).items() if name in BACK_ENDS and problem is not None}
+    return json.dumps(failed) if failed else None
 
 
 def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
@@ -76,6 +94,7 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
     nowhere_else = ~_others_that_work(node.id, node.node_class).exists()
     free = or_(avoid.is_(None), avoid != node.id, may_run_again(blocks.c.avoid_until), nowhere_else)
     free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
+    free &= and_(true(), *(~blocks.c.back_ends.contains(f",{name},", autoescape=True) for name in _failed(node)))
     if room is not None:
         free &= blocks.c.num_devices <= room
     if node.lanes is None:
@@ -91,6 +110,11 @@ def _runnable(lanes: list[str]) -> list[str]:
     return [ANY_LANE, *programs, *together]
 
 
+def _failed(node: Row[Any]) -> dict[str, str]:
+    """Return the reasons of the back ends that a node tried in vain; empty for a node that tried none."""
+    return {} if node.failed_back_ends is None else dict(json.loads(node.failed_back_ends))
+
+
 def lacks(node: Row[Any], needs: Needs) -> str | None:
     """Say what `node` lacks to run a block with these needs; None if it may run it."""
     lanes = [] if node.lanes is None else json.loads(node.lanes)
@@ -103,6 +127,13 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
         return f"has other code of recipe '{name}' than {digest}" if own else f"has no recipe '{name}'"
     if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *lanes}:
         return f"did not run the lanes {needs.lanes} in its check"
+    failed = {name: reason for name, reason in sorted(_failed(node).items()) if f",{name}," in needs.back_ends}
+    if failed:
+        reasons = (
+            f"{name.replace('=', ' ')} ({textwrap.shorten(reason, _REASON_LIMIT, placeholder=' ...')})"
+            for name, reason in failed.items()
+        )
+        return f"does not work with {' and '.join(reasons)}"
     if needs.devices not in NODE_CLASSES[node.node_class].spreads(node.num_devices):
         plural = "" if node.num_devices == 1 else "s"
         needed = "a block needs" if needs.devices > node.num_devices else "one step is spread over"

@@ -1,10 +1,12 @@
+import json
+import random
 from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
 from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gates import GATES
+from experiments.design.gates import BACK_ENDS, GATES, back_ends_of
 from experiments.design.listings import public_gates
 from experiments.design.recipes import RECIPES
 from kernels.backends import NODE_CLASSES, Lane
@@ -48,6 +50,22 @@ def test_gate_refers_only_to_known_gates_and_values(gate: Gate) -> None:
         assert all(GATES[other].allows(value) for other, value in setting.items())
     assert set(gate.lanes) <= set(gate.values)
     assert gate.question.endswith("?")
+
+
+def test_an_arm_needs_the_back_ends_that_its_gates_name() -> None:
+    """Draw values of all gates and find the needed back ends by the names alone."""
+    rng = random.Random(7)  # noqa: S311 - draws that repeat
+    met: set[str] = set()
+    for _ in range(300):
+        gates = {gate.name: rng.choice(gate.values) for gate in GATES.values()}
+        pattern = rng.choice(["M", "MA", "MAF", "A"])
+        named = {f"{name}={json.dumps(value).strip(chr(34))}" for name, value in gates.items()}
+        unused = {"attention"} if "A" not in pattern else set()
+        expected = {name for name in named & set(BACK_ENDS) if name.partition("=")[0] not in unused}
+        assert back_ends_of(gates, pattern) == expected
+        met |= expected
+    assert met == set(BACK_ENDS)
+    assert back_ends_of({}, "MA") == set()  # a plan of earlier code
 
 
 def test_every_switch_of_the_scan_has_a_gate() -> None:
