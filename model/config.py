@@ -7,7 +7,7 @@ heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk l
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from kernels.backends import GENERATED_LANES
+from kernels.backends import GENERATED_LANES, Lane
 from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
 from model.errors import ConfigError
 from model.measurements import Phase
@@ -28,6 +28,9 @@ MESH_SIZES = (1, 2, 4, 8, 16)
 DIVISIBLE_ATTENTION = ("sdpa",)
 """Attention that lane xla's partitioner can divide over devices, and that loops over layers can trace. Kernels are
 opaque to both."""
+
+CONTEXT_LANES, CONTEXT_ATTENTION = (Lane.REFERENCE, Lane.CUDA), ("sdpa", "flash", "fa4")
+"""Lanes of the scan and implementations of attention that work on pieces of rows (context parallel)."""
 
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
@@ -450,6 +453,30 @@ def check_mesh(config: TrainConfig) -> None:
         name, able = model.attention.backend, ", ".join(DIVISIBLE_ATTENTION)
         detail = f"is {name}, a kernel that cannot be divided over {devices} devices; allowed: {able}"
         raise ConfigError("model.attention.backend", detail)
+
+
+def check_context_parallel(config: TrainConfig) -> None:
+    """Raise ConfigError if a value of `config` prevents dividing its rows over devices."""
+    devices, model, rows = config.mesh.context, config.model, config.data.val_row
+    if devices == 1:
+        return
+    if config.steps.val_rows and rows % devices:
+        detail = f"is {rows} with validation; allowed on {devices} devices that share a row: a multiple of {devices}"
+        raise ConfigError("data.val_seq_len", detail)
+    if "M" in model.pattern and model.scan.lane not in CONTEXT_LANES:
+        lane, able = model.scan.lane, ", ".join(CONTEXT_LANES)
+        reason = "whose kernels take no initial state" if lane is Lane.PEER else "which divides whole rows only"
+        raise ConfigError("model.scan.lane", f"is {lane}, {reason}; allowed with mesh.context {devices}: {able}")
+    if "A" in model.pattern and model.attention.backend not in CONTEXT_ATTENTION:
+        name, able = model.attention.backend, ", ".join(CONTEXT_ATTENTION)
+        detail = f"is {name}, which takes as many keys as queries; allowed with mesh.context {devices}: {able}"
+        raise ConfigError("model.attention.backend", detail)
+    if model.scan_layers:
+        detail = "is true; the layers of a loop cannot exchange messages"
+        raise ConfigError("model.scan_layers", f"{detail}; allowed with mesh.context {devices}: false")
+    if config.cuda_graph:
+        detail = "is true; the sizes of messages between devices depend on the documents of each batch"
+        raise ConfigError("cuda_graph", f"{detail}; allowed with mesh.context {devices}: false")
 
 
 def generates_code(config: TrainConfig) -> bool:

@@ -24,7 +24,7 @@ the reason.
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,9 @@ class CausalAttention(nn.Module):
         projection = projections(config, compute_dtype)
         self.qkv_proj = projection(config.d_model, 3 * config.d_model)
         self.out_proj = projection(config.d_model, config.d_model)
+        self.pieces_before = 0
+        """Pieces of each row that other devices hold before this one (model/parallel/context.py)."""
+        self.attend = ATTEND[self.backend]
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor, rotary: Rotary | None = None) -> Tensor:
         """Return the attended tokens [B,S,D]. Raises KernelUnsupported if the backend cannot run here.
@@ -75,22 +78,22 @@ class CausalAttention(nn.Module):
         heads_BS3HE = projected.view(*projected.shape[:2], 3, self.num_heads, -1)
         q_BSHE, k_BSHE, v_BSHE = heads_BS3HE.unbind(2)
         rotary = rotary or self.rotary_tables(x_BSD.shape[1], x_BSD.device)
-        attended_BSHE = ATTEND[self.backend](
+        attended_BSHE = self.attend(
             rotate(q_BSHE, rotary), rotate(k_BSHE, rotary), v_BSHE.contiguous(), segment_ids_BS, self.softcap
         )
         mixed: Tensor = self.out_proj(attended_BSHE.flatten(2))
         return mixed
 
     def rotary_tables(self, length: int, device: torch.device) -> Rotary:
-        """Return the tables of this layer's angles for positions 0 to `length` - 1."""
+        """Return the tables of this layer's angles for the `length` positions of this device's piece."""
         width = self.qkv_proj.weight.shape[1] // self.num_heads
-        return rotary_tables(length, width, self.rope_theta, device)
+        return rotary_tables(length, width, self.rope_theta, device, first=self.pieces_before * length)
 
 
-def rotary_tables(length: int, width: int, theta: float, device: torch.device) -> Rotary:
-    """Return cosine and sine [S,1,E/2] float32 of the angles position * theta^(-2j/E) of pair j."""
+def rotary_tables(length: int, width: int, theta: float, device: torch.device, *, first: int = 0) -> Rotary:
+    """Return cosine and sine [S,1,E/2] float32 of the angles position * theta^(-2j/E) of pair j, from `first` on."""
     exponent_J = torch.arange(width // 2, device=device, dtype=torch.float32) / (width // 2)
-    position_S = torch.arange(length, device=device, dtype=torch.float32)
+    position_S = torch.arange(first, first + length, device=device, dtype=torch.float32)
     angle_S1J = (position_S.unsqueeze(1) * theta**-exponent_J).unsqueeze(1)
     return angle_S1J.cos(), angle_S1J.sin()
 
@@ -122,12 +125,16 @@ def document_runs(segment_ids_BS: Tensor) -> Tensor:
 
 
 def _sdpa(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+    return masked_attention(q_BSHE, k_BSHE, v_BSHE, document_mask(segment_ids_BS), softcap)
+
+
+def masked_attention(q_BSHE: Tensor, k_BKHE: Tensor, v_BKHE: Tensor, mask_B1SK: Tensor, softcap: float) -> Tensor:
+    """Return the values [B,S,H,E] of queries over any K keys (`sdpa`). `mask_B1SK`: whether a query may see a key."""
     _record("sdpa")
-    mask_B1SS = document_mask(segment_ids_BS)
     if softcap:
-        return _by_heads(partial(_capped_attention, mask_B1SS=mask_B1SS, softcap=softcap), q_BSHE, k_BSHE, v_BSHE)
-    attend = partial(functional.scaled_dot_product_attention, attn_mask=mask_B1SS)
-    return _by_heads(attend, q_BSHE, k_BSHE, v_BSHE)
+        return _by_heads(partial(_capped_attention, mask_B1SK=mask_B1SK, softcap=softcap), q_BSHE, k_BKHE, v_BKHE)
+    attend = partial(functional.scaled_dot_product_attention, attn_mask=mask_B1SK)
+    return _by_heads(attend, q_BSHE, k_BKHE, v_BKHE)
 
 
 def _by_heads(attend: Callable[..., Any], q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor) -> Tensor:
@@ -140,32 +147,61 @@ def _by_heads(attend: Callable[..., Any], q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE
 def _flash(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
     if q_BSHE.device.type == "xla":
         return _on_tpu("flash", q_BSHE, k_BSHE, v_BSHE, segment_ids_BS, softcap)
+    edges, longest = once_per_batch(segment_ids_BS, documents)
+    return flash_attention(q_BSHE, k_BSHE, v_BSHE, DocumentEdges(edges, edges, longest, longest), softcap)
+
+
+class DocumentEdges(NamedTuple):
+    """Documents of queries and of keys that are laid end to end, the same documents in the same order.
+
+    A document has at least as many keys as queries, and its last query belongs to its last key.
+    """
+
+    of_queries: Tensor
+    """[documents + 1] int32: first query of each document, then the number of queries."""
+    of_keys: Tensor
+    """[documents + 1] int32: first key of each document, then the number of keys."""
+    most_queries: int
+    """Queries of the longest document, or more."""
+    most_keys: int
+    """Keys of the longest document, or more."""
+
+
+def flash_attention(q_BSHE: Tensor, k: Tensor, v: Tensor, edges: DocumentEdges, softcap: float) -> Tensor:
+    """Return the values [B,S,H,E] of queries over the keys of their documents (`flash` on a GPU).
+
+    `k` and `v` [...,H,E] are laid end to end. Raises KernelUnsupported if the kernel cannot run here.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     _need_gpu("flash", q_BSHE, HALF_DTYPES, softcap)
     _record("flash")
-    edges, longest = once_per_batch(segment_ids_BS, documents)
-    q_THE, k_THE, v_THE = (t.flatten(0, 1) for t in (q_BSHE, k_BSHE, v_BSHE))
-    attended: Any = varlen_attn(q_THE, k_THE, v_THE, edges, edges, longest, longest, window_size=(-1, 0))
+    q_THE, k_UHE, v_UHE = (t.flatten(0, -3) for t in (q_BSHE, k, v))
+    attended: Any = varlen_attn(q_THE, k_UHE, v_UHE, *edges, window_size=(-1, 0))
     attended_BSHE: Tensor = attended.view(q_BSHE.shape)
     return attended_BSHE
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _fa4(q_BSHE: Tensor, k_BSHE: Tensor, v_BSHE: Tensor, segment_ids_BS: Tensor, softcap: float = 0.0) -> Tensor:
+    edges, longest = once_per_batch(segment_ids_BS, documents)
+    return fa4_attention(q_BSHE, k_BSHE, v_BSHE, DocumentEdges(edges, edges, longest, longest), softcap)
+
+
+def fa4_attention(q_BSHE: Tensor, k: Tensor, v: Tensor, edges: DocumentEdges, softcap: float) -> Tensor:
+    """Return the values [B,S,H,E] of queries over the keys of their documents (`fa4`), as `flash_attention`."""
     _need_gpu("fa4", q_BSHE, HALF_DTYPES, softcap)
     problem = _fa4_problem(q_BSHE)
     if problem is not None:
         raise KernelUnsupported(f"attention 'fa4' {problem}")
     from flash_attn.cute import flash_attn_varlen_func
 
-    edges, longest = once_per_batch(segment_ids_BS, documents)
     attended: Any = flash_attn_varlen_func(
-        *(t.flatten(0, 1) for t in (q_BSHE, k_BSHE, v_BSHE)),
-        cu_seqlens_q=edges,
-        cu_seqlens_k=edges,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
+        *(t.flatten(0, -3) for t in (q_BSHE, k, v)),
+        cu_seqlens_q=edges.of_queries,
+        cu_seqlens_k=edges.of_keys,
+        max_seqlen_q=edges.most_queries,
+        max_seqlen_k=edges.most_keys,
         causal=True,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
@@ -238,11 +274,11 @@ def _need_gpu(backend: str, q_BSHE: Tensor, dtypes: tuple[torch.dtype, ...], sof
         raise KernelUnsupported(f"attention '{backend}' cannot cap scores on a GPU; softcap is {softcap}, allowed: 0")
 
 
-def _capped_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask_B1SS: Tensor, softcap: float) -> Tensor:
-    scores_BHSS = (q_BHSE @ k_BHSE.mT).float() * q_BHSE.shape[-1] ** -0.5
-    capped_BHSS = softcap * torch.tanh(scores_BHSS / softcap)
-    weights_BHSS = capped_BHSS.masked_fill(~mask_B1SS, -torch.inf).softmax(-1)
-    return weights_BHSS.to(v_BHSE.dtype) @ v_BHSE
+def _capped_attention(q_BHSE: Tensor, k_BHKE: Tensor, v_BHKE: Tensor, mask_B1SK: Tensor, softcap: float) -> Tensor:
+    scores_BHSK = (q_BHSE @ k_BHKE.mT).float() * q_BHSE.shape[-1] ** -0.5
+    capped_BHSK = softcap * torch.tanh(scores_BHSK / softcap)
+    weights_BHSK = capped_BHSK.masked_fill(~mask_B1SK, -torch.inf).softmax(-1)
+    return weights_BHSK.to(v_BHKE.dtype) @ v_BHKE
 
 
 def _on_tpu(

@@ -5,16 +5,31 @@ R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual
 """
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.backends import Lane
-from kernels.mamba3_mimo import ScanInputs, mamba3_mimo, peer
+from kernels.mamba3_mimo import ScanInputs, ScanState, mamba3_mimo, peer
 from kernels.mamba3_mimo.criterion import small_run_problem
 from model.config import HybridConfig
 from model.layers.linear import RMSNorm, projections
+
+
+class StateExchange(Protocol):
+    """Passes states on between devices that hold pieces of the same rows."""
+
+    @property
+    def has_next(self) -> bool:
+        """Whether another device holds a later piece."""
+
+    def state_before(self, values_BSHP: Tensor, state_size: int, segment_ids_BS: Tensor) -> tuple[Tensor, ...] | None:
+        """Return state, write [B,H,N,P] and document ids [B] that the piece before leaves; None in the first piece."""
+
+    def hand_on(self, out_BSHP: Tensor, state_BHNP: Tensor, write_BHNP: Tensor) -> Tensor:
+        """Send state and write to the next piece; return the output, whose backward pass receives their gradients."""
 
 
 class Mamba3(nn.Module):
@@ -34,12 +49,25 @@ class Mamba3(nn.Module):
         self.k_bias, self.q_bias = _parameter(*per_state), _parameter(*per_state)
         self.psi, self.zeta, self.phi = (_parameter(*per_value) for _ in range(3))
         self.dt_bias, self.D = _parameter(heads), _parameter(heads)
+        self.exchange: StateExchange | None = None
+        """Present if other devices hold the rest of the rows (model/parallel/context.py)."""
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return the mixed tokens [B,S,D]. Documents of a row do not affect each other."""
-        result = mamba3_mimo(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), self._switches)
-        mixed: Tensor = self.out_proj(result.out.flatten(2))
+        out_BSHP = self._scan(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), segment_ids_BS)
+        mixed: Tensor = self.out_proj(out_BSHP.flatten(2))
         return mixed
+
+    def _scan(self, inputs: ScanInputs, segment_ids_BS: Tensor) -> Tensor:
+        if self.exchange is None:
+            return mamba3_mimo(inputs, self._switches).out
+        before = self.exchange.state_before(inputs.v, inputs.state_size, segment_ids_BS)
+        initial, has_next = None if before is None else ScanState(*before), self.exchange.has_next
+        out, final = mamba3_mimo(inputs, self._switches, initial_state=initial, return_final_state=has_next)
+        if final is None:
+            return out
+        assert final.write is not None  # noqa: S101  # a scan always returns it
+        return self.exchange.hand_on(out, final.state, final.write)
 
     def _scan_inputs(self, projected_BSX: Tensor, segment_ids_BS: Tensor) -> ScanInputs:
         mamba, heads = self.config.mamba, self.config.num_value_heads

@@ -4,8 +4,21 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.backends import Lane
 from kernels.scan_switches import ScanSwitches
-from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, MeshConfig, TrainConfig, layer_runs
+from model.config import (
+    CONTEXT_ATTENTION,
+    CONTEXT_LANES,
+    AttentionConfig,
+    DataConfig,
+    HybridConfig,
+    MambaConfig,
+    MeshConfig,
+    StepsConfig,
+    TrainConfig,
+    check_context_parallel,
+    layer_runs,
+)
 from model.errors import ConfigError
 
 
@@ -91,6 +104,47 @@ def test_a_mesh_of_another_size_or_of_one_device_to_divide_over_is_refused() -> 
         MeshConfig(devices=4, tensor=4, context=2)
     with pytest.raises(ConfigError, match=r"mesh.context: is 2; allowed: a number that divides data.seq_len = 9"):
         TrainConfig(mesh=MeshConfig(devices=2, context=2), data=DataConfig(seq_len=9))
+
+
+def shared_row(model: HybridConfig | None = None, **fields: object) -> TrainConfig:
+    return TrainConfig(model=model or HybridConfig(), mesh=MeshConfig(devices=2, context=2), **fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "part"),
+    [
+        (shared_row(scan(lane=Lane.PEER)), "model.scan.lane", "is peer, whose kernels take no initial state; allowed"),
+        (shared_row(scan(lane=Lane.XLA)), "model.scan.lane", "allowed with mesh.context 2: reference, cuda"),
+        (
+            shared_row(HybridConfig(attention=AttentionConfig(backend="flex"))),
+            "model.attention.backend",
+            "is flex, which takes as many keys as queries; allowed with mesh.context 2: sdpa, flash, fa4",
+        ),
+        (shared_row(HybridConfig(scan_layers=True)), "model.scan_layers", "cannot exchange messages; allowed"),
+        (shared_row(cuda_graph=True), "cuda_graph", "depend on the documents of each batch; allowed"),
+        (
+            shared_row(data=DataConfig(val_seq_len=33)),
+            "data.val_seq_len",
+            "is 33 with validation; allowed on 2 devices",
+        ),
+    ],
+)
+def test_configurations_whose_rows_cannot_be_shared_are_refused(config: TrainConfig, field: str, part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_context_parallel(config)
+    assert caught.value.field == field
+    assert part in caught.value.message
+    check_context_parallel(replace(config, mesh=MeshConfig(devices=2)))
+
+
+def test_a_row_can_be_shared_where_no_layer_or_validation_prevents_it() -> None:
+    check_context_parallel(shared_row())
+    check_context_parallel(shared_row(replace(scan(lane=Lane.PEER), pattern="AF")))
+    check_context_parallel(shared_row(HybridConfig(pattern="MF", attention=AttentionConfig(backend="flex"))))
+    check_context_parallel(shared_row(data=DataConfig(val_seq_len=33), steps=StepsConfig(val_rows=0)))
+    for backend in CONTEXT_ATTENTION:
+        for lane in CONTEXT_LANES:
+            check_context_parallel(shared_row(replace(scan(lane=lane), attention=AttentionConfig(backend=backend))))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,204 @@
+"""Pieces of rows on several ranks against the whole rows on one, in float64."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.scan_switches import ScanSwitches
+from model.config import CONTEXT_ATTENTION, AttentionConfig, HybridConfig, MambaConfig, MeshConfig
+from model.data.packing import Batch
+from model.hybrid import Hybrid, initialise
+from model.layers.attention import document_mask, masked_attention
+from model.parallel.context import ATTEND_OVER_PIECES, packed_keys, row_piece, spread_rows, visible_keys
+from model.parallel.ranks import Group
+from model.training.loss import cross_entropy
+from tests.ranks import run_ranks
+
+VOCAB = 257
+ENVELOPE = 1e-12
+"""Largest error in float64, relative to the largest number of the tensor; rotary angles are float32 on both sides."""
+
+
+def drawn_config(draw):
+    """A small model of random geometry, of every kind of layer."""
+    groups, heads_of_attention = draw.choice((1, 2)), draw.choice((1, 2, 4))
+    return HybridConfig(
+        vocab_size=VOCAB,
+        d_model=16,
+        pattern="".join(draw.choices("MAF", k=draw.randint(0, 2))) + draw.choice(("MA", "AM", "MM", "MFA", "AA")),
+        norm=draw.choice(("rms", "layer")),
+        mamba=MambaConfig(
+            d_state=draw.choice((8, 16)),
+            headdim=draw.choice((8, 16)),
+            ngroups=groups,
+            mimo_rank=draw.choice((1, 2, 4)),
+            rope_fraction=draw.choice((0.5, 1.0)),
+            a_activation=draw.choice(("heavy_tail", "softplus")),
+        ),
+        attention=AttentionConfig(num_heads=heads_of_attention, softcap=draw.choice((0.0, 0.0, 2.0))),
+        scan=ScanSwitches(
+            chunk_size=draw.choice((8, 16)),
+            schedule=draw.choice(("sequential", "chunk_parallel")),
+            psiv_cache=draw.choice((False, True)),
+        ),
+    )
+
+
+def drawn_ids(draw, length, pieces):
+    """Documents of one row: any cuts, borders of pieces, single tokens beside them, and ids that return."""
+    borders = range(length // pieces, length, length // pieces)
+    near = [place for border in borders for place in (border - 1, border, border + 1)]
+    cuts = {place for place in near if draw.random() < 0.3} | set(draw.choices(range(1, length), k=draw.randint(0, 3)))
+    cuts = sorted(cut for cut in cuts if 0 < cut < length)
+    ids, last = [], -1
+    for start, end in zip([0, *cuts], [*cuts, length], strict=True):
+        last = draw.choice([number for number in range(3) if number != last])
+        ids += [last] * (end - start)
+    return ids
+
+
+def drawn_batch(draw, rows, length, pieces):
+    ids = np.array([drawn_ids(draw, length, pieces) for _ in range(rows)])
+    tokens = np.array([[draw.randrange(VOCAB) for _ in range(length + 1)] for _ in range(rows)])
+    valid = np.array([[draw.random() < 0.8 for _ in range(length)] for _ in range(rows)])
+    without = draw.randrange(pieces + 1)  # a piece without a valid target, or none
+    valid[:, without * (length // pieces) :][:, : length // pieces] = False
+    valid[0, 0] |= not valid.any()
+    return Batch(tokens[:, :-1], tokens[:, 1:], ids, valid)
+
+
+def double_model(config, seed):
+    """Build a model that computes in float64 throughout, except its tables of rotary angles."""
+    torch.Tensor.float = torch.Tensor.double  # what layers keep in float32; this process runs nothing else
+    model = Hybrid(config, compute_dtype=torch.float64).double()
+    initialise(model, seed=seed)
+    return model
+
+
+def hidden_and_loss(model, batch, total):
+    """Hidden states of `batch`, and the sum of its losses divided by `total` valid targets."""
+    tokens, targets, ids, valid = map(torch.from_numpy, batch)
+    hidden = model(tokens, ids)
+    return hidden, cross_entropy(hidden, model.lm_head.weight, targets, valid) * valid.sum() / total
+
+
+def error(value, expected):
+    return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
+
+
+def compare(ranks, seeds):
+    """Largest errors of hidden states and gradients by seed, on this rank."""
+    return [_compare(ranks, random.Random(seed)) for seed in seeds]  # noqa: S311 - a seeded draw
+
+
+def _compare(ranks, draw):
+    pieces, rows = ranks.context.size, ranks.data.size * draw.randint(1, 2)
+    config = drawn_config(draw)
+    batches = [drawn_batch(draw, rows, pieces * draw.randint(1, 12), pieces) for _ in range(2)]
+    model = double_model(config, draw.randrange(100))
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    whole = [hidden_and_loss(model, batch, batch.valid.sum()) for batch in batches]
+    expected = torch.autograd.grad(whole[0][1] + 2 * whole[1][1], parameters, allow_unused=True)
+    spread_rows(model, ranks)
+    own = [Batch(*(part[_share(ranks.data, rows)] for part in batch)) for batch in batches]
+    parts = [
+        hidden_and_loss(model, row_piece(mine, ranks.context), batch.valid.sum())
+        for mine, batch in zip(own, batches, strict=True)
+    ]
+    (parts[0][1] + 2 * parts[1][1]).backward()
+    errors = {}
+    for place, ((hidden, _), (expected_hidden, _)) in enumerate(zip(parts, whole, strict=True)):
+        matching = ranks.context.part(expected_hidden[_share(ranks.data, rows)], 1)
+        errors[f"hidden {place}"] = error(hidden.detach(), matching.detach())
+        with torch.no_grad():
+            again = model(*(torch.from_numpy(row_piece(own[place], ranks.context)[part]) for part in (0, 2)))
+        errors[f"validation {place}"] = error(again, hidden.detach())
+    for name, parameter, gradient in zip(names, parameters, expected, strict=True):
+        summed = ranks.rows.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        errors[name] = error(summed, torch.zeros_like(summed) if gradient is None else gradient)
+    return config.pattern, errors
+
+
+def _share(group, rows):
+    return slice(group.index * rows // group.size, (group.index + 1) * rows // group.size)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "seeds"),
+    [
+        (MeshConfig(devices=2, context=2), range(6)),
+        (MeshConfig(devices=4, context=4), range(100, 104)),
+        (MeshConfig(devices=4, context=2), range(200, 202)),
+    ],
+    ids=("2", "4", "2 beside 2"),
+)
+def test_pieces_on_ranks_equal_whole_rows(mesh, seeds):
+    for by_seed in run_ranks(mesh, compare, list(seeds)):
+        for seed, (pattern, errors) in zip(seeds, by_seed, strict=True):
+            wrong = {name: size for name, size in errors.items() if not size < ENVELOPE}
+            assert wrong == {}, f"seed {seed}, pattern {pattern}"
+
+
+def plain_attention(q, k, v, edges):
+    """The contract of a varlen kernel, document by document: the last query sees all keys of its document."""
+    outs = []
+    for document in range(len(edges.of_queries) - 1):
+        mine, theirs = (e[document : document + 2].tolist() for e in edges[:2])
+        scores = torch.einsum("qhe,khe->hqk", q[slice(*mine)], k[slice(*theirs)]) * q.shape[-1] ** -0.5
+        later = torch.ones_like(scores[0], dtype=torch.bool).triu(1 + scores.shape[2] - scores.shape[1])
+        outs.append(torch.einsum("hqk,khe->qhe", scores.masked_fill(later, -torch.inf).softmax(2), v[slice(*theirs)]))
+    return torch.cat(outs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_keys_packed_for_a_varlen_kernel_give_the_values_of_the_whole_rows(seed):
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - a seeded draw
+    pieces, rows, length = draw.choice((2, 4, 8)), draw.randint(1, 3), draw.randint(1, 9)
+    ids_BT = torch.tensor([drawn_ids(draw, pieces * length, pieces) for _ in range(rows)])
+    ids_CBS = torch.stack(ids_BT.chunk(pieces, 1))
+    q, k, v = torch.randn(3, rows, pieces * length, 2, 4, generator=generator, dtype=torch.float64)
+    expected = masked_attention(q, k, v, document_mask(ids_BT), 0.0).chunk(pieces, 1)
+    visible = [visible_keys(ids_CBS, index) for index in range(pieces)]
+    for index, own in enumerate(visible):
+        assert all((index, tokens) in visible[source].sent for source, tokens in own.received)
+        assert all((index, tokens) in visible[to].received for to, tokens in own.sent)
+        q_BSHE = q.chunk(pieces, 1)[index]
+        k_BKHE, v_BKHE = (
+            torch.cat(
+                [*(t.chunk(pieces, 1)[at][:, length - n :] for at, n in own.received), t.chunk(pieces, 1)[index]], 1
+            )
+            for t in (k, v)
+        )
+        masked = masked_attention(q_BSHE, k_BKHE, v_BKHE, own.mask, 0.0)
+        packed = packed_keys(own.query_runs_BS, own.key_runs_BK)
+        out = plain_attention(q_BSHE.flatten(0, 1), packed.of(k_BKHE), packed.of(v_BKHE), packed.edges)
+        assert error(masked, expected[index]) < ENVELOPE
+        assert error(out.view_as(q_BSHE), expected[index]) < ENVELOPE
+        edges, sizes = packed.edges, [e.diff() for e in packed.edges[:2]]
+        assert [e.dtype for e in edges[:2]] == [torch.int32] * 2
+        assert (edges.most_queries, edges.most_keys) == (int(sizes[0].max()), int(sizes[1].max()))
+        assert packed.of(k_BKHE).shape[0] == int(edges.of_keys[-1])
+
+
+def test_no_key_is_sent_that_no_document_reaches():
+    ids_CBS = torch.tensor([[[0, 1, 1]], [[1, 1, 1]], [[1, 2, 2]], [[3, 3, 2]]])
+    visible = [visible_keys(ids_CBS, index) for index in range(4)]
+    assert [keys.received for keys in visible] == [(), ((0, 2),), ((0, 2), (1, 3)), ()]
+    assert [keys.sent for keys in visible] == [((1, 2), (2, 2)), ((2, 3),), (), ()]
+
+
+def test_targets_of_a_piece_reach_into_the_next_one():
+    numbers = np.arange(10, dtype=np.int64).reshape(2, 5)
+    batch = Batch(numbers[:, :4], numbers[:, 1:], numbers[:, :4] // 5, numbers[:, :4] % 2 == 0)
+    first, last = (row_piece(batch, Group(None, index, 2)) for index in range(2))
+    assert first.targets.tolist() == [[1, 2], [6, 7]]
+    assert last.tokens.tolist() == [[2, 3], [7, 8]]
+    assert all(part.flags.c_contiguous and part.shape == (2, 2) for part in (*first, *last))
+    with pytest.raises(ValueError, match=r"rows have 4 tokens; allowed on 3 ranks: a multiple of 3"):
+        row_piece(batch, Group(None, 0, 3))
+
+
+def test_attention_over_pieces_is_implemented_for_the_allowed_back_ends():
+    assert tuple(ATTEND_OVER_PIECES) == CONTEXT_ATTENTION
