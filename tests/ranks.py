@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -69,6 +70,8 @@ def _rank(
     torch.set_num_threads(1)
     try:
         join(rank, mesh.devices, meeting, torch.device("cpu"))
-        pipe.send((True, work(Ranks(mesh, torch.device("cpu")), *arguments)))
+        value = work(Ranks(mesh, torch.device("cpu")), *arguments)
+        # pickle copies tensors; pipe.send would share their memory, which ends with this process
+        pipe.send_bytes(pickle.dumps((True, value)))
     except BaseException:
-        pipe.send((False, traceback.format_exc()))
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
