@@ -62,6 +62,7 @@ class CausalAttention(nn.Module):
         self.backend = config.attention.backend
         self.softcap = config.attention.softcap
         self.num_heads, self.rope_theta = config.attention.num_heads, config.attention.rope_theta
+        self.head_width = config.d_model // self.num_heads
         projection = projections(config, compute_dtype)
         self.qkv_proj = projection(config.d_model, 3 * config.d_model)
         self.out_proj = projection(config.d_model, config.d_model)
@@ -75,7 +76,7 @@ class CausalAttention(nn.Module):
         `rotary` are the tables of `rotary_tables` for S positions; without them this layer computes its own.
         """
         projected = self.qkv_proj(x_BSD)
-        heads_BS3HE = projected.view(*projected.shape[:2], 3, self.num_heads, -1)
+        heads_BS3HE = projected.view(*projected.shape[:2], 3, self.num_heads, self.head_width)
         q_BSHE, k_BSHE, v_BSHE = heads_BS3HE.unbind(2)
         rotary = rotary or self.rotary_tables(x_BSD.shape[1], x_BSD.device)
         attended_BSHE = self.attend(
@@ -86,8 +87,7 @@ class CausalAttention(nn.Module):
 
     def rotary_tables(self, length: int, device: torch.device) -> Rotary:
         """Return the tables of this layer's angles for the `length` positions of this device's piece."""
-        width = self.qkv_proj.weight.shape[1] // self.num_heads
-        return rotary_tables(length, width, self.rope_theta, device, first=self.pieces_before * length)
+        return rotary_tables(length, self.head_width, self.rope_theta, device, first=self.pieces_before * length)
 
 
 def rotary_tables(length: int, width: int, theta: float, device: torch.device, *, first: int = 0) -> Rotary:

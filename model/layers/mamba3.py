@@ -15,7 +15,20 @@ from kernels.backends import Lane
 from kernels.mamba3_mimo import ScanInputs, ScanState, mamba3_mimo, peer
 from kernels.mamba3_mimo.criterion import small_run_problem
 from model.config import HybridConfig
-from model.layers.linear import RMSNorm, projections
+from model.layers.linear import Linear, RMSNorm, projections
+
+
+class InputProjection(Linear):
+    """The mixer's input projection: one weight for all parts."""
+
+    def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
+        sizes = (config.d_model, sum(config.mixer_widths))
+        super().__init__(*sizes, compute_dtype=compute_dtype, products=config.projections)
+        self.widths = config.mixer_widths
+
+    def parts(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
+        """Return z, x, B, C, dd_dt, dd_A, trap and angles, [B,S,width] each."""
+        return torch.split(self(x_BSD), list(self.widths), dim=-1)
 
 
 class StateExchange(Protocol):
@@ -40,11 +53,11 @@ class Mamba3(nn.Module):
         self.config = config
         self._switches = config.scan
         mamba, heads = config.mamba, config.num_value_heads
+        self.num_heads, self.num_groups = heads, mamba.ngroups
         per_state = (heads, mamba.mimo_rank, mamba.d_state)
         per_value = (heads, mamba.mimo_rank, mamba.headdim)
-        projection = projections(config, compute_dtype)
-        self.in_proj = projection(config.d_model, sum(config.mixer_widths))
-        self.out_proj = projection(config.d_inner, config.d_model)
+        self.in_proj = InputProjection(config, compute_dtype=compute_dtype)
+        self.out_proj = projections(config, compute_dtype)(config.d_inner, config.d_model)
         self.k_norm, self.q_norm = RMSNorm(mamba.d_state), RMSNorm(mamba.d_state)
         self.k_bias, self.q_bias = _parameter(*per_state), _parameter(*per_state)
         self.psi, self.zeta, self.phi = (_parameter(*per_value) for _ in range(3))
@@ -54,7 +67,7 @@ class Mamba3(nn.Module):
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return the mixed tokens [B,S,D]. Documents of a row do not affect each other."""
-        out_BSHP = self._scan(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), segment_ids_BS)
+        out_BSHP = self._scan(self._scan_inputs(self.in_proj.parts(x_BSD), segment_ids_BS), segment_ids_BS)
         mixed: Tensor = self.out_proj(out_BSHP.flatten(2))
         return mixed
 
@@ -69,11 +82,11 @@ class Mamba3(nn.Module):
         assert final.write is not None  # noqa: S101  # a scan always returns it
         return self.exchange.hand_on(out, final.state, final.write)
 
-    def _scan_inputs(self, projected_BSX: Tensor, segment_ids_BS: Tensor) -> ScanInputs:
-        mamba, heads = self.config.mamba, self.config.num_value_heads
-        z, v, b, c, dd_dt, dd_a, trap, angles = torch.split(projected_BSX, list(self.config.mixer_widths), dim=-1)
-        directions = (*z.shape[:2], mamba.mimo_rank, mamba.ngroups, mamba.d_state)
-        values = (*z.shape[:2], heads, mamba.headdim)
+    def _scan_inputs(self, parts: tuple[Tensor, ...], segment_ids_BS: Tensor) -> ScanInputs:
+        mamba = self.config.mamba
+        z, v, b, c, dd_dt, dd_a, trap, angles = parts
+        directions = (*z.shape[:2], mamba.mimo_rank, self.num_groups, mamba.d_state)
+        values = (*z.shape[:2], self.num_heads, mamba.headdim)
         dt_BSH = functional.softplus(dd_dt.float() + self.dt_bias)
         adt_BSH = decay_rate(dd_a.float(), mamba.a_activation, floor=mamba.a_floor) * dt_BSH
         return ScanInputs(
