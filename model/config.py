@@ -5,7 +5,7 @@ heads, G B/C groups, N state size per head, P head width, R MIMO rank, C chunk l
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from kernels.backends import GENERATED_LANES, Lane
 from kernels.scan_switches import CHUNK_SIZES, MAX_SUPERCHUNK, PIPELINE_STAGES, ScanSwitches
@@ -31,6 +31,9 @@ opaque to both."""
 
 CONTEXT_LANES, CONTEXT_ATTENTION = (Lane.REFERENCE, Lane.CUDA), ("sdpa", "flash", "fa4")
 """Lanes of the scan and implementations of attention that work on pieces of rows (context parallel)."""
+
+DIVISIBLE_LOSSES = ("dense", "chunked")
+"""Losses that can share the vocabulary between devices."""
 
 BLOCK_KINDS = {"M": "Mamba-3 MIMO mixer", "A": "causal attention", "F": "gated MLP"}
 """Letters of a pattern string, one residual block each."""
@@ -477,6 +480,47 @@ def check_context_parallel(config: TrainConfig) -> None:
     if config.cuda_graph:
         detail = "is true; the sizes of messages between devices depend on the documents of each batch"
         raise ConfigError("cuda_graph", f"{detail}; allowed with mesh.context {devices}: false")
+
+
+def check_tensor_geometry(model: HybridConfig, tensor: int) -> None:
+    """Raise ConfigError if `tensor` devices cannot share the heads and columns of every layer of `model`."""
+    groups = model.mamba.ngroups
+    divided = {"tokens of the vocabulary (model.vocab_size)": model.vocab_size}
+    if "M" in model.pattern:
+        divided["mixer heads (model.d_model * expand / headdim)"] = model.num_value_heads
+    if "A" in model.pattern:
+        divided["attention heads (model.attention.num_heads)"] = model.attention.num_heads
+    if "F" in model.pattern:
+        divided["hidden columns of the MLP (model.d_model * mlp_ratio)"] = model.mlp_width
+    for name, size in divided.items():
+        if size % tensor:
+            allowed = ", ".join(str(devices) for devices in MESH_SIZES if size % devices == 0)
+            raise ConfigError("mesh.tensor", f"is {tensor}; allowed with {size} {name}: {allowed}")
+    if "M" in model.pattern and groups % tensor and tensor % groups:
+        sizes = (devices for devices in MESH_SIZES if groups % devices == 0 or devices % groups == 0)
+        detail = f"is {tensor}; allowed with {groups} groups of B and C (model.mamba.ngroups)"
+        raise ConfigError("mesh.tensor", f"{detail}: {', '.join(map(str, sizes))}")
+
+
+def check_tensor_parallel(config: TrainConfig) -> None:
+    """Raise ConfigError if the layers of `config` cannot be shared by `mesh.tensor` devices."""
+    tensor, model = config.mesh.tensor, config.model
+    if tensor == 1:
+        return
+    check_tensor_geometry(model, tensor)
+    lanes = tuple(lane for lane in Lane if lane is not Lane.XLA)
+    rules: tuple[tuple[str, Any, tuple[Any, ...], str], ...] = (
+        ("loss", config.loss, DIVISIBLE_LOSSES, "others need the whole vocabulary on one device"),
+        ("model.projections", model.projections, ("as_dtype",), "float8 scales whole rows and columns"),
+        ("model.scan.lane", model.scan.lane, lanes, "lane xla divides only the rows of a batch"),
+        ("optim.algorithm", config.optim.algorithm, ("adamw",), "Muon makes whole matrices orthogonal"),
+        ("compile", config.compile, (False,), "a compiled graph with sums over devices was never tested"),
+        ("cuda_graph", config.cuda_graph, (False,), "a recorded step with sums over devices was never tested"),
+    )
+    for name, value, allowed, reason in rules:
+        if value not in allowed:
+            choices = ", ".join(str(choice).lower() for choice in allowed)
+            raise ConfigError(name, f"is {str(value).lower()}; allowed with mesh.tensor {tensor}: {choices}; {reason}")
 
 
 def generates_code(config: TrainConfig) -> bool:

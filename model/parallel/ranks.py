@@ -46,6 +46,12 @@ class Group:
             dist.all_reduce(tensor, group=self.process_group)
         return tensor
 
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the contiguous `tensor` of every rank [size,...], without gradients."""
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        dist.all_gather(list(gathered), tensor, group=self.process_group)
+        return gathered
+
 
 class Ranks:
     """This process among the ranks of a step. All ranks have to call each collective method, in one order."""

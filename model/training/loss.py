@@ -26,9 +26,12 @@ from torch.nn import functional
 
 from kernels import facts, xla_device
 from kernels.errors import KernelUnsupported
-from model.config import LossKind
+from model.config import DIVISIBLE_LOSSES, LossKind
 from model.errors import ConfigError
 from model.facts import ModelFact
+from model.parallel.ranks import Group
+from model.parallel.tensor import summed_gradient
+from model.parallel.vocabulary import norm_and_target, subtract_target, token_losses
 
 
 def cross_entropy(
@@ -38,10 +41,12 @@ def cross_entropy(
     valid_mask: Tensor,
     kind: LossKind = "dense",
     chunk_tokens: int = 256,
+    vocabulary: Group | None = None,
 ) -> Tensor:
     """Return the mean loss over the valid tokens, a float32 scalar; 0 without valid tokens.
 
     `hidden` [...,D], `weight` [V,D] float32, `targets` [...] int64 (any value if invalid), `valid_mask` [...] bool.
+    With ranks that share the `vocabulary`, `weight` has this rank's V tokens, and all ranks return the whole loss.
     Records the facts `ModelFact.LOSS`, `ModelFact.LOSS_TRIPS` (XLA), `ModelFact.ROWS` and `ModelFact.HIDDEN_DTYPE`.
     Raises KernelUnsupported if the implementation cannot run here.
     """
@@ -51,9 +56,33 @@ def cross_entropy(
     targets_T = targets.flatten().where(valid_T, 0)
     if kind not in KINDS:
         raise ConfigError("loss", f"is {kind!r}; allowed: {', '.join(KINDS)}")
+    if vocabulary is not None and vocabulary.size > 1:
+        return _of_ranks(hidden_TD, weight, targets_T, valid_T, kind, chunk_tokens, vocabulary)
     if kind != "dense" and not torch.is_grad_enabled():
         return _chunked(hidden_TD, weight, targets_T, valid_T, chunk_tokens, with_gradient=False).loss
     return KINDS[kind](hidden_TD, weight, targets_T, valid_T, chunk_tokens)
+
+
+def _of_ranks(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    valid_T: Tensor,
+    kind: LossKind,
+    chunk_tokens: int,
+    group: Group,
+) -> Tensor:
+    if kind not in DIVISIBLE_LOSSES:
+        allowed = ", ".join(DIVISIBLE_LOSSES)
+        raise ConfigError("loss", f"is {kind!r}; allowed with a vocabulary on {group.size} devices: {allowed}")
+    hidden_TD = summed_gradient(hidden_TD, group)
+    if kind == "chunked" and torch.is_grad_enabled():
+        return _chunked_with_gradients(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, group)
+    if kind == "chunked":
+        return _chunked(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, group, with_gradient=False).loss
+    facts.record(ModelFact.LOSS, "dense")
+    logits_TV = functional.linear(hidden_TD, weight_VD.to(hidden_TD.dtype)).float()
+    return _mean(token_losses(logits_TV, targets_T, group), valid_T)
 
 
 def _dense(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, _chunk_tokens: int) -> Tensor:
@@ -85,9 +114,14 @@ def _mean(losses_T: Tensor, valid_T: Tensor) -> Tensor:
 
 
 def _chunked_with_gradients(
-    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    valid_T: Tensor,
+    chunk_tokens: int,
+    group: Group | None = None,
 ) -> Tensor:
-    loss: Tensor = _Chunked.apply(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens)  # type: ignore[no-untyped-call]
+    loss: Tensor = _Chunked.apply(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, group)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -151,20 +185,26 @@ def _need_gpu(kind: str, hidden_TD: Tensor) -> None:
 
 
 def _chunk(
-    hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, valid_C: Tensor, count: Tensor, *, with_gradient: bool
+    hidden_CD: Tensor,
+    weight_VD: Tensor,
+    targets_C: Tensor,
+    valid_C: Tensor,
+    count: Tensor,
+    group: Group | None = None,
+    *,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the summed loss of one chunk and the gradient of its logits, None without `with_gradient`.
 
     `count` is the number of valid tokens of all chunks.
     """
-    target_C1 = targets_C.unsqueeze(1)
     logits_CV = functional.linear(hidden_CD, weight_VD).float()
-    norm_C1 = logits_CV.logsumexp(1, keepdim=True)
-    losses_C = (norm_C1 - logits_CV.gather(1, target_C1)).squeeze(1)
+    norm_C1, target_C1 = norm_and_target(logits_CV, targets_C, group)
+    losses_C = (norm_C1 - target_C1).squeeze(1)
     total = losses_C.where(valid_C, 0).sum()
     if not with_gradient:
         return total, None
-    grad_CV = logits_CV.sub_(norm_C1).exp_().scatter_add_(1, target_C1, -torch.ones_like(norm_C1))
+    grad_CV = subtract_target(logits_CV.sub_(norm_C1).exp_(), targets_C, group)
     return total, grad_CV.mul_(valid_C.unsqueeze(1)).div_(count).to(hidden_CD.dtype)
 
 
@@ -177,7 +217,14 @@ class _Sums(NamedTuple):
 
 
 def _chunked(
-    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int, *, with_gradient: bool
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    valid_T: Tensor,
+    chunk_tokens: int,
+    group: Group | None = None,
+    *,
+    with_gradient: bool,
 ) -> _Sums:
     """Return the mean loss and its gradients, chunk by chunk."""
     facts.record(ModelFact.LOSS, "chunked")
@@ -190,7 +237,8 @@ def _chunked(
     for start in range(0, hidden_TD.shape[0], chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         hidden_CD = hidden_TD[rows]
-        part, grad_CV = _chunk(hidden_CD, cast_VD, targets_T[rows], valid_T[rows], count, with_gradient=with_gradient)
+        rest = (targets_T[rows], valid_T[rows], count, group)
+        part, grad_CV = _chunk(hidden_CD, cast_VD, *rest, with_gradient=with_gradient)
         total += part
         if grad_CV is not None and grad_TD is not None and grad_VD is not None:
             grad_TD[rows] = grad_CV @ cast_VD
@@ -232,9 +280,15 @@ def _in_loop(
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, valid_T: Tensor, chunk_tokens: int
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        targets_T: Tensor,
+        valid_T: Tensor,
+        chunk_tokens: int,
+        group: Group | None,
     ) -> Tensor:
-        sums = _chunked(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, with_gradient=True)
+        sums = _chunked(hidden_TD, weight_VD, targets_T, valid_T, chunk_tokens, group, with_gradient=True)
         ctx.save_for_backward(sums.hidden_TD, sums.weight_VD)
         return sums.loss
 
@@ -242,7 +296,7 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TD, weight_VD = ctx.saved_tensors
-        return grad_loss * hidden_TD, grad_loss * weight_VD, None, None, None
+        return grad_loss * hidden_TD, grad_loss * weight_VD, None, None, None, None
 
 
 KINDS: dict[LossKind, Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]] = {
