@@ -34,6 +34,22 @@ ELSEWHERE: dict[str, Any] = {
 }
 
 
+TRIED: dict[str, dict[str, str | None]] = {
+    "hopper-1": {"peer": None, "attention=fa4": None, "attention=flex": None, "loss=quack": None},
+    "hopper-2": {
+        "peer": "refused: the official kernels are not installed",
+        "attention=fa4": "refused: attention 'fa4' needs the package flash-attn-4: No module named 'flash_attn'",
+        "attention=flex": "wrong: relative error 1.1; allowed: 0.02",
+        "loss=quack": "crashed: TypeError: Context variable is not set",
+    },
+}
+"""Results of back ends by node of class h100."""
+VERSIONS = {
+    "hopper-1": {"torch": "2.11.0", "driver": "580.95", "flash-attn-4": "4.0.0b36"},
+    "hopper-2": {"torch": "2.11.0", "driver": "570.12"},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WebWorld:
     """Ids of ablations, and the block that runs."""
@@ -52,6 +68,8 @@ def fill(api: Api) -> WebWorld:
     node = api.register("two-core")
     for name in ("gpu-7", "gpu-8"):
         api.register(name)
+    for name, results in TRIED.items():
+        api.register(name, "h100", devices=1, lanes={"cuda": None, **results}, versions=VERSIONS[name])
     act(api, "gpu-7", "drain")
     act(api, "gpu-8", "quarantine", reason="its worker says: device 0 still holds 1.2 GiB after its trainer ended")
     opened = api.client.post(f"/v1/sessions/{SESSION}:open", headers=api.admin, json=spec_values(**JUDGED))

@@ -262,7 +262,7 @@ def small_run_problem(lane: Lane, device: torch.device) -> str | None:
     switches = ScanSwitches(lane=lane, schedule="sequential" if lane is Lane.PEER else "chunk_parallel")
     refusal = supports(switches, device.type)
     if refusal is not None:
-        return refusal
+        return f"refused: {refusal}"
     inputs = make_inputs(CASE, "cpu")
     grad_out = make_grad(inputs, CASE.seed)
     if lane not in GENERATED_LANES:  # only generated kernels need bfloat16, whose rounding would hide other errors
@@ -271,6 +271,6 @@ def small_run_problem(lane: Lane, device: torch.device) -> str | None:
     try:
         got = outputs(scanned(switches), moved, grad_out.to(device))
     except KernelUnsupported as error:
-        return str(error)
+        return f"refused: {error}"
     errors = wrong({name: tensor.cpu() for name, tensor in got.items()}, inputs, grad_out)
-    return f"it ran, but its results are wrong: {', '.join(errors)}" if errors else None
+    return f"wrong: {', '.join(errors)}" if errors else None

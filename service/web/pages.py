@@ -1,4 +1,4 @@
-"""Routes of the pages: overview, ablation, sessions, history of a gate; their live parts and event streams."""
+"""Routes of the pages: overview, ablation, nodes, sessions, history of a gate; their live parts and event streams."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -11,6 +11,7 @@ from service.http.deps import AblationId, ServicesDep
 from service.http.event_streams import streams_of
 from service.http.links import below
 from service.routes.history import read_noise
+from service.routes.nodes import nodes_public
 from service.routes.sessions import SessionName
 from service.store.ablations import names
 from service.store.ablations.ablations import last_event
@@ -19,6 +20,7 @@ from service.web.ablation_page import ablation_page, live_part, trace_of
 from service.web.compare_page import compare_page
 from service.web.history_page import history_page
 from service.web.html import PICTURE_POLICY, PageRoute, compressed, page
+from service.web.nodes_page import nodes_page
 from service.web.overview import overview
 from service.web.session_page import session_page, sessions_table
 from service.web.sessions import ReadingVisitor
@@ -113,6 +115,14 @@ def show_comparison(
     with services.store.read() as connection:
         view = compare_page(connection, services.settings, a, b)
     return page(request, "compare.html", view=view, visitor=visitor)
+
+
+@router.get("/nodes")
+def show_nodes(request: Request, services: ServicesDep, visitor: ReadingVisitor) -> Response:
+    """Show which lanes and back ends work on which node, with versions."""
+    with services.store.read() as connection:
+        classes = nodes_page(nodes_public(connection, services.settings))
+    return page(request, "nodes.html", classes=classes, visitor=visitor)
 
 
 @router.get("/sessions")

@@ -301,7 +301,7 @@ def test_block_goes_only_where_its_back_ends_work(api: Api) -> None:
     assert api.claim(api.register("untried", "h100")) is not None
     assert api.register("one", "h100", lanes={**results, "attention=fa4": None}) == one
     assert api.claim(one) is not None
-    broken = {"attention=fa4": refused, "projections=fp8": "it gave no answer, so it may crash: " + "x" * 400}
+    broken = {"attention=fa4": refused, "projections=fp8": "crashed: no answer within " + "x" * 400}
     api.register("one", "h100", lanes={**results, **broken})
     api.register("untried", "h100", lanes={"reference": "the answer was wrong"})
     stored = needs_of(api, made["id"])
@@ -309,7 +309,7 @@ def test_block_goes_only_where_its_back_ends_work(api: Api) -> None:
         first, second = queue.nodes_of(connection, ["h100"])
     words = lacks(first, stored)
     assert words is not None
-    assert words.startswith(f"does not work with attention fa4 ({refused}) and projections fp8 (it gave no answer")
+    assert words.startswith(f"does not work with attention fa4 ({refused}) and projections fp8 (crashed: no answer")
     assert len(words) < 300
     assert lacks(second, stored) == "did not run the lanes reference in its check"
 

@@ -99,6 +99,7 @@ def pages_of(world: WebWorld) -> dict[str, str]:
         "history": "/history/hybrid-tiny/psiv_cache",
         "two ablations": f"/compare?a={world.judged}&b={world.failing}",
         "which two ablations": "/compare",
+        "nodes": "/nodes",
         "sessions": "/sessions",
         "session": f"/sessions/{web_world.SESSION}",
         "priority?": f"/a/{world.running}/priority",
@@ -209,6 +210,19 @@ def test_the_trace_of_each_arm_can_be_downloaded(api: Api, world: WebWorld, visi
     assert sum(event["ph"] == "X" for event in events) == 2
     page.goto(f"{base(api)}/a/{world.judged}/traces/nobody.json")
     assert "arms with one: " in page.inner_text("main")
+
+
+def test_nodes_are_compared_with_reasons_and_versions(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:
+    page = visit()
+    page.get_by_role("link", name="Nodes", exact=True).click()
+    results = page.get_by_role("region", name="Lanes and back ends on h100")
+    rows = [row.inner_text().split("\t") for row in results.get_by_role("row").all()]
+    assert rows[0] == ["node", "health", "cuda", "peer", "loss=quack", "attention=fa4", "attention=flex"]
+    assert [plain(cell) for cell in rows[1][2:]] == 5 * ["✓ works"]
+    assert [plain(cell) for cell in rows[2][2:]] == ["✓ works", "○ refused", "✗ crashes", "○ refused", "✗ wrong"]
+    reasons = page.get_by_role("region", name="What does not work on h100").inner_text()
+    assert "attention 'fa4' needs the package flash-attn-4" in reasons
+    assert "Different between these nodes: driver and flash-attn-4." in page.locator("main").inner_text()
 
 
 def test_two_ablations_stand_side_by_side(api: Api, world: WebWorld, visit: Callable[..., Page]) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,22 +20,25 @@ def node() -> Node:
     return find_node("here", "cpu")
 
 
-def _with_lanes(node: Node, *lanes: Lane) -> Node:
+def _with_lanes(node: Node, *lanes: Any) -> Node:
     node_class = replace(node.node_class, lanes=lanes)
     return replace(node, devices=replace(node.devices, node_class=node_class))
 
 
 def test_a_lane_that_cannot_run_here_says_why(node: Node, tmp_path: Path) -> None:
-    results = lanes.run_lanes(_with_lanes(node, Lane.CUDA, Lane.REFERENCE), ForkServer(), data_dir=tmp_path)
+    results = lanes.run_lanes(_with_lanes(node, Lane.CUDA, "new", Lane.REFERENCE), ForkServer(), data_dir=tmp_path)
     assert results is not None
+    assert results["new"] == "crashed: ValueError: 'new' is not a valid Lane"
     assert results["reference"] is None
-    assert "lane 'cuda' has no implementation on node class" in str(results["cuda"])
+    assert str(results["cuda"]).startswith("refused: lane 'cuda' has no implementation on node class")
 
 
 def test_a_process_that_dies_is_no_answer(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_answer", _die)
     results = lanes.run_lanes(node, ForkServer(), data_dir=tmp_path)
-    assert "died before it answered" in str(dict(results or {})["reference"])
+    problem = str(dict(results or {})["reference"])
+    assert problem.startswith("crashed: ")
+    assert "died before it answered" in problem
 
 
 def _die(_order: lanes.LaneOrder) -> None:

@@ -19,7 +19,8 @@ from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
 from workers.isolation import ISOLATED, NOT_ISOLATED, isolation_problem
 
 _XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
-_DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_XLA)
+_BACK_ENDS = ("flash-attn-4", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl")
+_DISTRIBUTIONS = ("torch", "numpy", "tokenizers", "tilelang", "triton", *_BACK_ENDS, *_XLA)
 _TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
 """Compilers outside of Python, by their name in receipts; the first that exists counts."""
 _ISOLATION = "isolation"

@@ -31,7 +31,7 @@ _PATIENCE_S = 600.0
 _MESSAGE_LIMIT = 500  # characters
 
 LaneResults = Mapping[str, str | None]
-"""By lane: None for correct results, else the problem."""
+"""By lane and back end: None for correct results, else "refused: ", "wrong: " or "crashed: " with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def _ask(server: ForkServer, order: LaneOrder) -> str | None:
     try:
         answer = server.call(_answer, order, patience_s=_PATIENCE_S)
     except PreloadError as error:
-        return f"it gave no answer, so it may crash: {error}"
+        return f"crashed: {error}"
     return None if answer is None else str(answer)[:_MESSAGE_LIMIT]
 
 
@@ -116,7 +116,7 @@ def _answer(order: LaneOrder) -> str | None:
         return _run(order)
     except Exception as error:  # the boundary of a process that answers with a sentence
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}"
+        return f"crashed: {type(error).__name__}: {error}"
 
 
 def _run(order: LaneOrder) -> str | None:

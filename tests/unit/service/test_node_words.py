@@ -4,17 +4,24 @@ import io
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.design.plan import make_plan
 from experiments.records.messages import DeviceInfo
+from kernels.backends import Lane
+from kernels.mamba3_mimo import criterion
+from model import back_ends
+from model.layers import attention
 from service.cli import tables
 from service.schemas.nodes import CalibrationPublic, NodePublic
+from service.web.nodes_page import nodes_page
 from service.web.overview import calibrated
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_spec
 
+REAL_ATTENTION = attention.ATTEND["sdpa"]
 SERIAL = "1652923041577"
 SPEC = make_spec()
 KEY = key_of(SPEC, make_receipt(make_plan(SPEC), 0, "baseline")).model_copy(update={"device_serial": SERIAL})
@@ -61,3 +68,47 @@ def test_a_node_with_too_few_blocks_is_not_calibrated_yet(blocks: int) -> None:
         assert told.startswith("calibrated ")
         assert told.endswith(f"no longer valid: {problem}")
     assert calibrated(node(devices=[]), []) == "uncalibrated"
+
+
+def spoiled(*tensors: Any) -> Any:
+    """Return an attention without a mask: right inside of one document, wrong behind it."""
+    q, k, v, ids_BS, cap = tensors
+    return REAL_ATTENTION(q, k, v, torch.zeros_like(ids_BS), cap)
+
+
+def test_planted_faults_of_back_ends_show_on_the_page_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reasons of what is missing and of a wrong kernel come from the small problems themselves."""
+    monkeypatch.setitem(attention.ATTEND, "sdpa", spoiled)
+    here = torch.device("cpu")
+    results = {
+        "attention=flash": None,
+        "attention=fa4": back_ends.problem("attention=fa4", here),
+        "attention=cudnn": back_ends.problem("attention=sdpa", here),
+        "loss=compiled": "crashed: it died before it answered",
+        "loss=liger": "it gave no answer, so it may crash",  # of a worker of an earlier version
+        "peer": criterion.small_run_problem(Lane.PEER, here),
+        "command": "this node takes no commands",
+    }
+    torch.use_deterministic_algorithms(False)
+    one = node(name="one", lanes=results, versions={"torch": "2.11.0"})
+    other = node(name="other", lanes={**results, "attention=cudnn": None}, versions={"torch": "2.12.0"})
+    cpu, gpu = nodes_page([node(name="third", node_class="h100"), node(name="new"), other, one])
+    headings = [column.heading for column in cpu.results.columns]
+    assert {name: [row[place].text for row in cpu.results.rows] for place, name in enumerate(headings)} == {
+        "node": ["new", "one", "other"],
+        "health": 3 * ["live"],
+        "peer": ["not tried", "refused", "refused"],
+        "loss=compiled": ["not tried", "crashes", "crashes"],
+        "loss=liger": ["not tried", "fails", "fails"],
+        "attention=flash": ["not tried", "works", "works"],
+        "attention=fa4": ["not tried", "refused", "refused"],
+        "attention=cudnn": ["not tried", "wrong", "works"],
+    }
+    reasons = {(row[0].text, row[2].text): row[3].text for row in cpu.failures.rows}
+    assert "NVIDIA GPU" in reasons["attention=fa4", "one, other"]
+    assert "relative error" in reasons["attention=cudnn", "one"]
+    assert reasons["loss=compiled", "one, other"] == "it died before it answered"
+    assert reasons["loss=liger", "one, other"] == "it gave no answer, so it may crash"
+    assert len(reasons) == 5
+    assert cpu.versions.note == "Different between these nodes: torch."
+    assert (gpu.results.rows[0][0].text, gpu.failures.rows, gpu.versions.note) == ("third", (), "")
