@@ -1,4 +1,4 @@
-"""Run a function in several processes of torch.distributed, over gloo on this machine's processors."""
+"""Run a function in several processes of torch.distributed: over gloo on processors, over NCCL on GPUs."""
 
 import multiprocessing
 import os
@@ -18,16 +18,17 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["model.parallel.ranks", "model.hybrid"])
 
 
-def run_ranks(mesh: MeshConfig, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(mesh: MeshConfig, work: Callable[..., Any], *arguments: Any, device: str = "cpu") -> list[Any]:
     """Return the values of work(ranks, *arguments) by rank. `work` is a function of a module; values are pickled.
 
-    Raises RuntimeError with a rank's traceback when it fails; the other ranks are ended.
+    On `device` cuda each rank has the GPU of its number. Raises RuntimeError with a rank's traceback when it fails; the
+    other ranks are ended.
     """
     with TemporaryDirectory(prefix="ranks-") as folder:
         pipes, processes = [], []
         for rank in range(mesh.devices):
             ours, theirs = _context.Pipe(duplex=False)
-            job = (rank, mesh, Path(folder) / "meeting", theirs, work, arguments)
+            job = (rank, mesh, Path(folder) / "meeting", theirs, device, work, arguments)
             process = _context.Process(target=_rank, args=job, daemon=True)
             process.start()
             theirs.close()
@@ -60,7 +61,13 @@ def _values(pipes: list[Connection]) -> list[Any]:
 
 
 def _rank(
-    rank: int, mesh: MeshConfig, meeting: Path, pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    mesh: MeshConfig,
+    meeting: Path,
+    pipe: Connection,
+    kind: str,
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
 
@@ -68,9 +75,12 @@ def _rank(
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, rank)
     try:
-        join(rank, mesh.devices, meeting, torch.device("cpu"))
-        value = work(Ranks(mesh, torch.device("cpu")), *arguments)
+        if kind == "cuda":
+            torch.cuda.set_device(device)
+        join(rank, mesh.devices, meeting, device)
+        value = work(Ranks(mesh, device), *arguments)
         # pickle copies tensors; pipe.send would share their memory, which ends with this process
         pipe.send_bytes(pickle.dumps((True, value)))
     except BaseException:

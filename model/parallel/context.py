@@ -13,7 +13,8 @@ gradients of these keys come back and are added in float32. Since no rank waits 
 
 Messages go in the order of the layers, to later ranks in the forward pass and to earlier ones in the backward pass. So
 no two ranks wait for each other. Every rank has to run the same passes, also the backward pass of a piece without a
-valid target. A layer must not run again for its backward pass (activation checkpoints): it would send again.
+valid target, and has to wait for the others (`Ranks.agree`) before it ends, because its last messages may be on their
+way. A layer must not run again for its backward pass (activation checkpoints): it would send again.
 """
 
 from collections import deque
