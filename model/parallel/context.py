@@ -11,10 +11,13 @@ Attention. A rank needs keys and values of earlier ranks only for the document t
 sends every later rank the end of its piece that this rank needs, and nothing where no document reaches so far. The
 gradients of these keys come back and are added in float32. Since no rank waits for a later one, the lag stays as it is.
 
-Messages go in the order of the layers, to later ranks in the forward pass and to earlier ones in the backward pass. So
-no two ranks wait for each other. Every rank has to run the same passes, also the backward pass of a piece without a
-valid target, and has to wait for the others (`Ranks.agree`) before it ends, because its last messages may be on their
-way. A layer must not run again for its backward pass (activation checkpoints): it would send again.
+Messages go in the order of the layers, to later ranks in the forward pass and to earlier ones in the backward pass. In
+each layer a rank first receives, from the farthest rank on, and then sends, to the nearest rank first. So no ranks wait
+for each other, even where a message waits for its receiver and for all messages before it.
+
+Every rank has to run the same passes, also the backward pass of a piece without a valid target. Before it ends, it has
+to wait for the others (`Ranks.agree`), because its last messages may be on their way. A layer must not run again for
+its backward pass (activation checkpoints), because it would send again.
 """
 
 from collections import deque
@@ -272,32 +275,27 @@ class _EarlierKeys(torch.autograd.Function):
         ctx: Any, exchange: PieceExchange, visible: VisibleKeys, k_BSHE: Tensor, v_BSHE: Tensor
     ) -> tuple[Tensor, Tensor]:
         ctx.exchange, ctx.visible, ctx.length = exchange, visible, k_BSHE.shape[1]
+        batch, _, heads, width = k_BSHE.shape
+        ends = [
+            exchange.receive(k_BSHE.new_empty(2, batch, tokens, heads, width), source)
+            for source, tokens in visible.received
+        ]
         for to, tokens in visible.sent:
             exchange.send(torch.stack((k_BSHE[:, -tokens:], v_BSHE[:, -tokens:])), to)
-        batch, _, heads, width = k_BSHE.shape
-        shapes = ((2, batch, tokens, heads, width) for _, tokens in visible.received)
-        ends = [
-            exchange.receive(k_BSHE.new_empty(shape), source)
-            for (source, _), shape in zip(visible.received, shapes, strict=True)
-        ]
         return torch.cat((*(end[0] for end in ends), k_BSHE), 1), torch.cat((*(end[1] for end in ends), v_BSHE), 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_k_BKHE: Tensor, grad_v_BKHE: Tensor) -> tuple[Tensor | None, ...]:
-        at, visible = 0, ctx.visible
-        for source, tokens in visible.received:
-            end = slice(at, at + tokens)
-            ctx.exchange.send(torch.stack((grad_k_BKHE[:, end], grad_v_BKHE[:, end])), source)
-            at += tokens
-        grad_k, grad_v = grad_k_BKHE[:, at:], grad_v_BKHE[:, at:]
-        if not visible.sent:
-            return None, None, grad_k, grad_v
-        own = torch.stack((grad_k, grad_v))
-        summed = own.to(torch.promote_types(own.dtype, torch.float32), copy=True)
-        for to, tokens in visible.sent:
-            part = own.new_empty((2, own.shape[1], tokens, *own.shape[3:]))
+        received, sent = ctx.visible.received, ctx.visible.sent
+        gradients = torch.stack((grad_k_BKHE, grad_v_BKHE))
+        *ends, own = gradients.split([*(tokens for _, tokens in received), ctx.length], dim=2)
+        summed = own.to(torch.promote_types(own.dtype, torch.float32))
+        for to, tokens in reversed(sent):
+            part = own.new_empty((*own.shape[:2], tokens, *own.shape[3:]))
             summed[:, :, -tokens:] += ctx.exchange.receive(part, to)
+        for (source, _), end in zip(reversed(received), reversed(ends), strict=True):
+            ctx.exchange.send(end.contiguous(), source)
         return None, None, *summed.to(own.dtype).unbind()
 
 
