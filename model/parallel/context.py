@@ -289,7 +289,7 @@ class _EarlierKeys(torch.autograd.Function):
     def backward(ctx: Any, grad_k_BKHE: Tensor, grad_v_BKHE: Tensor) -> tuple[Tensor | None, ...]:
         received, sent = ctx.visible.received, ctx.visible.sent
         gradients = torch.stack((grad_k_BKHE, grad_v_BKHE))
-        *ends, own = gradients.split([*(tokens for _, tokens in received), ctx.length], dim=2)
+        *ends, own = torch.split(gradients, [*(tokens for _, tokens in received), ctx.length], dim=2)
         summed = own.to(torch.promote_types(own.dtype, torch.float32))
         for to, tokens in reversed(sent):
             part = own.new_empty((*own.shape[:2], tokens, *own.shape[3:]))
