@@ -198,17 +198,28 @@ class Computed(NamedTuple):
     """Of each case in float64."""
     rounded: dict[torch.dtype, Pair]
     """Of the first case."""
-    errors: dict[tuple[str, int], dict[str, float]]
-    """By MESHES and number of groups; of four ranks only."""
+    errors: dict[str, dict[str, float]]
+    """By MESHES; of four ranks only."""
+    sums: Counter[tuple[int, ...]]
+    """Shapes of the sums over ranks in one pass of the first case."""
 
 
 def compute(ranks: Ranks, configs: list[TrainConfig]) -> Computed:
     with patch.object(torch.Tensor, "float", torch.Tensor.double):
         exact = [pair(ranks, number, config) for number, config in enumerate(configs)]
-        meshes = itertools.product(MESHES, (1, 8)) if ranks.world == 4 else ()
-        errors = {(name, groups): errors_of(MESHES[name], groups) for name, groups in meshes}
+        meshes = zip(MESHES, (1, 8), strict=True) if ranks.world == 4 else ()
+        errors = {name: errors_of(MESHES[name], groups) for name, groups in meshes}
     rounded = {dtype: pair(ranks, 0, configs[0], dtype) for dtype in (torch.float32, torch.bfloat16)}
-    return Computed(exact, rounded, errors)
+    return Computed(exact, rounded, errors, sums_of_a_pass(ranks, configs[0]))
+
+
+def sums_of_a_pass(ranks: Ranks, config: TrainConfig) -> Counter[tuple[int, ...]]:
+    model, batch, sums = whole_model(config, torch.float32), batch_of(config), Counter[tuple[int, ...]]()
+    divide_layers(model, ranks)
+    add_up = Group.sum
+    with patch.object(Group, "sum", lambda group, x: sums.update([tuple(x.shape)]) or add_up(group, x)):
+        ModelAndLoss(config, model, ranks)(batch).backward()
+    return sums
 
 
 class ModelAndLoss(nn.Module):
@@ -417,12 +428,20 @@ def test_rounded_dtypes_are_close_and_whole_parameters_stay_equal_on_all_ranks(t
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("groups", [1, 8])
-def test_ranks_that_also_have_different_tokens_and_divide_parameters_equal_one_device(mesh: str, groups: int) -> None:
+def test_ranks_that_also_have_different_tokens_and_divide_parameters_equal_one_device(mesh: str) -> None:
     for of_rank in computed(4):
-        errors = of_rank.errors[mesh, groups]
+        errors = of_rank.errors[mesh]
         assert len(errors) > 20
         assert {name: size for name, size in errors.items() if not size < EXACT} == {}
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_a_pass_adds_up_hidden_states_twice_per_layer_and_once_for_the_head(tensor: int) -> None:
+    model = cases(tensor)[0].model
+    directions = 2 * model.mamba.mimo_rank * model.mamba.d_state  # B and C of the one group
+    expected = Counter({(ROWS, TOKENS, model.d_model): 2 * len(model.pattern), (ROWS * TOKENS, model.d_model): 1})
+    expected += Counter({(model.mamba.num_angles + directions, model.d_model): 1, (model.mamba.d_state,): 2})
+    assert [of_rank.sums for of_rank in computed(tensor)] == [expected] * tensor
 
 
 WORKS = fixed(2, groups=1, loss="dense")
