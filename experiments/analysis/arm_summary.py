@@ -5,11 +5,14 @@ the others would cover other blocks than the means of the other arms.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from experiments.analysis.statistics import mean_of
-from experiments.analysis.verdicts import ArmSummary, NodeMeans
+from experiments.analysis.verdicts import ArmSummary, LargestMicroBatch, NodeMeans
+from experiments.design.arms import Arm
 from experiments.design.metrics import METRICS
+from experiments.design.plan import Plan
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_metric
 
@@ -34,6 +37,29 @@ def summarise_arm(receipts: Sequence[Receipt]) -> ArmSummary:
         outcomes=dict(sorted(Counter(str(receipt.outcome) for receipt in receipts).items())),
         by_node=_by_node(measured),
     )
+
+
+def largest_micro_batch(plan: Plan, trials_of: Callable[[str], Sequence[Receipt]]) -> LargestMicroBatch | None:
+    """Return the most rows in a step that fit; None unless more rows ran out of memory.
+
+    `trials_of` returns the receipts of an arm by its name, all from blocks that count. An arm is left out if it differs
+    from the baseline in more than its rows and its number of steps, which may follow from them.
+    """
+    arms = [arm for arm in (plan.baseline, *plan.variants) if _but_rows(arm) == _but_rows(plan.baseline)]
+    outcomes = {arm.name: {receipt.outcome for receipt in trials_of(arm.name)} for arm in arms}
+    rows = {arm.name: int(arm.config.get("micro_batch", 0)) for arm in arms}
+    largest = max((name for name in rows if outcomes[name] == {Outcome.MEASURED}), key=rows.__getitem__, default=None)
+    if largest is None:
+        return None
+    more = [name for name in rows if Outcome.OOM in outcomes[name] and rows[name] > rows[largest]]
+    if not more:
+        return None
+    too_many = min(more, key=rows.__getitem__)
+    return LargestMicroBatch(arm=largest, rows=rows[largest], too_many_arm=too_many, too_many_rows=rows[too_many])
+
+
+def _but_rows(arm: Arm) -> dict[str, Any]:
+    return {name: value for name, value in arm.config.items() if name not in {"micro_batch", "steps"}}
 
 
 _HAVE_PEAKS = (Outcome.MEASURED, Outcome.OOM)

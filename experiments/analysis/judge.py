@@ -18,7 +18,7 @@ from experiments.analysis.answer import (
     with_broken_requirements,
     word_of,
 )
-from experiments.analysis.arm_summary import summarise_arm
+from experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
 from experiments.analysis.comparing import INDEPENDENT, Dependence, Levels, Sample, baseline_mean, compare, sample_of
 from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
@@ -134,6 +134,7 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
         "variants": tuple(judge_one(one, changed or one.exclusion, comparisons) for one in evidence),
         "arms": {arm.name: summarise_arm(whole.of(arm.name)) for arm in plan.arms},
         "own_noise": _own_noise(plan, spec, receipts),
+        "largest_micro_batch": largest_micro_batch(plan, whole.of),
     }
     return seal(Verdict(**fields, digest=""))
 

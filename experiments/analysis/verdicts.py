@@ -298,6 +298,17 @@ class OwnNoise(Frozen):
     """Standard deviation of the difference of the two equal arms; None with fewer than two blocks."""
 
 
+class LargestMicroBatch(Frozen):
+    """The most rows in a step that fit, among arms that differ in nothing else."""
+
+    arm: str
+    """All of its trials measured. Its peak is in its summary."""
+    rows: int
+    too_many_arm: str
+    """The arm with the fewest rows that ran out of memory."""
+    too_many_rows: int
+
+
 class NodeMeans(Frozen):
     """Means of one arm on one node."""
 
@@ -349,6 +360,8 @@ class Verdict(Frozen):
     """Summary of every arm, including the baseline."""
     own_noise: OmitNone[OwnNoise] = None
     """Of an A/A ablation; None for other ones, and in verdicts of earlier programs."""
+    largest_micro_batch: OmitNone[LargestMicroBatch] = None
+    """None unless one number of rows fits and a larger one does not, and in verdicts of earlier programs."""
     digest: str
 
     @property

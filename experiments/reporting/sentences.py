@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, VariantVerdict, Verdict
+from experiments.analysis.verdicts import Cause, Comparison, ExactComparison, LargestMicroBatch, VariantVerdict, Verdict
 from experiments.block_numbers import block_list
 from experiments.design.metrics import METRICS, PEAK_METRICS, SEED_METRICS
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
@@ -68,6 +68,21 @@ def without_baseline(verdict: Verdict) -> str | None:
         arms.setdefault(_own_end(verdict, variant), []).append(variant.arm)
     each = [f"{wording.listed(names)} {end}" for end, names in arms.items()]
     return f"The baseline {ends[0]}, so there is nothing to compare; {'; '.join(each)}."
+
+
+def of_largest_micro_batch(verdict: Verdict, largest: LargestMicroBatch) -> str:
+    """Say which number of rows fits, whether it pays, and which one does not fit."""
+    arm, too_many = largest.arm, largest.too_many_arm
+    variant = next((one for one in verdict.variants if one.arm == arm), None)
+    compared = () if variant is None else (variant.primary, *variant.secondary)
+    speed = next((one for one in compared if one is not None and one.metric == "tokens_per_s"), None)
+    gain = "" if speed is None else f": {moved(speed)} {_interval(speed)}"
+    peak, needed = (wording.gib(verdict.arms[name].peak_allocated_bytes) for name in (arm, too_many))
+    rows = wording.counted(largest.rows, "row")
+    return (
+        f"The largest micro-batch that fits has {rows} ({arm}, peak {peak}){gain}. "
+        f"{largest.too_many_rows:,} rows ({too_many}) ran out of memory at {needed}."
+    )
 
 
 def _own_end(verdict: Verdict, variant: VariantVerdict) -> str:

@@ -104,10 +104,12 @@ class VerdictLayout:
 
     heading: str
     """Blocks, node class and baseline."""
+    has_finding: bool
+    """Whether the lead holds a result that no table has."""
     caveat: str
     """Limits of every verdict, for example that none may be published or that the question is repeated; or empty."""
     lead: str
-    """The decisions on all variants in one sentence."""
+    """The decisions on all variants in one sentence; in a second one the largest micro-batch that fits."""
     outlook: tuple[str, ...]
     """What undecided samples say so far, and how to continue."""
     rule: PrimaryRule
@@ -137,9 +139,10 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
     heading = f"{verdict.blocks_counted}/{verdict.blocks_planned} blocks on {where}, against {verdict.baseline}"
     return VerdictLayout(
         heading=heading,
+        has_finding=verdict.own_noise is not None or verdict.largest_micro_batch is not None,
         caveat="; ".join(_caveats(verdict)),
         outlook=() if verdict.own_noise is not None else outlook(verdict, judged),
-        lead=sentences.of_noise(verdict) or sentences.without_baseline(verdict) or sentences.lead(judged),
+        lead=" ".join(_lead(verdict, judged)),
         rule=_primary_rule(verdict.rule),
         variants=variants,
         answers=_exact_table(variants) if is_exact(verdict) else _answers_table(verdict, variants),
@@ -150,6 +153,12 @@ def lay_out(verdict: Verdict) -> VerdictLayout:
             kernels_table(one.arm, one.step_kernels, verdict.node_class) for one in judged if one.step_kernels
         ),
     )
+
+
+def _lead(verdict: Verdict, judged: Sequence[VariantVerdict]) -> Iterator[str]:
+    yield sentences.of_noise(verdict) or sentences.without_baseline(verdict) or sentences.lead(judged)
+    if verdict.largest_micro_batch is not None:
+        yield sentences.of_largest_micro_batch(verdict, verdict.largest_micro_batch)
 
 
 def _place(variant: VariantVerdict) -> tuple[bool, float]:

@@ -35,8 +35,8 @@ def verdict(verdict: Verdict) -> RenderableType:
     table = _table(layout.answers, title="; ".join(part for part in (layout.heading, layout.caveat) if part))
     problems = (f"[yellow]{escape(problem)}[/]" for problem in origin_problems(verdict))
     lines = filter(None, [*signers(verdict), registration(verdict)])
-    noise = [f"[bold]{escape(layout.lead)}[/]"] if verdict.own_noise else []
-    first = (*noise, *(f"[yellow]{escape(line)}[/]" for line in layout.outlook))
+    lead = [f"[bold]{escape(layout.lead)}[/]"] if layout.has_finding else []
+    first = (*lead, *(f"[yellow]{escape(line)}[/]" for line in layout.outlook))
     return Group(*first, table, *(f"[dim]{escape(line)}[/]" for line in lines), *problems)
 
 

@@ -33,7 +33,7 @@ def verdict_markdown(verdict: Verdict) -> str:
     lines = [
         f"**{_escaped(verdict.ablation)}**: {_escaped(heading)}",
         "",
-        *([_escaped(layout.lead), ""] if verdict.own_noise else []),
+        *([_escaped(layout.lead), ""] if layout.has_finding else []),
         *(text for line in layout.outlook for text in (_escaped(line), "")),
         *_markdown_table(layout.answers),
         "",

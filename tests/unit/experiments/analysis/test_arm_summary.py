@@ -2,20 +2,25 @@
 
 import dataclasses
 import math
+import random
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from experiments.analysis.arm_summary import summarise_arm
+from experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
 from experiments.analysis.judge import judge
-from experiments.analysis.verdicts import ArmSummary
+from experiments.analysis.verdicts import ArmSummary, Verdict
+from experiments.design.plan import BlockPlan
 from experiments.outcomes import Outcome
 from experiments.records.circumstances import CALIBRATED, UNCALIBRATED
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.pages import evidence_tables
 from experiments.reporting.pictures import memory
+from experiments.reporting.terminal.markdown import verdict_markdown
+from experiments.reporting.verdict_layout import lay_out
 from experiments.reporting.view import AblationView
 from tests import views
 from tests.factories import GIB, make_plan, make_receipt, make_receipts, make_spec
@@ -127,3 +132,62 @@ def test_a_block_counts_for_every_arm_that_left_a_receipt() -> None:
     found = judge(plan, spec, missing, CALIBRATED).arms
     assert isinstance(found["baseline"], ArmSummary)
     assert found == {arm.name: summarise_arm([r for r in missing if r.arm == arm.name]) for arm in plan.arms}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_largest_micro_batch_is_below_the_first_that_ran_out_of_memory(seed: int) -> None:
+    """Draw rows and outcomes, and go up from the fewest rows; one arm differs in another gate as well."""
+    rng = random.Random(seed)  # noqa: S311  # not for secrets
+    rows = dict(zip(("baseline", "v1", "v2", "v3"), rng.sample([1, 2, 4, 8, 16, 32], 4), strict=True))
+    variants = {name: {"gates": {"micro_batch": count}} for name, count in rows.items() if name != "baseline"}
+    variants["other"] = {"gates": {"micro_batch": 64, "chunk_size": 32}}
+    spec = make_spec(baseline={"gates": {"micro_batch": rows["baseline"]}}, variants=variants)
+    plan = make_plan(spec)
+    for _ in range(40):
+        limit = rng.choice([0, 1, 3, 7, 15, 31, 63, 64])
+        odd = rng.choice([None, *rows])  # one of its six trials failed
+        outcomes = {name: 6 * [Outcome.MEASURED if count <= limit else Outcome.OOM] for name, count in rows.items()}
+        outcomes["other"] = 6 * [rng.choice([Outcome.MEASURED, Outcome.OOM])]
+        if odd is not None:
+            outcomes[odd][rng.randrange(6)] = Outcome.FAILED
+        trials = {name: [SimpleNamespace(outcome=one) for one in own] for name, own in outcomes.items()}
+        found = largest_micro_batch(plan, cast("Any", trials.__getitem__))
+        upwards = sorted(rows, key=rows.__getitem__)
+        fitting = [name for name in upwards if rows[name] <= limit and name != odd]
+        beyond = [name for name in upwards if rows[name] > limit]
+        if not fitting or not beyond:
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.arm, found.rows) == (fitting[-1], rows[fitting[-1]])
+            assert (found.too_many_arm, found.too_many_rows) == (beyond[0], rows[beyond[0]])
+
+
+def test_the_first_line_says_which_micro_batch_fits_and_whether_it_pays() -> None:
+    counts = {"baseline": 2, "rows-4": 4, "rows-8": 8, "rows-16": 16}
+    variants = {name: {"gates": {"micro_batch": count}} for name, count in counts.items() if name != "baseline"}
+    spec = make_spec(baseline={"gates": {"micro_batch": 2}}, variants=variants)
+    plan, speeds = make_plan(spec), {"baseline": 100_000, "rows-4": 120_000, "rows-8": 119_000}
+
+    def trial(block: BlockPlan, arm: str, broken: str) -> Receipt:
+        peak = counts[arm] * GIB
+        if counts[arm] >= counts[broken]:
+            return make_receipt(plan, block, arm, outcome="oom", steps=(), message="out of memory", peak_bytes=peak)
+        speed = speeds[arm] * (1 + 0.001 * ((block.index + len(arm)) % 3))
+        return make_receipt(plan, block, arm, tokens_per_s=speed, peak_bytes=peak)
+
+    receipts = [trial(block, arm, "rows-16") for block in plan.blocks for arm in block.order]
+    verdict = judge(plan, spec, receipts, CALIBRATED)
+    lead = lay_out(verdict).lead.replace(wording.SPACE, " ")
+    assert lead.startswith("Adopt one of rows-4 (")
+    assert "The largest micro-batch that fits has 8 rows (rows-8, peak 4.00 GiB): throughput is 1" in lead
+    assert lead.endswith("% confidence, 6 blocks). 16 rows (rows-16) ran out of memory at 8.00 GiB.")
+    assert lay_out(verdict).lead in verdict_markdown(verdict)
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+    receipts = [trial(block, arm, "rows-4") for block in plan.blocks for arm in block.order]
+    lead = lay_out(judge(plan, spec, receipts, CALIBRATED)).lead.replace(wording.SPACE, " ")
+    small = "The largest micro-batch that fits has 2 rows (baseline, peak 1.00 GiB). 4 rows (rows-4) ran out of memory"
+    assert small in lead
+    whole = judge(PLAN, make_spec(), make_receipts(PLAN, sd=0.01), CALIBRATED)
+    assert whole.largest_micro_batch is None
+    assert "micro-batch" not in lay_out(whole).lead
