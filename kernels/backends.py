@@ -44,7 +44,8 @@ class NodeClass:
     """Whether the trials of a block may share the memory and run in slices. False where one trainer reserves the
     device's memory, or where another process on the device makes a trial invalid."""
     devices: tuple[int, ...] = (1,)
-    """Numbers of devices that one step can be spread over. On host processors the devices are virtual."""
+    """Numbers of devices that one step can be spread over. On host processors the devices are virtual: of XLA, or
+    processes that share the cores."""
     command_devices: int = 1
     """Most devices of one node that a command may use."""
     topologies: Mapping[int, str] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class NodeClass:
         """Return how many devices a block may use on a machine with `devices` of them.
 
         On host processors and for absent chips, all numbers of the class. Otherwise one device or all devices, and
-        for commands every number up to `command_devices`.
+        where commands use several, every number up to `command_devices`.
         """
         if self.on_host or self.compiles_only:
             return self.devices
@@ -121,6 +122,7 @@ def _hopper(name: str, *, device_name: str) -> NodeClass:
         probe="nvidia",
         device_name=device_name,
         environment={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # CUDA and nvidia-smi then number devices alike
+        devices=(1, 2, 4, 8),
         command_devices=8,
         peak_flops={"bfloat16": 989.5e12},
         reports=frozenset({"clock_mhz", "foreign_load", *_NVIDIA_EVENTS}),
@@ -134,6 +136,7 @@ _TABLE = (
         device_type="cpu",
         probe="host",
         slices=True,
+        devices=(1, 2, 4),
         reports=frozenset({"foreign_load"}),
     ),
     _hopper("h200", device_name=r"\bH200\b"),

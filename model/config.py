@@ -443,9 +443,19 @@ def layer_runs(model: HybridConfig) -> tuple[LayerRun, ...]:
 
 def check_mesh(config: TrainConfig) -> None:
     """Raise ConfigError if a gate prevents spreading a step over the devices of `config`."""
-    devices, model = config.mesh.devices, config.model
-    if devices == 1:
+    if config.mesh.devices == 1:
         return
+    if config.model.scan.lane is Lane.XLA:
+        _check_xla_mesh(config)
+    else:
+        _check_ranks(config)
+
+
+def _check_xla_mesh(config: TrainConfig) -> None:
+    devices, model = config.mesh.devices, config.model
+    for name, value in (("tensor", config.mesh.tensor), ("context", config.mesh.context)):
+        if value > 1:
+            raise ConfigError(f"mesh.{name}", f"is {value}; lane xla divides rows only; allowed: 1")
     if model.scan_layers:
         detail = f"is true; a loop cannot be divided over {devices} devices; allowed: false"
         raise ConfigError("model.scan_layers", detail)
@@ -458,14 +468,33 @@ def check_mesh(config: TrainConfig) -> None:
         raise ConfigError("model.attention.backend", detail)
 
 
+def _check_ranks(config: TrainConfig) -> None:
+    """Raise ConfigError for a gate that several processes of one step cannot have."""
+    mesh = config.mesh
+    several = f"with {mesh.devices} devices"
+    if config.compile:
+        raise ConfigError("compile", f"is true; graphs with exchanges between devices are not compiled {several}")
+    if config.cuda_graph:
+        raise ConfigError("cuda_graph", f"is true; exchanges between devices are not recorded {several}")
+    if config.optim.update == "clip_in_update":
+        detail = f"is clip_in_update, which computes the norm of one device's gradients; allowed {several}"
+        raise ConfigError("optim.update", f"{detail}: fused, foreach")
+    divided = mesh.tensor > 1 or (mesh.copies > 1 and mesh.sharding != "replicated")
+    if config.optim.algorithm == "muon" and divided:
+        detail = "is muon, which needs whole matrices; allowed with divided ones: adamw (or sharding replicated)"
+        raise ConfigError("optim.algorithm", detail)
+    check_tensor_parallel(config)
+    check_context_parallel(config)
+
+
 def check_context_parallel(config: TrainConfig) -> None:
     """Raise ConfigError if a value of `config` prevents dividing its rows over devices."""
     devices, model, rows = config.mesh.context, config.model, config.data.val_row
     if devices == 1:
         return
     if config.steps.val_rows and rows % devices:
-        detail = f"is {rows} with validation; allowed on {devices} devices that share a row: a multiple of {devices}"
-        raise ConfigError("data.val_seq_len", detail)
+        allowed = f"a number that divides the {rows} tokens of a validation row"
+        raise ConfigError("mesh.context", f"is {devices}; allowed: {allowed}")
     if "M" in model.pattern and model.scan.lane not in CONTEXT_LANES:
         lane, able = model.scan.lane, ", ".join(CONTEXT_LANES)
         reason = "whose kernels take no initial state" if lane is Lane.PEER else "which divides whole rows only"
@@ -477,9 +506,6 @@ def check_context_parallel(config: TrainConfig) -> None:
     if model.scan_layers:
         detail = "is true; the layers of a loop cannot exchange messages"
         raise ConfigError("model.scan_layers", f"{detail}; allowed with mesh.context {devices}: false")
-    if config.cuda_graph:
-        detail = "is true; the sizes of messages between devices depend on the documents of each batch"
-        raise ConfigError("cuda_graph", f"{detail}; allowed with mesh.context {devices}: false")
 
 
 def check_tensor_geometry(model: HybridConfig, tensor: int) -> None:
@@ -514,8 +540,6 @@ def check_tensor_parallel(config: TrainConfig) -> None:
         ("model.projections", model.projections, ("as_dtype",), "float8 scales whole rows and columns"),
         ("model.scan.lane", model.scan.lane, lanes, "lane xla divides only the rows of a batch"),
         ("optim.algorithm", config.optim.algorithm, ("adamw",), "Muon makes whole matrices orthogonal"),
-        ("compile", config.compile, (False,), "a compiled graph with sums over devices was never tested"),
-        ("cuda_graph", config.cuda_graph, (False,), "a recorded step with sums over devices was never tested"),
     )
     for name, value, allowed, reason in rules:
         if value not in allowed:

@@ -92,7 +92,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("unknown node class", {"placement__node_class": "gpu"}, "#/placement/node_class", "known: cpu"),
     ("node class without the lane", {"placement__node_class": "tpu-v6e"}, "#/workload/recipe", "there: xla"),
     ("speed where nothing runs", {"placement__node_class": "tpu-v6e-compile"}, "#/verdict/primary/metric", "executes"),
-    ("two devices", {"placement__devices": 2}, "#/placement/devices", "not available on node class 'cpu'; allowed: 1"),
+    ("3 devices", {"placement__devices": 3}, "#/placement/devices", "on node class 'cpu'; allowed: 1, 2, 4"),
     ("duration without a unit", {"limits": {"trial": 20}}, "#/limits/trial", "not a duration"),
     ("duration too long", {"limits": {"trial": "25h"}}, "#/limits/trial", "up to 24h"),
     ("budget of nothing", {"limits": {"device_minutes": 0}}, "#/limits/device_minutes", "greater than 0"),

@@ -68,19 +68,23 @@ class Isolation:
     temporary: Path | None = None
     """Its folder for temporary files, created on entry; it must be below a writable one."""
 
+    def use_temporary(self) -> None:
+        """Make the folder for temporary files, and let this process and its later children use it."""
+        if self.temporary is not None:
+            self.temporary.mkdir(exist_ok=True)
+            use_environment({"TMPDIR": _short(self.temporary)})
+            tempfile.tempdir = None
+
     def enter(self) -> None:
         """Isolate this process and all its later children for ever.
 
-        The process has one thread, and has taken its device locks, which are sockets.
+        The process has one thread, and has taken its device locks, which are sockets. Only it may reset the peak of its
+        memory, none of its children.
 
         Raises:
             IsolationFailed: the kernel refused, or a folder cannot be opened without opening a secret.
 
         """
-        if self.temporary is not None:
-            self.temporary.mkdir(exist_ok=True)
-            use_environment({"TMPDIR": _short(self.temporary)})
-            tempfile.tempdir = None
         drop_rights(self.rules() | _own_process())
         if os.geteuid() == 0:
             drop_capabilities()

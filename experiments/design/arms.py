@@ -182,9 +182,12 @@ def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProb
 
 def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, list[SpecProblem]]:
     """Apply steps, devices and overrides; report and leave out each illegal override, to find all of them."""
+    devices = spec.placement.devices
+    if devices not in NODE_CLASSES[spec.placement.node_class].devices:
+        devices = 1  # recipe_problems refuses it
     fixed = {
         "steps": StepsConfig(**spec.workload.steps.model_dump(exclude={"equal"})),
-        "mesh.devices": spec.placement.devices,
+        "mesh.devices": devices,
     }
     left = dict(sorted(spec.workload.overrides.items()))
     problems: list[SpecProblem] = []
@@ -265,9 +268,7 @@ def _arm(
         detail = f"the gates do not fit together: {guilty} {error.message}"
         return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
     gates = {gate.name: gate.read(config) for gate in GATES.values()}
-    problems = without_repeats(
-        _gate_problems(gate, gates, where, config.model.pattern, node_class) for gate in GATES.values()
-    )
+    problems = without_repeats(_gate_problems(gate, gates, where, config, node_class) for gate in GATES.values())
     values = asdict(config)
     del values["seed"]
     role: ArmRole = BASELINE if name == BASELINE else VARIANT
@@ -277,7 +278,7 @@ def _arm(
 
 def _check_loss_chunks(config: TrainConfig) -> None:
     """Raise ConfigError for a chunked loss whose one chunk holds all tokens of a device's step."""
-    tokens = config.micro_batch // config.mesh.devices * config.data.seq_len
+    tokens = config.micro_batch // config.mesh.data * (config.data.seq_len // config.mesh.context)
     chunk = config.loss_chunk_tokens
     if config.loss == "chunked" and chunk >= tokens:
         detail = (
@@ -323,11 +324,12 @@ class _Where:
 
 
 def _gate_problems(
-    gate: Gate, gates: Mapping[str, Any], where: _Where, pattern: str, node_class: NodeClass
+    gate: Gate, gates: Mapping[str, Any], where: _Where, config: TrainConfig, node_class: NodeClass
 ) -> list[SpecProblem]:
+    pattern, devices = config.model.pattern, config.mesh.devices
     value, named = gates[gate.name], gate.name in where.own
     problems = []
-    setting = gate.unused_because(gates)
+    setting = gate.unused_because(gates, devices=devices)
     used = setting is None
     needless = gate.supports(node_class, Lane(gates["lane"]), gate.default) is None
     reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or named else None
@@ -340,7 +342,7 @@ def _gate_problems(
             hint = f"add {other}: {show(needed)}"
             problems.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=hint))
     if named and not used and reason is None:
-        detail = f"gate '{gate.name}' has no effect with {setting}"
+        detail = f"gate '{gate.name}' has no effect with {'one device' if gate.of_devices else setting}"
         problems.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
     if named and needless and gate.block and gate.block not in pattern:
         kind = BLOCK_KINDS[gate.block]

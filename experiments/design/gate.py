@@ -54,6 +54,8 @@ class Gate:
     """Values besides the default that require nothing of other gates."""
     unused_with: tuple[Mapping[str, GateValue], ...] = ()
     """Settings of other gates, each as a whole, under which this one has no effect. Naming it there is an error."""
+    of_devices: bool = False
+    """Whether `unused_with` holds for one device only."""
     in_kernels: bool = False
     """Whether it changes generated kernels; then equal kernels in two arms prove that it had no effect."""
     block: str | None = None
@@ -126,8 +128,10 @@ class Gate:
             return False
         return node_class.device_type in types
 
-    def unused_because(self, gates: Mapping[str, Any]) -> str | None:
+    def unused_because(self, gates: Mapping[str, Any], *, devices: int = 1) -> str | None:
         """Return the setting in `gates` under which this gate has no effect, such as "schedule = sequential"."""
+        if self.of_devices and devices > 1:
+            return None
         for setting in self.unused_with:
             if all(gates.get(name) == value for name, value in setting.items()):
                 return " and ".join(f"{name} = {show(value)}" for name, value in setting.items())

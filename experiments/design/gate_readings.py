@@ -22,14 +22,14 @@ class GateReading(Frozen):
 
 
 def read_gates(
-    requested: Mapping[str, Any], facts: Mapping[str, Any], *, pattern: str = "".join(BLOCK_KINDS)
+    requested: Mapping[str, Any], facts: Mapping[str, Any], *, pattern: str = "".join(BLOCK_KINDS), devices: int = 1
 ) -> dict[str, GateReading]:
-    """Compare the requested gates with the recorded facts of a model with this `pattern`.
+    """Compare the requested gates with the recorded facts of a model with this `pattern` on so many `devices`.
 
     A gate without facts counts as live when it is at its default, or when the model lacks its kind of block. Any other
     requested gate without facts is not live.
     """
-    return {name: read_gate(GATES[name], requested, facts, pattern=pattern) for name in requested}
+    return {name: read_gate(GATES[name], requested, facts, pattern=pattern, devices=devices) for name in requested}
 
 
 def declared_readings(requested: Mapping[str, Any]) -> dict[str, GateReading]:
@@ -40,11 +40,17 @@ def declared_readings(requested: Mapping[str, Any]) -> dict[str, GateReading]:
 
 
 def read_gate(
-    gate: Gate, requested: Mapping[str, Any], facts: Mapping[str, Any], *, pattern: str, default: Any = None
+    gate: Gate,
+    requested: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    pattern: str,
+    devices: int = 1,
+    default: Any = None,
 ) -> GateReading:
     """Compare one requested gate with the facts; `default` replaces the gate's own."""
     value = requested[gate.name]
-    if setting := gate.unused_because(requested):
+    if setting := gate.unused_because(requested, devices=devices):
         return GateReading(requested=value, observed=None, live=True, how=f"not used with {setting}")
     observed = gate.attest(facts)
     if observed is not None:

@@ -25,6 +25,7 @@ NOT_XLA_NOR_CUDA = _lanes_except(Lane.XLA, Lane.CUDA)
 NOT_XLA = _lanes_except(Lane.XLA)
 NOT_CUDA = _lanes_except(Lane.CUDA)
 NOT_ON_XLA = ({"lane": str(Lane.XLA)},)
+OF_RANKS = (Lane.CUDA, Lane.REFERENCE)
 
 
 def _attested_by(fact: str) -> dict[str, Any]:
@@ -368,12 +369,38 @@ _ENTRIES = (
         values=get_args(Sharding),
         path="mesh.sharding",
         claim=Claim.RE_ASSOCIATES,
-        lanes={"replicated": (Lane.XLA,), "hsdp": (Lane.CUDA, Lane.REFERENCE)},
+        lanes={"hsdp": OF_RANKS},
         unused_with=NOT_XLA,
-        proof="the runtime's layout of the weight matrices on the devices after the first step, or before it where "
-        "nothing runs",
-        blind_to="what the partitioner gathers and when; one device, where nothing is recorded",
+        of_devices=True,
+        proof="lane xla: the runtime's layout of the weight matrices on the devices after the first step, or before it "
+        "where nothing runs; other lanes: the elements of each parameter that every rank stores after the first step",
+        blind_to="what is gathered and when; one device, where nothing is recorded",
         **_attested_by(ModelFact.SHARDING),
+    ),
+    Gate(
+        name="tensor_parallel",
+        question="Does dividing heads and columns of each layer over devices pay, in memory or in time?",
+        values=(1, 2, 4, 8),
+        path="mesh.tensor",
+        claim=Claim.RE_ASSOCIATES,
+        lanes=dict.fromkeys((2, 4, 8), OF_RANKS),
+        unused_with=NOT_ON_XLA,
+        proof="the elements of the weight matrices that a rank stores after the layers were divided, against those of "
+        "the whole model",
+        blind_to="when the ranks exchange what; one device, where nothing is recorded",
+        **_attested_by(ModelFact.TENSOR),
+    ),
+    Gate(
+        name="context_parallel",
+        question="Does dividing the tokens of each row over devices pay, for long rows?",
+        values=(1, 2, 4, 8),
+        path="mesh.context",
+        claim=Claim.RE_ASSOCIATES,
+        lanes=dict.fromkeys((2, 4, 8), OF_RANKS),
+        unused_with=NOT_ON_XLA,
+        proof="the tokens of a row that reach the model of a rank, against those of the whole row",
+        blind_to="when the ranks exchange what; one device, where nothing is recorded",
+        **_attested_by(ModelFact.CONTEXT),
     ),
     Gate(
         name="micro_batch",

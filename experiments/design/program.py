@@ -224,6 +224,11 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         able = [name for name, entry in NODE_CLASSES.items() if entry.device_type in ("cpu", "cuda")]
         detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
+    most = node_class.command_devices
+    if spec.placement.devices > most:
+        allowed = "1" if most == 1 else f"1 to {most}"
+        detail = f"{spec.placement.devices} devices for a command on node class '{node_class}'; allowed: {allowed}"
+        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail)
     if spec.baseline.gates:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
@@ -266,8 +271,8 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     node_class, devices = NODE_CLASSES[spec.placement.node_class], spec.placement.devices
     if devices not in node_class.devices:
         allowed = listed(node_class.devices)
-        detail = f"the trainer of a recipe has one process, which uses one device of node class '{node_class}'"
-        detail += f"; given: {devices}; allowed with a recipe: {allowed}"
+        detail = f"the devices of a recipe share each of its steps evenly; given: {devices}"
+        detail += f"; allowed with a recipe on node class '{node_class}': {allowed}"
         yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="workload.command can use more")
     if spec.workload.profile and (node_class.compiles_only or node_class.device_type not in PROFILED_DEVICES):
         why = (

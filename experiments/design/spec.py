@@ -220,8 +220,8 @@ class Placement(SpecPart):
     devices: Annotated[
         int,
         Field(
-            description="Devices of one node: a command sees them all; of a recipe they share each training step "
-            "(lane xla), and each takes an equal number of its rows.",
+            description="Devices of one node: a command sees them all; of a recipe they share each training step, by "
+            "rows, and by layers or tokens as the gates say. On class `cpu` they are processes that share the cores.",
             json_schema_extra={"enum": list(_DEVICES)},
         ),
     ] = 1

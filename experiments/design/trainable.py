@@ -199,7 +199,7 @@ class BuiltInModel(Trainable):
 
     def readings(self, gates: Mapping[str, Any], facts: Facts) -> dict[str, GateReading]:
         """Compare the requested gates with the recorded facts of the model and its kernels."""
-        return read_gates(gates, facts, pattern=self._typed.model.pattern)
+        return read_gates(gates, facts, pattern=self._typed.model.pattern, devices=self.devices)
 
     def shape(self) -> dict[str, Any]:
         """Return the configuration without its gates, seed and steps."""
@@ -209,7 +209,8 @@ class BuiltInModel(Trainable):
         """Return the fields that have an effect and differ from the defaults, so that a later field changes nothing."""
         pattern, unused = self.config["model"]["pattern"], {"seed", "steps"}
         unused |= {path for letter, paths in _ONLY_WITH.items() if letter not in pattern for path in paths}
-        unused |= {gate.path for name in gates if (gate := GATES.get(name)) and gate.unused_because(gates)}
+        known = [gate for name in gates if (gate := GATES.get(name))]
+        unused |= {gate.path for gate in known if gate.unused_because(gates, devices=self.devices)}
         unused |= set() if self.config["loss"] == "chunked" else {"loss_chunk_tokens"}
         return _differing(self.config, asdict(TrainConfig()), unused)
 

@@ -227,15 +227,16 @@ def _gate_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
             yield f"gate '{name}' is {value!r}; the configuration says {configured.get(name)!r}"
             return
     for name, stored in receipt.gates.items():
-        readings = list(_readings(GATES[name], requested, receipt, config.model.pattern))
+        readings = list(_readings(GATES[name], requested, receipt, config))
         if stored not in readings:
             reading = readings[0]
             yield f"gates.{name} says {stored.how!r}, live {stored.live}; facts give {reading.how!r}, {reading.live}"
 
 
-def _readings(gate: Gate, requested: Mapping[str, Any], receipt: Receipt, pattern: str) -> Iterator[GateReading]:
+def _readings(gate: Gate, requested: Mapping[str, Any], receipt: Receipt, config: TrainConfig) -> Iterator[GateReading]:
     """Yield the reading of a gate by each rule of the receipt's schema version, today's rule first."""
-    yield read_gate(gate, requested, receipt.facts, pattern=pattern)
+    pattern, devices = config.model.pattern, config.mesh.devices
+    yield read_gate(gate, requested, receipt.facts, pattern=pattern, devices=devices)
     version = receipt.schema_version
     rules = [rule for rule in EARLIER_GATES if rule.gate.name == gate.name and version <= rule.until]
     if version <= _PATTERN_BLIND_UNTIL:

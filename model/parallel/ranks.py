@@ -73,11 +73,11 @@ class Ranks:
     def _group(self, name: str) -> Group:
         return _group_of(self.mesh[name])
 
-    def agree(self, value: float) -> float:
-        """Return the largest `value` of all ranks, so that all decide alike."""
-        largest = torch.tensor(value, dtype=torch.float64)
+    def agree(self, *values: float) -> tuple[float, ...]:
+        """Return the largest of each value of all ranks, so that all decide alike."""
+        largest = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._control)
-        return float(largest)
+        return tuple(largest.tolist())
 
     def gather(self, value: Any) -> list[Any]:
         """Return the `value` of every rank, by rank."""

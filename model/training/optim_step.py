@@ -11,6 +11,7 @@ from kernels.documents import with_documents
 from model.config import OptimConfig, TrainConfig
 from model.data.packing import Batch
 from model.facts import ModelFact
+from model.parallel.ranks import Group
 from model.training import loss
 from model.training.compilation import Forward
 from model.training.optimizers import AnyOptimizer, MuonAndAdamW
@@ -55,10 +56,17 @@ def to_device(batch: Batch, device: torch.device, *, room: int | None = None) ->
     return DeviceBatch(tokens, targets, with_documents(on_host.segment_ids, device, room=room), valid)
 
 
-def batch_loss(forward: Forward, head_weight: Tensor, batch: DeviceBatch, config: TrainConfig) -> Tensor:
-    """Return the mean cross entropy over the valid tokens of `batch`, float32."""
+def batch_loss(
+    forward: Forward,
+    head_weight: Tensor,
+    batch: DeviceBatch,
+    config: TrainConfig,
+    vocabulary: Group | None = None,
+) -> Tensor:
+    """Return the mean cross entropy over the valid tokens of `batch`, float32; see `loss.cross_entropy`."""
     hidden = forward(batch.tokens, batch.segment_ids)
-    return loss.cross_entropy(hidden, head_weight, batch.targets, batch.valid, config.loss, config.loss_chunk_tokens)
+    kind, chunk_tokens = config.loss, config.loss_chunk_tokens
+    return loss.cross_entropy(hidden, head_weight, batch.targets, batch.valid, kind, chunk_tokens, vocabulary)
 
 
 def update(
@@ -75,7 +83,7 @@ def update(
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
     optimizer.step()
     if loss_now.device.type != "xla":
-        _record(optimizer)
+        record_update(optimizer)
     optimizer.zero_grad(set_to_none=True)
     return torch.stack((loss_now.detach(), grad_norm))
 
@@ -91,8 +99,8 @@ def _clip_in_update(parameters: Sequence[nn.Parameter], optimizer: AnyOptimizer,
     return grad_norm
 
 
-def _record(optimizer: AnyOptimizer) -> None:
-    """Record from the optimiser that stepped, not from its configuration."""
+def record_update(optimizer: AnyOptimizer) -> None:
+    """Record the algorithm and the implementation of the optimiser that stepped, not those of the configuration."""
     adamw = optimizer.adamw if isinstance(optimizer, MuonAndAdamW) else optimizer
     facts.record(ModelFact.OPTIMIZER, "adamw" if adamw is optimizer else "muon")
     options = adamw.param_groups[0]

@@ -23,7 +23,7 @@ from kernels.xla_graph import Graph
 from model import counts, hybrid
 from model.config import TrainConfig
 from model.facts import ModelFact
-from model.training.mesh import Mesh
+from model.training.mesh import XlaMesh, divide_rows
 from model.training.optim_step import DeviceBatch, batch_loss, update
 from model.training.optimizers import AnyOptimizer, optimizer_of
 
@@ -106,9 +106,10 @@ def trace_step(config: TrainConfig) -> TracedStep:
         optimizer = _placeholder_state(optimizer_of(model.named_parameters(), config.optim))
         batch = _placeholder_batch(config)
         if config.mesh.devices > 1:
-            mesh = Mesh(config, model, optimizer)
+            mesh = XlaMesh(config, model, xla_device.device())
+            mesh.lay_out(optimizer)
             mesh.record()
-            batch = mesh.lay_out(batch)
+            batch = divide_rows(batch)
         inputs = [*model.parameters(), *_state(optimizer), *batch]
         input_bytes = sum(tensor.nbytes for tensor in inputs)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,10 +47,13 @@ from model.training.compilation import (
     start_compilation,
 )
 from model.training.measurement import HostLoad, HostShares, PeakMeter, read_clock_mhz
-from model.training.mesh import Mesh
-from model.training.optim_step import DeviceBatch, batch_loss, to_device, update
+from model.training.mesh import OneDevice, XlaMesh
+from model.training.optim_step import DeviceBatch, batch_loss, update
 from model.training.optimizers import optimizer_of
 from model.training.step_graph import StepGraph
+
+if TYPE_CHECKING:
+    from model.parallel.ranks import Ranks
 
 Yield: TypeAlias = Callable[[], None]
 """Function that lets the other trials run and returns when this trial may continue."""
@@ -79,7 +82,7 @@ class Others:
 
 
 @contextmanager
-def reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
+def reproducible(config: TrainConfig, device: torch.device, ranks: int = 1) -> Iterator[None]:
     """Seed torch, choose deterministic kernels and the thread count; restore the settings afterwards."""
     threads = torch.get_num_threads()
     fill = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -88,7 +91,7 @@ def reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
         # cuBLAS reads it when it creates its handle; torch refuses deterministic mode without it
         os.putenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(config.seed)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads_of(config, ranks))
     torch.use_deterministic_algorithms(True)
     # filling every new tensor with NaN finds bugs, but would count as the model's time
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -98,6 +101,11 @@ def reproducible(config: TrainConfig, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled)
         deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
         torch.set_num_threads(threads)
+
+
+def threads_of(config: TrainConfig, ranks: int) -> int:
+    """Return the threads of one of `ranks` processes on this machine, which share its cores."""
+    return max(1, (config.threads or len(os.sched_getaffinity(0))) // ranks)
 
 
 @contextmanager
@@ -134,12 +142,15 @@ def train(
     device: torch.device | None = None,
     yield_to_others: Yield | None = None,
     profile: Profile | None = None,
+    ranks: "Ranks | None" = None,
 ) -> TrainResult:
     """Train `config` from its seed on `dataset` and return the measurements. Calls `on_step` between steps.
 
     Without a `device` it uses the CUDA device if present, else the CPU. With equal config, data and machine the losses
     are bit-identical. A config with slices needs `yield_to_others`. `profile` gets one more step after all
-    measurements, so that it changes none of them.
+    measurements, so that it changes none of them. With `ranks` every one of these processes calls this function; the
+    first one calls `on_step` and `profile`, and its result is that of all: a step ends when its last rank ends, memory
+    is the largest of any rank.
 
     Raises:
         DataError: the dataset does not fit the config.
@@ -149,20 +160,18 @@ def train(
     """
     started = time.perf_counter()
     others = Others(config.steps, yield_to_others)
-    _check_fit(config, dataset)
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with reproducible(config, device):
+    with reproducible(config, device, 1 if ranks is None else ranks.world):
         meter = PeakMeter(device)
-        trainer = _Trainer(config, dataset, device, started=started)
+        trainer = _Trainer(config, dataset, device, started=started, ranks=ranks)
         steps, observed, shares = _run_steps(trainer, on_step, others)
         curve = tuple(trainer.validations)
         loss_val = curve[-1].loss if curve else trainer.validate()
-        peak = meter.read(trainer.one_pass, state_bytes=trainer.state_bytes())
+        peaks = trainer.devices.gather(meter.read(trainer.one_pass, state_bytes=trainer.state_bytes()))
         trainer.explain_compilations(steps, observed)
-        if device.type == "cuda":
-            executed.attest(executed.kernels_of(trainer.again), observed, projections=len(trainer.projections))
+        trainer.attest_kernels(observed)
         training_s = time.perf_counter() - started - (others.waited_s or 0.0)
-        profiled = None if profile is None else profile(trainer.again)
+        profiled = trainer.profiled(profile)
     return TrainResult(
         steps=steps,
         warmup_passes=tuple(trainer.warmup_passes),
@@ -172,15 +181,15 @@ def train(
         waited_s=others.waited_s,
         loss_val=loss_val,
         validations=curve or None,
-        compile_s=trainer.compilation.seconds,
+        compile_s=max(trainer.devices.gather(trainer.compilation.seconds)),
         compile_cache_hit=trainer.compilation.cache_hit,
         facts=dict(observed),
         kernels=tuple(observed.kernels.values()),
-        parameters=sum(parameter.numel() for parameter in trainer.parameters),
+        parameters=trainer.devices.num_parameters,
         flops_per_step=counts.step_flops(config),
         document_flops_per_step=counts.document_flops(config, trainer.mean_pairs()),
-        peak_allocated_bytes=peak.allocated_bytes,
-        peak_reserved_bytes=peak.reserved_bytes,
+        peak_allocated_bytes=max(peak.allocated_bytes for peak in peaks),
+        peak_reserved_bytes=max(peak.reserved_bytes for peak in peaks),
         training_s=training_s,
         step_kernels=None if profiled is None else profiled.kernels,
         step_trace=None if profiled is None else profiled.trace,
@@ -196,7 +205,8 @@ def _run_steps(
     def run(phase: Phase, indices: range) -> None:
         for index in indices:
             records.append(trainer.step(index, phase))
-            on_step(records[-1])
+            if trainer.devices.is_first:
+                on_step(records[-1])
 
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, trainer.device.type)
@@ -206,7 +216,7 @@ def _run_steps(
         run("compile", range(1))
         trainer.attest(observed)
     trainer.record_graph()
-    load, validated = HostLoad(), frozenset(trainer.config.steps.validated)
+    load, validated = HostLoad(trainer.processor_s), frozenset(trainer.config.steps.validated)
     with no_automatic_gc():
         trainer.load()
         run("warmup", range(1, 1 + trainer.config.steps.warmup))
@@ -228,7 +238,16 @@ def _run_steps(
 class _Trainer:
     """Model, optimiser and data of one trial."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, device: torch.device, *, started: float) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: Dataset,
+        device: torch.device,
+        *,
+        started: float,
+        ranks: "Ranks | None" = None,
+    ) -> None:
+        _check_fit(config, dataset)
         self.config = config
         self.device = device
         self.compilation = Compilation()
@@ -241,13 +260,15 @@ class _Trainer:
         self._first_module: bytes | None = None
         """Lowered graph of step 0, on XLA."""
         self._dataset = dataset
-        self._model = hybrid.build(config).to(device)
+        self._model = hybrid.build(config)
+        self.devices = _devices_of(config, self._model, device, ranks)
         self._forward: Forward = self._model
         self._optimizer = optimizer_of(self._model.named_parameters(), config.optim, capturable=config.cuda_graph)
+        self.devices.lay_out(self._optimizer)
         self._graph: StepGraph | None = None
-        self._mesh = Mesh(config, self._model, self._optimizer) if config.mesh.devices > 1 else None
         self._wait()  # on XLA this creates parameters and state, outside the first step
-        self.parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self.devices.agree()  # the ranks begin together
+        self.parameters = self.devices.parameters
 
     @property
     def projections(self) -> list[Linear]:
@@ -269,7 +290,7 @@ class _Trainer:
     def load(self) -> None:
         """Run passes for the seconds of the warm-up."""
         end = time.perf_counter() + self.config.steps.warmup_s
-        while time.perf_counter() < end:
+        while self.devices.agree(end - time.perf_counter()) > (0,):
             self._warmup_pass()
 
     def settle(self) -> None:
@@ -285,7 +306,7 @@ class _Trainer:
         self.one_pass()
         self._wait()
         self.warmup_passes.append(time.perf_counter() - start)
-        self._last_compilations = compilations() - before
+        self._last_compilations = int(*self.devices.agree(compilations() - before))
 
     def step(self, index: int, phase: Phase) -> Step:
         """Run one optimiser step and wait for the device once, at its end."""
@@ -299,7 +320,8 @@ class _Trainer:
         loss_value, norm_value = loss_and_norm.tolist()
         end = time.perf_counter()
         work = None if work_before is None else xla_device.work().since(work_before)
-        self._last_compilations = compilations() - before
+        end, compiled = self.devices.agree(end, compilations() - before)
+        self._last_compilations = int(compiled)
         record = Step(
             index=index,
             phase=phase,
@@ -321,10 +343,13 @@ class _Trainer:
         """Begin step `index`. On XLA this only records the step, which runs at the next wait."""
         optim_step.set_learning_rate(self._optimizer, optim_step.learning_rate(index, self.config.optim))
         batch = self._batch(index)
-        return self._step(self._on_device(batch)) if self._graph is None else self._graph.run(batch)
+        if self._graph is not None:
+            return self._graph.run(batch)
+        return self.devices.update(self.devices.loss(self._forward, batch), self._optimizer)
 
     def _step(self, batch: DeviceBatch) -> Tensor:
-        return update(self._loss(self._forward, batch), self.parameters, self._optimizer, self.config)
+        loss = batch_loss(self._forward, self._model.lm_head.weight, batch, self.config)
+        return update(loss, self.parameters, self._optimizer, self.config)
 
     def record_graph(self) -> None:
         """Record the step as a CUDA graph, if the config says so, for all later steps. Raises KernelUnsupported."""
@@ -347,8 +372,14 @@ class _Trainer:
         """Correct the facts of step 0 by the graph that ran, and record the layout on the devices."""
         if self._first_module is not None:
             traced_step.attest(xla_graph.read_graph(self._first_module), observed, self.config)
-        if self._mesh is not None:
-            self._mesh.record()
+        self.devices.record()
+
+    def attest_kernels(self, observed: facts.Facts) -> None:
+        """Correct the facts by the kernels of one more step on a GPU, and combine those of all processes."""
+        if self.device.type == "cuda":
+            kernels = executed.kernels_of(self.again)
+            executed.attest(kernels, observed, projections=len(self.projections))
+        self.devices.join(observed)
 
     def explain_compilations(self, steps: Iterable[Step], observed: facts.Facts) -> None:
         """If a timed step compiled on XLA, record how its graph differs from the last graph before the window.
@@ -370,6 +401,19 @@ class _Trainer:
         """Return the mean of `visible_pairs` over the batches of the window."""
         timed = range(1 + self.config.steps.warmup, self.config.steps.total)
         return sum(visible_pairs(self._batch(index).segment_ids) for index in timed) / len(timed)
+
+    def processor_s(self) -> float:
+        """Return the processor time of all processes of the step."""
+        return sum(self.devices.gather(time.process_time()))
+
+    def profiled(self, profile: Profile | None) -> ProfiledStep | None:
+        """Return one more step under the profiler of the first process, if it profiles; the others compute it, too."""
+        if self.devices.agree(profile is not None) == (0,):
+            return None
+        if profile is None or not self.devices.is_first:
+            self.again()
+            return None
+        return profile(self.again)
 
     def again(self) -> None:
         """Run the last step of the window once more."""
@@ -398,20 +442,20 @@ class _Trainer:
         with torch.no_grad():
             for batch in self._dataset.val_batches(self.config.steps.val_rows, self.config.micro_batch):
                 count = int(batch.valid.sum())
-                total += self._loss(self._model, self._on_device(batch)).double() * count
+                total += self.devices.loss(self._model, batch).double() * count
                 num_valid += count
                 self._wait()
-        return float(total) / num_valid if num_valid else None
+        return float(self.devices.total(total)) / num_valid if num_valid else None
 
     def one_pass(self) -> None:
         """Run one forward and backward pass without an update."""
-        self._loss(self._forward, self._on_device(self._batch(0))).backward()  # type: ignore[no-untyped-call]
+        self.devices.backward(self.devices.loss(self._forward, self._batch(0)))
         self._wait()  # before the gradients are dropped, because XLA does not compute unreferenced values
         self._optimizer.zero_grad(set_to_none=True)
 
     def state_bytes(self) -> int:
         """Return the bytes in parameters and optimiser state."""
-        return sum(tensor.nbytes for tensor in (*self.parameters, *self._state()))
+        return sum(self.devices.stored(tensor).nbytes for tensor in (*self.parameters, *self._state()))
 
     def _state(self) -> Iterator[Tensor]:
         values = (value for slots in self._optimizer.state.values() for value in slots.values())
@@ -422,18 +466,23 @@ class _Trainer:
         batch = self._dataset.batch(step, self.config.micro_batch, self.config.seed, second_share=data.second_share)
         return batch.joined() if data.documents == "joined" else batch
 
-    def _loss(self, forward: Forward, batch: DeviceBatch) -> Tensor:
-        return batch_loss(forward, self._model.lm_head.weight, batch, self.config)
-
-    def _on_device(self, batch: Batch) -> DeviceBatch:
-        on_device = to_device(batch, self.device)
-        return on_device if self._mesh is None else self._mesh.lay_out(on_device)
-
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         elif self.device.type == "xla":
             xla_device.step_boundary()
+
+
+def _devices_of(config: TrainConfig, model: hybrid.Hybrid, device: torch.device, ranks: "Ranks | None") -> OneDevice:
+    if ranks is not None:
+        from model.training.ranked_step import RankedStep  # lazy: torch.distributed takes a second to import
+
+        return RankedStep(config, model, ranks)
+    if config.mesh.devices == 1:
+        return OneDevice(config, model, device)
+    if device.type != "xla":
+        raise ValueError(f"a step over {config.mesh.devices} devices of type {device.type} needs its ranks")
+    return XlaMesh(config, model, device)
 
 
 def _check_fit(config: TrainConfig, dataset: Dataset) -> None:

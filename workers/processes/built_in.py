@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
+from experiments.design.trainable import trainable
 from experiments.in_trial.ablate import kernel_table, step_trace
 from kernels.errors import KernelUnsupported
 from model.data.corpus import BUILT_IN, NAMED
 from model.errors import DataError, DatasetDamaged, MeasurementError
 from model.measurements import ProfiledStep, StepTrace
-from workers.environment_variables import compile_in_process, keep_kernels, peer_site, start_cold
+from workers.environment_variables import (
+    compile_in_process,
+    keep_kernels,
+    meet_on_this_machine,
+    peer_site,
+    start_cold,
+)
 from workers.errors import DeviceMissing
 from workers.paths import is_allowed
 from workers.processes.compile_trial import compile_step
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from model.measurements import Step
+    from model.parallel.ranks import Ranks
 
 PIPE_BYTE = b"."
 """Every message between a worker and a trainer that runs in slices. It has no length, on whose rest a reader waits."""
@@ -62,7 +70,30 @@ def run_model(order: TrialOrder) -> TrialResult:
     return _train(order) if order.topology is None else compile_step(order, order.topology)
 
 
-def _train(order: TrialOrder) -> TrialResult:
+def ranks_of(order: TrialOrder) -> int:
+    """Return the number of processes that share the steps of a trial. On XLA one process has all devices."""
+    workload = trainable(order.config)
+    alone = order.prepare_only or workload.own_process or order.device_type == "xla"
+    return 1 if alone else workload.devices
+
+
+def run_rank(order: TrialOrder, rank: int) -> TrialResult:
+    """Train the model of `order` as one of several ranks."""
+    import torch
+
+    from model.parallel.ranks import Ranks, join
+
+    config = read_config(order.config)
+    device = find_device(order.device_type)
+    if device.type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    meet_on_this_machine()
+    join(rank, config.mesh.devices, order.paths.folder / "ranks", device)
+    return _train(order, Ranks(config.mesh, device))
+
+
+def _train(order: TrialOrder, ranks: "Ranks | None" = None) -> TrialResult:
     from model.data.dataset import open_prepared
     from model.layers import mamba3
     from model.training import train
@@ -78,18 +109,19 @@ def _train(order: TrialOrder) -> TrialResult:
     if order.isolation is not None and order.device_type == "cuda" and os.geteuid() == 0:
         compile_in_process()
     mamba3.use_lane(config.model.scan.lane, peer_site())
-    device = find_device(order.device_type, config.mesh.devices)
     wait = None if order.slice_pipe is None else partial(yield_to_others, order.slice_pipe)
-    with order.paths.steps.open("w", buffering=1, encoding="utf-8") as steps:
+    is_first = ranks is None or ranks.rank == 0
+    with (order.paths.steps if is_first else Path(os.devnull)).open("w", buffering=1, encoding="utf-8") as steps:
         result = train.train(
             config,
             dataset=dataset,
             on_step=partial(_write_step, steps),
-            device=device,
+            device=find_device(order.device_type, config.mesh.devices) if ranks is None else ranks.device,
             yield_to_others=wait,
             profile=partial(profile_step, traced=order.trace) if order.profile else None,
+            ranks=ranks,
         )
-    if order.cold_caches:
+    if order.cold_caches and is_first:
         shutil.rmtree(order.paths.caches, ignore_errors=True)
     return TrialResult(
         data_digest=dataset.digest,

@@ -51,6 +51,10 @@ TOO_LATE = os.EX_TEMPFAIL
 FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
 
+MAX_FILE_BYTES = 2 * 2**30
+"""Largest file that a trial may write, its log included."""
+_MESSAGE_LIMIT = 2000  # characters
+
 _OF_THE_NODE = {
     CANNOT_WRITE: "the trial could not write its result: this node's disk is full or broken",
     TOO_LATE: "the trial was started after the end of its lease and did nothing",
@@ -71,6 +75,20 @@ def classify(error: BaseException) -> FailureClass:
         if isinstance(error, kinds):
             return failure
     return FailureClass.INFRA_NODE if _is_device_error(error) else FailureClass.USER_ERROR
+
+
+def describe(error: Exception) -> tuple[FailureClass, str]:
+    """Return class and message of an exception that ended a trial, for its result."""
+    cause = _too_large(error)
+    text = f"{type(cause).__name__}: {cause}".encode("utf-8", "backslashreplace")  # halves of undecodable characters
+    return classify(cause), text.decode()[:_MESSAGE_LIMIT]
+
+
+def _too_large(error: Exception) -> Exception:
+    """Return an error that names the limit if `error` is about a file beyond it."""
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return OutputTooLarge(f"the trial wrote more than {MAX_FILE_BYTES / 2**30:g} GiB to one file, such as its log")
+    return error
 
 
 def outcome_of(failure: FailureClass) -> Outcome:

@@ -86,7 +86,8 @@ class TrialOrder:
         if self.dataset is not None:
             readable.append(self.dataset)
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
-        own_process = trainable(self.config).own_process
+        workload = trainable(self.config)
+        own_process = workload.own_process
         for cache in [] if own_process else caches:  # a command could leave code in them for other trials
             cache.mkdir(parents=True, exist_ok=True)
             writable.append(cache)
@@ -94,7 +95,8 @@ class TrialOrder:
             readable=tuple(readable),
             writable=tuple(writable),
             hidden=hidden,
-            sockets=self.device_type == "xla" or own_process,  # XLA's runtime talks to itself over them
+            # XLA's runtime talks to itself over them, and so do the ranks of a trial
+            sockets=self.device_type == "xla" or own_process or workload.devices > 1,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
             temporary=self.paths.temporary,
         )

@@ -50,7 +50,7 @@ class Ending:
     oom_kills: int
     """Out-of-memory kills by the kernel during the trial, of any process in the worker's control group."""
     peak_rss_bytes: int | None
-    """Highest sampled resident set."""
+    """Highest sampled resident set of any of its processes."""
     survivors: tuple[int, ...]
     """Processes that SIGKILL did not end."""
 
@@ -182,7 +182,7 @@ class TrialRunner:
                 self.guardian.check()
             if any(_is_readable(descriptor) for descriptor in also):
                 break
-            trial.peak_rss_bytes = _peak_rss(trial.pid) or trial.peak_rss_bytes
+            trial.peak_rss_bytes = max(map(_peak_rss, _family(trial.pid)), default=0) or trial.peak_rss_bytes
             if output.look_is_due() and output.is_too_much(trial.pid):
                 reason = StopReason.OUTPUT_LIMIT
                 break
@@ -309,12 +309,12 @@ def _unlinked_bytes(pids: Iterable[int], device: int) -> int:
     return sum(sizes.values())
 
 
-def _peak_rss(pid: int) -> int | None:
+def _peak_rss(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _pid(process: ForkServerProcess) -> int:

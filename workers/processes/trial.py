@@ -3,7 +3,6 @@
 This module imports torch only inside functions, because the worker itself imports it, too, and needs no torch.
 """
 
-import errno
 import multiprocessing
 import os
 import resource
@@ -12,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,18 +20,13 @@ from experiments.documents import write_whole
 from experiments.runtime.processes import adopt_orphans, die_with_parent
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
-from workers.errors import OutputTooLarge
 from workers.lease import boot_time_s
 from workers.processes import built_in
 from workers.processes.code_copy import copy_code
-from workers.processes.failures import CANNOT_WRITE, TOO_LATE, classify
+from workers.processes.failures import CANNOT_WRITE, MAX_FILE_BYTES, TOO_LATE, describe
 from workers.processes.program import run_program
+from workers.processes.rank_group import run_ranks
 from workers.processes.result import TrialOrder, TrialResult
-
-_MESSAGE_LIMIT = 2000  # characters
-
-MAX_FILE_BYTES = 2 * 2**30
-"""Largest file that a trial may write, its log included."""
 
 
 def main(order: TrialOrder) -> None:
@@ -51,16 +46,15 @@ def _run(order: TrialOrder) -> None:
     try:
         lock.take(patience_s=TRAINER_PATIENCE_S)
         if order.isolation is not None:
-            order.isolation.enter()  # after the locks, which are sockets
-        use_environment(order.environment)
-        result = _work(order)
+            order.isolation.use_temporary()
+        ranks = built_in.ranks_of(order)
+        several = partial(run_ranks, ranks, partial(_run_rank, order), order.paths.folder)
+        result = _work(order) if ranks == 1 else several()
     except Exception as error:  # the task boundary: the result file records it
         _limit_files(None)  # the traceback and the result still have to be written
         traceback.print_exc()
-        cause = _too_large(error)
-        result = TrialResult.partial(
-            failure_class=classify(cause), message=_printable(f"{type(cause).__name__}: {cause}")[:_MESSAGE_LIMIT]
-        )
+        failure, message = describe(error)
+        result = TrialResult.partial(failure_class=failure, message=message)
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
@@ -71,18 +65,6 @@ def _limit_files(most_bytes: int | None) -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limits = [limit for limit in (most_bytes, hard) if limit not in (None, resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits, default=resource.RLIM_INFINITY), hard))
-
-
-def _too_large(error: Exception) -> Exception:
-    """Return an error that names the limit if `error` is about a file beyond it."""
-    if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return OutputTooLarge(f"the trial wrote more than {MAX_FILE_BYTES / 2**30:g} GiB to one file, such as its log")
-    return error
-
-
-def _printable(text: str) -> str:
-    """Return text without the halves of characters that stand for undecodable bytes of file names."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _detach(order: TrialOrder) -> None:
@@ -123,7 +105,26 @@ def _die_with_the_worker() -> None:
         os._exit(1)
 
 
+def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
+    """Return the result of one of several ranks. It contains the class of any exception from its work."""
+    try:
+        _isolate(order)
+        return built_in.run_rank(order, rank)
+    except Exception as error:  # the boundary of a rank, as that of a task
+        _limit_files(None)
+        traceback.print_exc()
+        failure, message = describe(error)
+        return TrialResult.partial(failure_class=failure, message=message)
+
+
+def _isolate(order: TrialOrder) -> None:
+    if order.isolation is not None:
+        order.isolation.enter()  # after the locks, which are sockets
+    use_environment(order.environment)
+
+
 def _work(order: TrialOrder) -> TrialResult:
+    _isolate(order)
     task = _TASKS[trainable(order.config).own_process]
     return task.prepare(order) if order.prepare_only else task.run(order)
 

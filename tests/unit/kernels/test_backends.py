@@ -64,7 +64,7 @@ def test_backends_import_needs_no_torch():
         ("h200", 8, (1, 2, 3, 4, 5, 6, 7, 8)),
         ("h100", 2, (1, 2)),
         ("h100", 16, (1, 2, 3, 4, 5, 6, 7, 8)),
-        ("cpu", 1, (1,)),
+        ("cpu", 1, (1, 2, 4)),
     ],
 )
 def test_a_block_uses_one_device_or_all_unless_they_are_virtual_or_a_command_chooses(name, there, spread):

@@ -131,7 +131,7 @@ def test_a_wrong_command_is_refused_with_its_place(changes: dict[str, Any], wher
         ({"workload__env": {"A": "1"}}, "#/workload"),
         ({"baseline__args": ["a"]}, "#/baseline/args"),
         ({"variants": {"x": {"args": ["a"]}}}, "#/variants/x"),
-        ({"placement": {"node_class": "h100", "devices": 2}, "baseline": {}}, "#/placement/devices"),
+        ({"placement": {"node_class": "h100", "devices": 5}, "baseline": {}}, "#/placement/devices"),
     ],
 )
 def test_a_recipe_takes_nothing_of_a_command(changes: dict[str, Any], where: str) -> None:

@@ -37,7 +37,10 @@ def test_gate_default_leaves_the_default_configuration_equal(gate: Gate) -> None
 
 @pytest.mark.parametrize(("gate", "value"), OTHER_VALUES)
 def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateValue) -> None:
-    base = TrainConfig(mesh=MeshConfig(devices=4 if gate.name == "sharding" else 1))  # one device has nothing to divide
+    base = TrainConfig(
+        mesh=MeshConfig(devices=4 if gate.name == "sharding" else 8 if gate.path.startswith("mesh.") else 1),
+        micro_batch=24,
+    )
     changed = gate.apply(base, value)
     before, after = flat(asdict(base)), flat(asdict(changed))
     assert {path for path in before if before[path] != after[path]} == {gate.path}

@@ -35,7 +35,6 @@ def test_schema_accepts_the_demos_and_refuses_a_lane_that_does_not_exist() -> No
         {"design__blocks": {"looks": [6, 6]}},
         {"design__blocks": {"looks": [6, 10], "count": 10}},
         {"design__seeds": [1, 1]},
-        {"placement__devices": 2},
         {"placement__devices": 3},
         {"placement": {"node_class": "xla-cpu", "devices": 16}},
         {"placement__node_class": "gpu"},

@@ -471,8 +471,6 @@ REFUSED = {
     "optim.algorithm: is muon; allowed with mesh.tensor 2: adamw; Muon": replace(
         WORKS, optim=OptimConfig(algorithm="muon")
     ),
-    "compile: is true; allowed with mesh.tensor 2: false; a compiled graph": replace(WORKS, compile=True),
-    "cuda_graph: is true; allowed with mesh.tensor 2: false; a recorded step": replace(WORKS, cuda_graph=True),
 }
 
 

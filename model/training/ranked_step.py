@@ -1,0 +1,145 @@
+"""A step that several ranks compute together: rows, loss, gradients, and what all ranks have measured.
+
+Every rank runs the same training loop on the same batches and computes its share of each. Decisions that depend on a
+clock or a counter are agreed on (`agree`), or the ranks would wait for each other in different collectives.
+"""
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels import facts
+from kernels.facts import Fact
+from model.config import TrainConfig
+from model.data.packing import Batch
+from model.facts import ModelFact
+from model.hybrid import Hybrid
+from model.parallel.context import row_piece, spread_rows
+from model.parallel.data import ModelWithLoss, local, sharding_of, share_parameters
+from model.parallel.ranks import Group, Ranks
+from model.parallel.tensor import divide_layers, gradient_norm
+from model.training.compilation import Forward
+from model.training.mesh import OneDevice
+from model.training.optim_step import DeviceBatch, batch_loss, record_update, to_device
+from model.training.optimizers import AnyOptimizer
+
+Value = TypeVar("Value")
+
+ADDED = frozenset({ModelFact.ROWS})
+"""Facts that add up over the ranks with different rows."""
+EPSILON = 1e-6
+"""Added to the gradient norm before the division, as torch's clipping does."""
+
+
+class RankedStep(OneDevice):
+    """The share of this rank."""
+
+    def __init__(self, config: TrainConfig, model: Hybrid, ranks: Ranks) -> None:
+        """Divide the whole `model`, which is on the processor, over `ranks`."""
+        self.config, self.model, self.device, self.ranks = config, model, ranks.device, ranks
+        self.is_first, self.world = ranks.rank == 0, ranks.world
+        whole = _sizes(model)
+        self.num_parameters = sum(whole.values())
+        self._slices = divide_layers(model, ranks)
+        spread_rows(model, ranks)
+        self._sizes = _sizes(model)
+        self._divided_by = max(whole[name] // size for name, size in self._sizes.items() if name in whole)
+        self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks)
+
+    def place(self, batch: Batch) -> DeviceBatch:
+        """Return this rank's share of a batch of the host on its device."""
+        return to_device(self._own(batch), self.device)
+
+    def _own(self, batch: Batch) -> Batch:
+        return row_piece(cut(batch, self.ranks.data), self.ranks.context)
+
+    def loss(self, forward: Forward, batch: Batch) -> Tensor:
+        """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
+        own = self._own(batch)
+        facts.record(ModelFact.CONTEXT, batch.tokens.shape[1] // own.tokens.shape[1])
+        share = float(own.valid.sum()) / max(1.0, float(batch.valid.sum()))
+        mean: Tensor = self._root(forward, to_device(own, self.device))
+        return mean * share
+
+    def _own_loss(self, forward: Forward, batch: DeviceBatch) -> Tensor:
+        return batch_loss(forward, self.model.lm_head.weight, batch, self.config, self.ranks.tensor)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of the summed loss. The factor undoes the mean that `share_parameters` takes."""
+        (loss * self.ranks.rows.size).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, loss: Tensor, optimizer: AnyOptimizer) -> Tensor:
+        """Update this rank's parameters; return [2] float32: whole loss and gradient norm before clipping."""
+        self.backward(loss)
+        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
+        norm = gradient_norm(self.model, self._slices, self.ranks.tensor)
+        torch._foreach_mul_(gradients, (self.config.optim.grad_clip / (norm + EPSILON)).clamp_max(1.0))
+        optimizer.step()
+        record_update(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        return torch.stack((self.total(loss.detach().clone()), norm))
+
+    def stored(self, tensor: Tensor) -> Tensor:
+        """Return the part of a parameter or of its state that this rank stores."""
+        return local(tensor)
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of `value` over the ranks with different tokens; changes it."""
+        return self.ranks.rows.sum(value)
+
+    def agree(self, *values: float) -> tuple[float, ...]:
+        """Return the largest of each value of all ranks."""
+        return self.ranks.agree(*values)
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the `value` of every rank."""
+        return self.ranks.gather(value)
+
+    def record(self) -> None:
+        """Record how the parameters lie on the ranks, and how many ranks there are."""
+        if self.config.mesh.copies > 1:
+            for kind in sharding_of(self.parameters, self._sizes.values()):
+                facts.record(ModelFact.SHARDING, kind)
+        facts.record(ModelFact.TENSOR, self._divided_by)
+        facts.record(ModelFact.MESH_DEVICES, self.world)
+
+    def join(self, observed: facts.Facts) -> None:
+        """Combine the facts of all ranks: equal ones stay, rows add up, others become 'mixed'."""
+        of_ranks = self.gather((self._counts_rows, dict(observed)))
+        for name in dict.fromkeys(chain.from_iterable(values for _, values in of_ranks)):
+            if name in ADDED:
+                observed[name] = sum(int(values[name]) for counts, values in of_ranks if counts)
+            else:
+                observed[name] = _common([values.get(name) for _, values in of_ranks])
+
+    @property
+    def _counts_rows(self) -> bool:
+        return self.ranks.context.index == 0 and self.ranks.tensor.index == 0
+
+
+def _sizes(model: Hybrid) -> dict[str, int]:
+    return {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _common(values: list[Fact | None]) -> Fact:
+    first = values[0]
+    return first if first is not None and all(value == first for value in values) else "mixed"
+
+
+def cut(batch: Batch, rows: Group) -> Batch:
+    """Return this process's share of the rows. Rows without a valid token fill up a number that does not divide."""
+    missing = -len(batch.tokens) % rows.size
+    size = (len(batch.tokens) + missing) // rows.size
+    if missing:
+        batch = _each(batch, lambda part: np.concatenate((part, np.repeat(part[:1], missing, axis=0))))
+        batch.valid[-missing:] = False
+    return _each(batch, lambda part: part[rows.index * size : (rows.index + 1) * size])
+
+
+def _each(batch: Batch, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Batch:
+    return Batch(change(batch.tokens), change(batch.targets), change(batch.segment_ids), change(batch.valid))

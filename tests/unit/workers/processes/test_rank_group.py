@@ -1,0 +1,133 @@
+"""The processes of a trial on several devices: one fails, and the trial ends with its failure and nothing left."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.outcomes import FailureClass
+from experiments.runtime.processes import children_of, is_alive
+from workers.processes.rank_group import result_path, run_ranks
+from workers.processes.result import TrialResult, read_result
+
+WORLD = 3
+_fork = multiprocessing.get_context("fork")
+
+
+def failure(rank: int) -> TrialResult:
+    return TrialResult.partial(failure_class=FailureClass.OOM, message=f"no memory on {rank}")
+
+
+def ends_well(rank: int) -> TrialResult:
+    return TrialResult.partial(data_digest=f"sha256:{rank}")
+
+
+def second_fails(rank: int) -> TrialResult:
+    if rank == 1:
+        return failure(rank)
+    time.sleep(60)  # as in a collective that waits for rank 1
+    return ends_well(rank)
+
+
+def others_fail_later(rank: int) -> TrialResult:
+    """Rank 2 fails first; the others notice a closed connection."""
+    time.sleep(0.0 if rank == 2 else 0.3)
+    return failure(rank)
+
+
+def dies_of(number: signal.Signals) -> Callable[[int], TrialResult]:
+    def work(rank: int) -> TrialResult:
+        if rank == 1:
+            os.kill(os.getpid(), number)
+        time.sleep(60)
+        return ends_well(rank)
+
+    return work
+
+
+def exits(rank: int) -> TrialResult:
+    if rank == 1:
+        os._exit(75)
+    time.sleep(60)
+    return ends_well(rank)
+
+
+def raises(rank: int) -> TrialResult:
+    if rank == 1:
+        raise KeyboardInterrupt
+    time.sleep(60)
+    return ends_well(rank)
+
+
+def outcome(work: Callable[[int], TrialResult], folder: Path) -> tuple[int, TrialResult | None]:
+    """Run the ranks below a process of their own; return its exit code and the result. No rank is left."""
+
+    def first_process() -> None:
+        (folder / "result.json").write_text(run_ranks(WORLD, work, folder).model_dump_json())
+        (folder / "left").write_text(str([pid for pid in children_of(os.getpid()) if is_alive(pid)]))
+
+    process = _fork.Process(target=first_process)
+    process.start()
+    process.join(20)
+    assert process.exitcode is not None, "it hangs"
+    left = folder / "left"
+    assert not left.exists() or left.read_text() == "[]"
+    return process.exitcode, read_result(folder / "result.json")
+
+
+def test_the_result_of_ranks_that_end_well_is_that_of_the_first(tmp_path: Path) -> None:
+    code, result = outcome(ends_well, tmp_path)
+    assert (code, result) == (0, ends_well(0))
+    assert [read_result(result_path(tmp_path, rank)) for rank in range(WORLD)] == list(map(ends_well, range(WORLD)))
+
+
+@pytest.mark.parametrize(("work", "first"), [(second_fails, 1), (others_fail_later, 2)])
+def test_the_rank_that_failed_first_says_why_the_trial_failed(
+    work: Callable[[int], TrialResult], first: int, tmp_path: Path
+) -> None:
+    code, result = outcome(work, tmp_path)
+    assert (code, result is not None) == (0, True)
+    assert result is not None
+    assert (result.failure_class, result.message) == (FailureClass.OOM, f"rank {first} of 3: no memory on {first}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_rank_that_died_of_a_signal_ends_the_trial_by_the_same(
+    number: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, result = outcome(dies_of(number), tmp_path)
+    assert (code, result) == (-number, None)
+    assert f"rank 1 of 3 died of {number.name}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("work", "expected"), [(exits, 75), (raises, 1)])
+def test_a_rank_that_ended_without_a_result_ends_the_trial_with_its_code(
+    work: Callable[[int], TrialResult], expected: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, result = outcome(work, tmp_path)
+    assert (code, result) == (expected, None)
+    assert f"rank 1 of 3 ended with exit code {expected} without a result" in capfd.readouterr().out
+
+
+def test_ranks_end_with_the_first_process(tmp_path: Path) -> None:
+    def waits(rank: int) -> TrialResult:
+        (tmp_path / f"pid-{rank}").write_text(str(os.getpid()))
+        time.sleep(60)
+        return ends_well(rank)
+
+    process = _fork.Process(target=run_ranks, args=(WORLD, waits, tmp_path))
+    process.start()
+    pids = [tmp_path / f"pid-{rank}" for rank in range(WORLD)]
+    deadline = time.monotonic() + 20
+    while not all(path.exists() and path.read_text() for path in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    while any(is_alive(int(path.read_text())) for path in pids):
+        assert time.monotonic() < deadline, "a rank outlived the trial's first process"
+        time.sleep(0.01)
