@@ -12,8 +12,8 @@ sends every later rank the end of its piece that this rank needs, and nothing wh
 gradients of these keys come back and are added in float32. Since no rank waits for a later one, the lag stays as it is.
 
 Messages go in the order of the layers, to later ranks in the forward pass and to earlier ones in the backward pass. In
-each layer a rank first receives, from the farthest rank on, and then sends, to the nearest rank first. So no ranks wait
-for each other, even where a message waits for its receiver and for all messages before it.
+each layer a rank first receives and then sends, to the nearest rank first. So no ranks wait for each other, even where
+a message waits for its receiver and for all messages before it.
 
 Every rank has to run the same passes, also the backward pass of a piece without a valid target. Before it ends, it has
 to wait for the others (`Ranks.agree`), because its last messages may be on their way. A layer must not run again for
@@ -291,7 +291,7 @@ class _EarlierKeys(torch.autograd.Function):
         gradients = torch.stack((grad_k_BKHE, grad_v_BKHE))
         *ends, own = torch.split(gradients, [*(tokens for _, tokens in received), ctx.length], dim=2)
         summed = own.to(torch.promote_types(own.dtype, torch.float32))
-        for to, tokens in reversed(sent):
+        for to, tokens in sent:
             part = own.new_empty((*own.shape[:2], tokens, *own.shape[3:]))
             summed[:, :, -tokens:] += ctx.exchange.receive(part, to)
         for (source, _), end in zip(reversed(received), reversed(ends), strict=True):

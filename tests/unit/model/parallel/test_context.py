@@ -71,7 +71,10 @@ def drawn_ids(draw, length, pieces):
     """Documents of one row: any cuts, borders of pieces, single tokens beside them, and ids that return."""
     borders = range(length // pieces, length, length // pieces)
     near = [place for border in borders for place in (border - 1, border, border + 1)]
-    cuts = {place for place in near if draw.random() < 0.3} | set(draw.choices(range(1, length), k=draw.randint(0, 3)))
+    share = draw.choice((0.0, 0.1, 0.4))
+    cuts = {place for place in near if draw.random() < share} | set(
+        draw.choices(range(1, length), k=draw.choice((0, 1, 3)))
+    )
     cuts = sorted(cut for cut in cuts if 0 < cut < length)
     ids, last = [], -1
     for start, end in zip([0, *cuts], [*cuts, length], strict=True):
@@ -181,12 +184,11 @@ def _share(group, rows):
     ("mesh", "seeds", "blocking"),
     [
         (MeshConfig(devices=2, context=2), range(6), False),
-        (MeshConfig(devices=4, context=4), range(100, 104), False),
-        (MeshConfig(devices=4, context=4), range(104, 107), True),
+        (MeshConfig(devices=4, context=4), range(100, 105), True),
         (MeshConfig(devices=4, context=2), range(200, 202), False),
         (MeshConfig(devices=4, context=2, tensor=2), range(300, 303), False),
     ],
-    ids=("2", "4", "4, blocking", "2 beside 2", "2 of 2 shares"),
+    ids=("2", "4", "2 beside 2", "2 of 2 shares"),
 )
 def test_pieces_on_ranks_equal_whole_rows(mesh, seeds, blocking):
     for by_seed in run_ranks(mesh, compare, list(seeds), blocking):
