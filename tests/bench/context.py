@@ -1,7 +1,7 @@
 """`python -m tests.bench.context`: what dividing rows over ranks costs, against whole rows on one device.
 
-Usage: python -m tests.bench.context [--device cpu|cuda] [--recipe R] [--ranks C] [--rows B] [--tokens S]...
-[--documents MEAN] [--passes N]
+Usage: python -m tests.bench.context [--device cpu|cuda] [--recipe R] [--attention A] [--ranks C] [--rows B]
+[--tokens S]... [--documents MEAN] [--passes N]
 
 For each S, forward and backward passes over B rows of S random tokens, in documents of MEAN tokens on average, run
     whole     on one device
@@ -9,7 +9,8 @@ For each S, forward and backward passes over B rows of S random tokens, in docum
     together  on C devices that exchange states and keys (model/parallel/context.py)
 One JSON line each: the median pass of the slowest rank, the milliseconds that each rank waits for messages in a pass,
 and the most bytes in tensors on a device. `together` minus `apart` is the price of the exchange. Gradients of
-parameters are not added up. On GPUs over NCCL, otherwise over gloo with one thread per rank.
+parameters are not added up. On GPUs over NCCL, otherwise over gloo with one thread per rank. Before it measures
+`together`, the command compares every gradient on shorter rows with one device, and fails above MOST_ERROR.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from experiments.design.recipes import RECIPES
-from model.config import MeshConfig, TrainConfig, check_context_parallel
+from model.config import CONTEXT_ATTENTION, MeshConfig, TrainConfig, check_context_parallel
 from model.data.packing import Batch
 from model.hybrid import Hybrid, build
 from model.parallel.context import PieceExchange, row_piece, spread_rows
@@ -36,12 +37,18 @@ from model.training.measurement import PeakMeter
 from model.training.optim_step import DeviceBatch, to_device
 from tests.ranks import run_ranks
 
+MOST_ERROR = {"float32": 1e-4, "bfloat16": 0.1}
+"""By dtype, relative to the norm of the gradient. In bfloat16 whole rows are themselves off by some percent."""
+CHECKED_TOKENS = 2048
+"""Most tokens of a row for the comparison."""
+
 
 def main() -> None:
     """Measure each length and print three lines."""
     parser = argparse.ArgumentParser(prog="context", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--recipe", choices=sorted(RECIPES), default="hybrid-tiny")
+    parser.add_argument("--attention", choices=CONTEXT_ATTENTION, help="default: the recipe's")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--tokens", type=int, action="append", help="of a whole row; may be repeated; default: 4096")
@@ -50,7 +57,9 @@ def main() -> None:
     options = parser.parse_args()
     for tokens in options.tokens or [4096]:
         config = replace(RECIPES[options.recipe].config, micro_batch=options.rows)
-        config = replace(config, data=replace(config.data, seq_len=tokens), loss="chunked", loss_chunk_tokens=2048)
+        attention = replace(config.model.attention, backend=options.attention or config.model.attention.backend)
+        config = replace(config, model=replace(config.model, attention=attention), loss="chunked")
+        config = replace(config, data=replace(config.data, seq_len=tokens), loss_chunk_tokens=2048)
         shared = replace(config, mesh=MeshConfig(devices=options.ranks, context=options.ranks))
         check_context_parallel(shared)
         for kind, settings in (("whole", config), ("apart", shared), ("together", shared)):
@@ -71,12 +80,16 @@ def _measured(kind: str, config: TrainConfig, options: argparse.Namespace) -> di
         "tokens_per_s": round(config.tokens_per_step / statistics.median(slowest)),
         "waited_ms": [round(1e3 * statistics.median(rank["waited"]), 2) for rank in by_rank],
         "peak_mib": [round(rank["peak"] / 2**20, 1) for rank in by_rank],
+        "error": float(f"{max(rank['error'] for rank in by_rank):.2g}"),
     }
 
 
 def passes(ranks: Ranks, config: TrainConfig, exchange: bool, documents: int, repeats: int) -> dict[str, Any]:
-    """Return this rank's seconds and waiting seconds of each pass, and its peak of bytes in tensors."""
+    """Return this rank's seconds and waiting seconds of each pass, its peak of bytes in tensors, and its error."""
     device = ranks.device
+    error = _error(ranks, config, documents) if exchange else 0.0
+    if error > MOST_ERROR[config.dtype]:
+        raise ValueError(f"a gradient differs from one device by {error:.2g}; allowed: {MOST_ERROR[config.dtype]}")
     meter = PeakMeter(device)
     model = build(config).to(device)
     if exchange:
@@ -94,20 +107,42 @@ def passes(ranks: Ranks, config: TrainConfig, exchange: bool, documents: int, re
         seconds.append(time.perf_counter() - start)
         waited.append(waits.seconds())
     state_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    peak = meter.read(lambda: _pass(model, config, batch), state_bytes=state_bytes)
+    peak = meter.read(lambda: _pass(model, config, batch), state_bytes=state_bytes).allocated_bytes
     ranks.agree(0)  # the last messages have arrived
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return {"device": name, "seconds": seconds[1:], "waited": waited[1:], "peak": peak.allocated_bytes}
+    return {"device": name, "seconds": seconds[1:], "waited": waited[1:], "peak": peak, "error": error}
+
+
+def _error(ranks: Ranks, config: TrainConfig, documents: int) -> float:
+    """Return the largest error of a gradient of pieces against whole rows of at most CHECKED_TOKENS tokens."""
+    config = replace(config, data=replace(config.data, seq_len=min(CHECKED_TOKENS, config.data.seq_len)))
+    model, batch = build(config).to(ranks.device), _batch(config, documents)
+    _backward(model, config, to_device(batch, ranks.device))
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    spread_rows(model, ranks)
+    _backward(model, config, to_device(row_piece(batch, ranks.context), ranks.device))
+    errors = []
+    for parameter, whole in zip(model.parameters(), expected, strict=True):
+        if parameter.grad is None or whole is None:
+            raise ValueError("a parameter has no gradient")
+        mean = ranks.context.sum(parameter.grad) / ranks.context.size  # all pieces have as many valid targets
+        errors.append(float((mean - whole).norm() / whole.norm().clamp_min(1e-30)))
+    return max(errors)
 
 
 def _pass(model: Hybrid, config: TrainConfig, batch: DeviceBatch) -> None:
     # new ids, as in every batch, so that the ids of all pieces are gathered again
-    hidden = model(batch.tokens, batch.segment_ids.clone())
+    _backward(model, config, batch._replace(segment_ids=batch.segment_ids.clone()))
+    model.zero_grad(set_to_none=True)
+
+
+def _backward(model: Hybrid, config: TrainConfig, batch: DeviceBatch) -> None:
+    hidden = model(batch.tokens, batch.segment_ids)
     loss: Tensor = cross_entropy(
         hidden, model.lm_head.weight, batch.targets, batch.valid, config.loss, config.loss_chunk_tokens
     )
     loss.backward()  # type: ignore[no-untyped-call]
-    model.zero_grad(set_to_none=True)
 
 
 def _batch(config: TrainConfig, mean: int) -> Batch:
