@@ -235,6 +235,25 @@ class Measurements(BaseModel):
     document_flops_per_step: OmitNone[float] = None
     """The same with causal attention within documents: the mean over the batches of the window. None for commands and
     packages, where nothing was executed, and in receipts of earlier code."""
+    communication_s: Annotated[
+        float | None,
+        Metric("communication_s", "exchanges between devices per step", "s", decides=None),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """Seconds of one profiled step in which the rank with most of them exchanged tensors with others; None for a step
+    of one process."""
+    exposed_communication_s: Annotated[
+        float | None,
+        Metric("exposed_communication_s", "exchanges per step while nothing else runs", "s", decides=None),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """Most seconds of these on one rank in which it did nothing else."""
+    communication_bytes: Annotated[
+        int | None,
+        Metric("communication_gib", "tensors given to other devices per step", "GiB", per=GIB, decides=None),
+        Field(exclude_if=lambda value: value is None),
+    ] = None
+    """Bytes of the tensors that one rank gave to exchanges in this step, the most of any rank."""
     training_began_s: OmitNone[float] = None
     """Start of training by a clock that is never set and that all processes of the machine share; None in receipts of
     earlier code, and where nothing was executed."""

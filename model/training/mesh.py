@@ -7,7 +7,8 @@ matrices and their two moments are divided along the longest axis that the numbe
 before use. Smaller tensors are whole on every device. With `replicated` all parameters are whole.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +78,10 @@ class OneDevice:
 
     def lay_out(self, optimizer: AnyOptimizer) -> None:
         """Place parameters and state of `optimizer` on the devices, if that takes more than their own device."""
+
+    def exchanges(self, _step: Callable[[], None]) -> dict[str, Any]:
+        """Return the measurements of the exchanges between processes in one more step; none for one process."""
+        return {}
 
     def record(self) -> None:
         """Record how the parameters lie on the devices, if there are several."""

@@ -23,6 +23,7 @@ from model.parallel.context import row_piece, spread_rows
 from model.parallel.data import ModelWithLoss, local, sharding_of, share_parameters
 from model.parallel.ranks import Group, Ranks
 from model.parallel.tensor import divide_layers, gradient_norm
+from model.training.communication import communication_of
 from model.training.compilation import Forward
 from model.training.mesh import OneDevice
 from model.training.optim_step import DeviceBatch, batch_loss, record_update, to_device
@@ -99,6 +100,13 @@ class RankedStep(OneDevice):
     def gather(self, value: Value) -> list[Value]:
         """Return the `value` of every rank."""
         return self.ranks.gather(value)
+
+    def exchanges(self, step: Callable[[], None]) -> dict[str, Any]:
+        """Return the measurements of the exchanges in one more step, the largest of any rank."""
+        of_ranks = self.gather(communication_of(step, self.device))
+        seconds, exposed_s, given_bytes = map(max, zip(*of_ranks, strict=True))
+        names = ("communication_s", "exposed_communication_s", "communication_bytes")
+        return dict(zip(names, (seconds, exposed_s, given_bytes), strict=True))
 
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""

@@ -152,11 +152,8 @@ def train(
     first one calls `on_step` and `profile`, and its result is that of all: a step ends when its last rank ends, memory
     is the largest of any rank.
 
-    Raises:
-        DataError: the dataset does not fit the config.
-        NonFiniteLoss: a loss or gradient norm is NaN or infinite.
-        torch.OutOfMemoryError, MemoryError: out of memory.
-
+    Raises DataError if the dataset does not fit the config, NonFiniteLoss for a loss or gradient norm that is NaN or
+    infinite, and torch.OutOfMemoryError or MemoryError.
     """
     started = time.perf_counter()
     others = Others(config.steps, yield_to_others)
@@ -170,6 +167,7 @@ def train(
         peaks = trainer.devices.gather(meter.read(trainer.one_pass, state_bytes=trainer.state_bytes()))
         trainer.explain_compilations(steps, observed)
         trainer.attest_kernels(observed)
+        exchanged = trainer.devices.exchanges(trainer.again)
         training_s = time.perf_counter() - started - (others.waited_s or 0.0)
         profiled = trainer.profiled(profile)
     return TrainResult(
@@ -191,6 +189,7 @@ def train(
         peak_allocated_bytes=max(peak.allocated_bytes for peak in peaks),
         peak_reserved_bytes=max(peak.reserved_bytes for peak in peaks),
         training_s=training_s,
+        **exchanged,
         step_kernels=None if profiled is None else profiled.kernels,
         step_trace=None if profiled is None else profiled.trace,
     )

@@ -1,0 +1,64 @@
+"""Exchanges between ranks in one step: times by a count of moments, bytes by the sizes of what is exchanged."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model.config import MeshConfig, StepsConfig
+from model.data.dataset import Dataset
+from model.errors import MeasurementError
+from model.training.communication import communication_of, overlap, union
+from model.training.train import TrainResult, train
+from tests.corpora import small_dataset
+from tests.ranks import run_ranks
+from tests.unit.model.parallel.test_ranked_training import trained
+from tests.unit.model.test_train import config_for
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exchanges")
+
+
+@pytest.fixture(scope="module")
+def dataset(home: Path) -> Dataset:
+    return small_dataset(home)
+
+
+def moments(spans: list[tuple[int, int]]) -> set[int]:
+    return {moment for begin, end in spans for moment in range(begin, end)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_unions_and_overlaps_are_counts_of_moments(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sets = []
+    for _ in range(2):
+        begins = rng.integers(0, 40, rng.integers(0, 8))
+        sets.append([(int(begin), int(begin + rng.integers(0, 12))) for begin in begins])
+    exchanges, others = map(union, sets)
+    assert moments(exchanges) == moments(sets[0])
+    assert all(earlier[1] < later[0] for earlier, later in pairwise(exchanges))
+    hidden = sum(overlap(span, others) for span in exchanges)
+    assert hidden == len(moments(sets[0]) & moments(sets[1]))
+
+
+def test_a_step_without_exchanges_is_no_measurement_of_them() -> None:
+    with pytest.raises(MeasurementError, match="saw no exchange between the ranks"):
+        communication_of(lambda: torch.zeros(3).add_(1), torch.device("cpu"))
+
+
+def test_the_bytes_are_those_of_the_gradients_and_of_the_loss(home: Path, dataset: Dataset) -> None:
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0))
+    alone = train(config, dataset=dataset, on_step=lambda _: None)
+    assert (alone.communication_s, alone.exposed_communication_s, alone.communication_bytes) == (None, None, None)
+    mesh = MeshConfig(devices=2, sharding="replicated")
+    result: TrainResult = run_ranks(mesh, trained, replace(config, mesh=mesh), dataset.folder)[0][0]
+    assert result.communication_bytes == 4 * (alone.parameters + 1)
+    assert result.communication_s is not None
+    assert result.exposed_communication_s is not None
+    assert 0 < result.exposed_communication_s <= result.communication_s < 10
