@@ -10,6 +10,7 @@ before by the scan of one layer, once per pass and not once per layer.
 Attention. A rank needs keys and values of earlier ranks only for the document that its first token continues. Each rank
 sends every later rank the end of its piece that this rank needs, and nothing where no document reaches so far. The
 gradients of these keys come back and are added in float32. Since no rank waits for a later one, the lag stays as it is.
+Where documents are longer than a piece, later ranks compute more scores: pieces are equal in tokens, not in work.
 
 Messages go in the order of the layers, to later ranks in the forward pass and to earlier ones in the backward pass. In
 each layer a rank first receives and then sends, to the nearest rank first. So no ranks wait for each other, even where
