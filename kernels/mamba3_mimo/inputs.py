@@ -48,7 +48,8 @@ class ScanInputs:
     adt: Tensor
     """[B,H,S] log decay of each step, <= 0."""
     dt: Tensor
-    """[B,H,S] step size, > 0."""
+    """[B,H,S] step size, > 0. At exactly 0, the gradient of dt is wrong in lane cuda: it lacks what the token would
+    write, because the kernels divide by the weight of the write."""
     trap: Tensor
     """[B,H,S] trapezoid mix before the sigmoid."""
     angles: Tensor
@@ -57,7 +58,8 @@ class ScanInputs:
     """[B,H,N,P] state before the first token, including that token's share of the previous write. `mamba3_mimo` makes
     it from a ScanState. None: zero."""
     segment_ids: Tensor | None = None
-    """[B,S] integers; the scan restarts at every change. None: every row is one document."""
+    """[B,S] integers; the scan restarts at every change. None: every row is one document. Lane reference keeps a NaN or
+    infinity in its document. In lanes cuda and xla it reaches other documents of its row."""
     angles_cumulated: bool = False
     """Whether `angles` already holds the running sum over time."""
 

@@ -5,7 +5,7 @@ operands with float32 products, sums and states. Shape suffixes: see inputs.py.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,44 @@ class Operands:
     """State before the first token."""
     last_angle_BHA: Tensor | None
     """Angle of the last token, from which the final state counts; None for cumulated angles, which count from 0."""
+
+
+def contained(inputs: ScanInputs) -> tuple[ScanInputs, Tensor | None]:
+    """Return the inputs with zeros from a document's first NaN or infinity on, and which tokens these are [B,S].
+
+    Sums over a row contain other documents with weight zero, and zero times infinity is NaN. So without this, a broken
+    document breaks the others of its row. The caller returns NaN for the tokens. None instead of tokens: nothing had to
+    change. Only a CPU looks whether that is so, because others would have to wait for the answer.
+    """
+    if inputs.segment_ids is None:
+        return inputs, None
+    axes = {name: time_axis for name, time_axis in _TIME_AXES.items() if getattr(inputs, name) is not None}
+    with torch.no_grad():
+        states = [] if inputs.entering is None else [inputs.entering]
+        sums = (tensor.sum() for tensor in (*(getattr(inputs, name) for name in axes), *states))
+        if inputs.v.device.type == "cpu" and all(bool(one.isfinite()) for one in sums):
+            return inputs, None
+        bad_BS = torch.zeros_like(inputs.segment_ids, dtype=torch.bool)
+        for name, axis in axes.items():
+            bad_BS |= ~getattr(inputs, name).isfinite().movedim(axis, 1).flatten(2).all(2)
+        for state in states:
+            bad_BS[:, 0] |= ~state.isfinite().flatten(1).all(1)
+        count_BS = bad_BS.long().cumsum(1)
+        before_BS = (count_BS - bad_BS.long()).gather(1, _first_token(document_starts(inputs.segment_ids)))
+        broken_BS = count_BS > before_BS
+    kept = {name: _emptied(getattr(inputs, name), broken_BS, axis) for name, axis in axes.items()}
+    if inputs.entering is not None:
+        kept["entering"] = inputs.entering.masked_fill(bad_BS[:, 0].view(-1, 1, 1, 1), 0)
+    return replace(inputs, **kept), broken_BS
+
+
+_TIME_AXES = {"q": 1, "k": 1, "v": 1, "z": 1, "adt": 2, "dt": 2, "trap": 2, "angles": 1}
+
+
+def _emptied(tensor: Tensor, broken_BS: Tensor, time_axis: int) -> Tensor:
+    shape = [broken_BS.shape[0], *(1 for _ in range(tensor.dim() - 1))]
+    shape[time_axis] = broken_BS.shape[1]
+    return tensor.masked_fill(broken_BS.view(shape), 0)
 
 
 def operands(inputs: ScanInputs, x_BHSRP: Tensor) -> Operands:

@@ -1,5 +1,6 @@
 """Lanes of the scan: how each lane runs the scan, and why it refuses switches."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -11,6 +12,7 @@ from kernels import xla_device
 from kernels.backends import Lane, device_refusal
 from kernels.mamba3_mimo import peer
 from kernels.mamba3_mimo.inputs import ScanInputs
+from kernels.mamba3_mimo.operands import contained
 from kernels.mamba3_mimo.recompute import Form, scan
 from kernels.mamba3_mimo.reference import chunk_parallel, step_form
 from kernels.scan_switches import SCHEDULES, ScanSwitches
@@ -35,7 +37,11 @@ def supports(switches: ScanSwitches, device: str) -> str | None:
 def _reference(inputs: ScanInputs, switches: ScanSwitches, return_final_state: bool) -> tuple[Tensor, Tensor | None]:
     sequential = switches.schedule == "sequential"
     form: Form = step_form if sequential else partial(chunk_parallel, chunk_size=switches.chunk_size)
+    inputs, broken_BS = contained(inputs)
     out, state_BHNP = scan(inputs, form, psiv_cache=switches.psiv_cache)
+    if broken_BS is not None:
+        out = out.masked_fill(broken_BS.view(*broken_BS.shape, *(1 for _ in out.shape[2:])), math.nan)
+        state_BHNP = state_BHNP.masked_fill(broken_BS[:, -1].view(-1, 1, 1, 1), math.nan)
     return out, state_BHNP if return_final_state else None
 
 

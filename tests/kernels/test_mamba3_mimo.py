@@ -5,6 +5,8 @@ between vector units by a factor of two). bfloat16: operands carry 8 bits, so th
 row is taken relative to the largest row of the tensor, 5e-2, and over the whole tensor, 3e-2.
 """
 
+import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -54,11 +56,20 @@ def document_ids(shape, kind):
     return ids % 2 if kind == "returning_id" else ids
 
 
-def compare(shape, form, *, dtype, ids=None, cumulated=False, cache=False):
+def with_zero_steps(inputs, share, generator):
+    """Return `inputs` with dt exactly 0 at this share of the tokens, and half of the gates saturated."""
+    zeros, extreme, open_ = (torch.rand(inputs.dt.shape, generator=generator) for _ in range(3))
+    trap = torch.where(extreme < 0.5, torch.where(open_ < 0.5, 700.0, -700.0).to(inputs.trap.dtype), inputs.trap)
+    return replace(inputs, dt=inputs.dt.masked_fill(zeros < share, 0), trap=trap)
+
+
+def compare(shape, form, *, dtype, ids=None, cumulated=False, cache=False, zero_steps=0.0):
     """Return (actual, expected) by name: output, final state and the fourteen gradients."""
     inputs = random_inputs(shape, seed=1, dtype=dtype)
     if dtype == torch.float64:
         inputs = inputs.with_tensors(tuple(t.double() for t in inputs.tensors()))
+    if zero_steps:
+        inputs = with_zero_steps(inputs, zero_steps, torch.Generator().manual_seed(3))
     inputs = replace(inputs, segment_ids=ids, angles_cumulated=cumulated)
     leaves = tuple(t.requires_grad_() for t in inputs.tensors())
     result = mamba3_mimo(inputs, ScanSwitches(psiv_cache=cache, **form), return_final_state=True)
@@ -101,6 +112,59 @@ def test_documents_float32_match_oracle(kind, form):
 def test_float64_matches_oracle_to_rounding(form, cumulated):
     ids = document_ids(BASE, "several")
     assert_rows_close(*compare(BASE, form, dtype=torch.float64, ids=ids, cumulated=cumulated), 1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_steps_of_zero_and_saturated_gates_match_oracle(form, share):
+    """A token that writes nothing still has gradients: those of what it would write."""
+    ids = document_ids(BASE, "several")
+    actual, expected = compare(BASE, form, dtype=torch.float64, ids=ids, zero_steps=share)
+    assert expected["dt"].abs().min() > 0
+    assert_rows_close(actual, expected, 1e-11)
+
+
+@pytest.mark.parametrize("form", ["sequential", "C8", "C32"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "z", "adt", "dt", "trap", "angles", "entering"])
+def test_a_nan_or_infinity_stays_in_its_document(form, name):
+    """Draw documents and a broken number; results of all other documents are those without it."""
+    rng = random.Random(f"{name} {form}")  # noqa: S311  # not for secrets
+    cuts = sorted(rng.sample(range(1, 37), 3))
+    starts = [0, *cuts]
+    ids = sum((torch.arange(37) >= cut).long() for cut in cuts).repeat(2, 1)
+    at = 0 if name == "entering" else rng.randrange(37)
+    document = slice(max(s for s in starts if s <= at), min([s for s in starts if s > at], default=37))
+    sane = random_inputs(BASE, seed=1)
+    entering = torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    sane = sane.with_tensors(tuple(t.double() for t in sane.tensors()))
+    sane = replace(sane, segment_ids=ids, entering=entering)
+    broken = getattr(sane, name).clone()
+    token = broken[1] if name == "entering" else broken[1].select(TIME_AXIS[name] - 1, at)
+    token.view(-1)[rng.randrange(token.numel())] = rng.choice([math.nan, math.inf, -math.inf])
+    grad_out = torch.randn(sane.v.shape, generator=torch.Generator().manual_seed(2)).double()
+    right, right_gradients = scanned(sane, FORMS[form], grad_out)
+    grad_out[1, at : document.stop] = math.nan
+    found, gradients = scanned(replace(sane, **{name: broken}), FORMS[form], grad_out)
+    assert found.out[1, at : document.stop].isnan().all()
+    found.out[1, at : document.stop] = right.out[1, at : document.stop]
+    assert global_error(found.out, right.out) < 1e-11
+    state, right_state = (one.final_state.state for one in (found, right))
+    last = document.stop == 37
+    assert state[1].isnan().all() == last
+    assert global_error(state[0] if last else state, right_state[0] if last else right_state) < 1e-11
+    for time, axis in ((n, a) for n, a in TIME_AXIS.items() if n in gradients):
+        mine, expected = (one[time].movedim(axis, 1).clone() for one in (gradients, right_gradients))
+        mine[1, document] = expected[1, document]
+        assert global_error(mine, expected) < 1e-11, time
+
+
+def scanned(inputs, form, grad_out):
+    """Return (result, gradients by name)."""
+    leaves = {n: getattr(inputs, n).detach().requires_grad_() for n in inputs.names}
+    result = mamba3_mimo(replace(inputs, **leaves), ScanSwitches(**form), return_final_state=True)
+    gradients = torch.autograd.grad(result.out, list(leaves.values()), grad_out)
+    state = result.final_state._replace(state=result.final_state.state.detach())
+    return result._replace(out=result.out.detach(), final_state=state), dict(zip(leaves, gradients, strict=True))
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

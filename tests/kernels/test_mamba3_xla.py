@@ -19,7 +19,7 @@ from kernels.mamba3_mimo import ScanInputs, ScanResult, ScanState, mamba3_mimo
 from kernels.scan_switches import ScanFact, ScanSwitches
 from tests.kernels.oracle import NAMES, Oracle
 from tests.kernels.states import chained, random_state, results
-from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids
+from tests.kernels.test_mamba3_mimo import BASE, assert_rows_close, document_ids, with_zero_steps
 from tests.scan_inputs import TIME_AXIS, ScanSizes, global_error, random_inputs, worst_row_error
 
 pytestmark = pytest.mark.timeout(900)  # XLA compiles for half a minute on a busy machine
@@ -121,6 +121,8 @@ def drawn(seed: int) -> tuple[ScanInputs, dict]:
         "psiv_cache": draw.random() < 0.5,
         "remat": draw.random() < 0.5,
     }
+    if draw.random() < 0.5:
+        inputs = with_zero_steps(inputs, draw.choice([0.5, 1.0]), generator)
     return inputs, form
 
 

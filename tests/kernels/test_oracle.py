@@ -20,6 +20,7 @@ def _values(seed: int):
 @pytest.mark.parametrize("states", [False, True], ids=["output", "output_and_states"])
 def test_gradients_match_central_differences(cumulated, states):
     values, rng = _values(3), np.random.default_rng(0)
+    values["dt"][:, :, 1::3] = values["dt"][:, :, 2::3] = 0.0  # the adjoint does not divide by a step
     weight, weight_final, before = rng.normal(size=values["v"].shape), None, None
     varied = dict(values)
     if states:
