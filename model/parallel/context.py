@@ -52,8 +52,8 @@ MOST_PENDING = 16
 """Messages that a rank may have sent before the first of them is received."""
 
 
-def spread_rows(model: Hybrid, ranks: Ranks) -> None:
-    """Make the layers of `model` work on this rank's piece of every row.
+def spread_rows(model: Hybrid, ranks: Ranks) -> "PieceExchange":
+    """Make the layers of `model` work on this rank's piece of every row, and return their exchange.
 
     Afterwards model(tokens [B,S], segment ids [B,S]) takes the pieces of `row_piece` and returns the same piece of the
     hidden states [B,S,D] of whole rows. All ranks of `ranks.context` have to call it, and its backward pass, in one
@@ -62,15 +62,14 @@ def spread_rows(model: Hybrid, ranks: Ranks) -> None:
 
     `model.config.check_context_parallel` says which configurations this works for.
     """
-    if ranks.context.size == 1:
-        return
     exchange = PieceExchange(ranks.context)
-    for block in model.blocks:
+    for block in model.blocks if ranks.context.size > 1 else ():
         if isinstance(block.mixer, Mamba3):
             block.mixer.exchange = exchange
         elif isinstance(block.mixer, CausalAttention):
             block.mixer.pieces_before = ranks.context.index
             block.mixer.attend = partial(exchange.attend, ATTEND_OVER_PIECES[block.mixer.backend])
+    return exchange
 
 
 def row_piece(batch: Batch, group: Group) -> Batch:
@@ -147,6 +146,10 @@ class PieceExchange:
         """Fill `tensor` with the next message from a rank of the group, and return it."""
         dist.recv(tensor, group=self._group.process_group, group_src=source)
         return tensor
+
+    def finish(self) -> None:
+        """Wait for all messages. A profiler that ends earlier is told of their end when it is gone, which crashes."""
+        self._wait(0)
 
     def _wait(self, most: int) -> None:
         """Wait until at most `most` messages are on their way."""

@@ -60,6 +60,9 @@ class OneDevice:
         """Update the parameters; return [2] float32: the loss over all processes, the gradient norm before clipping."""
         return update(loss, self.parameters, optimizer, self.config)
 
+    def finish(self) -> None:
+        """Wait for messages to other processes that are on their way."""
+
     def stored(self, tensor: Tensor) -> Tensor:
         """Return the part of a parameter or of its state that this process stores."""
         return tensor

@@ -47,7 +47,7 @@ class RankedStep(OneDevice):
         whole = _sizes(model)
         self.num_parameters = sum(whole.values())
         self._slices = divide_layers(model, ranks)
-        spread_rows(model, ranks)
+        self._exchange = spread_rows(model, ranks)
         self._sizes = _sizes(model)
         self._divided_by = max(whole[name] // size for name, size in self._sizes.items() if name in whole)
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks)
@@ -84,6 +84,10 @@ class RankedStep(OneDevice):
         record_update(optimizer)
         optimizer.zero_grad(set_to_none=True)
         return torch.stack((self.total(loss.detach().clone()), norm))
+
+    def finish(self) -> None:
+        """Wait for the messages of this rank that are on their way."""
+        self._exchange.finish()
 
     def stored(self, tensor: Tensor) -> Tensor:
         """Return the part of a parameter or of its state that this rank stores."""
