@@ -12,7 +12,8 @@ from experiments.design.arms import arm_digest
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
 from experiments.records.messages import ClaimedTrial
-from model.config import AttentionConfig, DataConfig, HybridConfig, OptimConfig, StepsConfig
+from experiments.runtime.processes import children_of
+from model.config import AttentionConfig, DataConfig, HybridConfig, MeshConfig, OptimConfig, StepsConfig
 from tests.integration.worker_service import Rig, block, corpus, rig_in
 from tests.waiting import until
 
@@ -128,10 +129,13 @@ def test_repeated_death_without_a_result_is_the_arms_result(rig: Rig) -> None:
     assert [receipt_check.verify(receipt) for receipt in report["receipts"]] == [[], []]
 
 
-def test_cancel_kills_and_releases(rig: Rig) -> None:
-    rig.service.blocks.append(block([rig.config(steps=_ENDLESS)], attempt="cancel"))
+@pytest.mark.parametrize(("devices", "ranks"), [(1, 0), (2, 2)])
+def test_cancel_kills_and_releases(rig: Rig, devices: int, ranks: int) -> None:
+    config = rig.config(steps=_ENDLESS, mesh=MeshConfig(devices=devices))
+    rig.service.blocks.append(block([config], attempt=f"cancel-{devices}"))
     until(rig.service.steps_done)
-    assert len(rig.trainers()) == 1
+    (trainer,) = rig.trainers()
+    assert len(children_of(trainer)) == ranks
     rig.service.cancel = True
     (release,) = until(lambda: rig.service.bodies(":release"))
     assert release["failure_class"] == "cancelled"
@@ -150,6 +154,27 @@ def test_a_lost_lease_ends_the_trial_silently(rig: Rig, problem: str) -> None:
     claims = len(rig.service.bodies(":claim"))
     until(lambda: len(rig.service.bodies(":claim")) > claims)
     assert rig.service.bodies(":report") == rig.service.bodies(":release") == []
+
+
+def test_a_block_of_ranks_ends_with_the_rank_that_was_killed_and_is_measured_whole_otherwise(rig: Rig) -> None:
+    steps, mesh = StepsConfig(warmup=1, timed=20, val_rows=2), MeshConfig(devices=2)
+    arms = [rig.config(steps=steps), rig.config(steps=steps, mesh=mesh)]
+    rig.service.blocks.append(block(arms, attempt="ranks"))
+    (report,) = until(lambda: rig.service.bodies(":report"))
+    assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured"] * 2
+    assert [receipt_check.verify(receipt) for receipt in report["receipts"]] == [[], []]
+    alone, shared = report["receipts"]
+    assert shared["summary"]["loss_final"] == pytest.approx(alone["summary"]["loss_final"], abs=1e-5)
+    assert shared["facts"]["mesh.sharding"] == "fsdp"
+    assert shared["communication_bytes"] > 0
+    rig.service.blocks.append(block([rig.config(steps=_ENDLESS, mesh=mesh)], attempt="rank-shot"))
+    until(lambda: "step    1" in rig.service.log_of("trl_rank-shot_0"))
+    (trainer,) = rig.trainers()
+    os.kill(children_of(trainer)[-1], signal.SIGKILL)
+    (_, report) = until(lambda: bodies if len(bodies := rig.service.bodies(":report")) > 1 else None)
+    assert (report["failure_class"], report["receipts"]) == ("infra_node", [])
+    assert "another process killed the trial (SIGKILL)" in report["message"]
+    assert rig.trainers() == []
 
 
 def test_killed_trainer_is_no_measurement(rig: Rig) -> None:
