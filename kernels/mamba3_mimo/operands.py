@@ -6,6 +6,7 @@ operands with float32 products, sums and states. Shape suffixes: see inputs.py.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def contained(inputs: ScanInputs) -> tuple[ScanInputs, Tensor | None]:
         count_BS = bad_BS.long().cumsum(1)
         before_BS = (count_BS - bad_BS.long()).gather(1, _first_token(document_starts(inputs.segment_ids)))
         broken_BS = count_BS > before_BS
-    kept = {name: _emptied(getattr(inputs, name), broken_BS, axis) for name, axis in axes.items()}
+    kept: dict[str, Any] = {name: _emptied(getattr(inputs, name), broken_BS, axis) for name, axis in axes.items()}
     if inputs.entering is not None:
         kept["entering"] = inputs.entering.masked_fill(bad_BS[:, 0].view(-1, 1, 1, 1), 0)
     return replace(inputs, **kept), broken_BS
