@@ -18,6 +18,7 @@ from model.data.dataset import Dataset, open_prepared
 from model.data.packing import Batch
 from model.errors import ConfigError
 from model.parallel import data
+from model.parallel.context import PieceExchange
 from model.parallel.ranks import Group, Ranks
 from model.training import ranked_step
 from model.training.optim_step import batch_loss
@@ -148,7 +149,7 @@ def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[st
         patch.setattr(ranked_step, "divide_layers", lambda *_: frozenset())
         patch.setattr(ranked_step, "batch_loss", lambda *arguments: batch_loss(*arguments[:4]))
     else:
-        patch.setattr(ranked_step, "spread_rows", lambda *_: None)
+        patch.setattr(ranked_step, "spread_rows", lambda _model, ranks: PieceExchange(ranks.context))
         patch.setattr(ranked_step, "row_piece", lambda batch, _: batch)
     return dict(trained(ranks, config, folder)[0].facts)
 
