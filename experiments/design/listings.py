@@ -30,6 +30,8 @@ class GatePublic(BaseModel):
     """Values of other gates that a value requires unless it is the default or `free`."""
     free: tuple[GateValue, ...]
     unused_with: tuple[dict[str, GateValue], ...]
+    of_devices: bool
+    """Whether `unused_with` holds for one device only."""
     node_classes: dict[str, tuple[str, ...]]
     """Node classes that can run each value today, by the value as written in a spec."""
     attested_by: str
@@ -87,6 +89,7 @@ def _built_in_gates() -> list[GatePublic]:
             requires=dict(gate.requires),
             free=gate.free,
             unused_with=tuple(dict(setting) for setting in gate.unused_with),
+            of_devices=gate.of_devices,
             node_classes={show(value): gate.node_classes(value) for value in gate.values},
             attested_by=gate.attested_by,
             proof=gate.proof,
@@ -108,6 +111,7 @@ def _of_package(recipe: PackageRecipe, name: str) -> GatePublic:
         requires={},
         free=(),
         unused_with=(),
+        of_devices=False,
         node_classes={show(value): recipe.places for value in gate.values},
         attested_by=f"trial.attest of {recipe.distribution}",
         proof=gate.proof,

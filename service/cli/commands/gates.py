@@ -180,7 +180,8 @@ def _section(gate: GatePublic) -> str:
     exceptions = "".join(f", but not at `{show(value)}`" for value in gate.free)
     lines += [f"- needs: {_pairs(gate.requires)}{exceptions}"] if gate.requires else []
     settings = ", or ".join(_pairs(setting) for setting in gate.unused_with)
-    lines += [f"- has no effect with: {settings}"] if settings else []
+    where = "on one device it has no effect with" if gate.of_devices else "has no effect with"
+    lines += [f"- {where}: {settings}"] if settings else []
     lines += ["", "| value | runs today on |", "|---|---|"]
     lines += [f"| `{value}` | {', '.join(classes) or 'nothing yet'} |" for value, classes in gate.node_classes.items()]
     return "\n".join(lines) + "\n"
