@@ -75,8 +75,10 @@ class Isolation:
             use_environment({"TMPDIR": _short(self.temporary)})
             tempfile.tempdir = None
 
-    def enter(self) -> None:
+    def enter(self, *, alone: bool = True) -> None:
         """Isolate this process and all its later children for ever.
+
+        Processes that have to reach each other are not `alone`: an ancestor has called `kernel_limits.enclose`.
 
         The process has one thread, and has taken its device locks, which are sockets. Only it may reset the peak of its
         memory, none of its children.
@@ -85,7 +87,7 @@ class Isolation:
             IsolationFailed: the kernel refused, or a folder cannot be opened without opening a secret.
 
         """
-        drop_rights(self.rules() | _own_process())
+        drop_rights(self.rules() | _own_process(), alone=alone)
         if os.geteuid() == 0:
             drop_capabilities()
         filter_calls(sockets=self.sockets)

@@ -68,11 +68,11 @@ def landlock_version() -> int:
     return max(0, version)
 
 
-def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None) -> None:
+def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None, alone: bool = True) -> None:
     """Allow this process and its later children only `rules` on files; a path that does not exist is left out.
 
     A rule on a folder is a rule on all below it. The processes may neither trace nor inspect one outside, nor mount.
-    From version 6 they may also neither signal one outside nor connect to its abstract sockets.
+    If they are `alone`, from version 6 they may also neither signal one outside nor connect to its abstract sockets.
 
     Raises:
         IsolationFailed: this kernel has no Landlock, or refuses a step.
@@ -84,7 +84,16 @@ def drop_rights(rules: Mapping[Path, FileRight], *, version: int | None = None) 
     supported = ~FileRight(0)
     for right, since in _SINCE.items():
         supported &= ~right if version < since else ~FileRight(0)
-    _restrict(rules, supported, _SCOPE_SOCKETS | _SCOPE_SIGNALS if version >= _SCOPES_FROM else 0)
+    _restrict(rules, supported, _SCOPE_SOCKETS | _SCOPE_SIGNALS if alone and version >= _SCOPES_FROM else 0)
+
+
+def enclose() -> None:
+    """Let this process and its later children signal, and reach by abstract sockets, only each other.
+
+    They keep all rights on files, and may drop them each for itself. Before version 6 this does nothing.
+    """
+    if landlock_version() >= _SCOPES_FROM:
+        _restrict({}, _DEVICE_FILES, _SCOPE_SOCKETS | _SCOPE_SIGNALS)
 
 
 def keep_apart() -> None:

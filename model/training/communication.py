@@ -19,8 +19,8 @@ EXCHANGE = re.compile(r"(gloo|nccl):\w+")
 NCCL_KERNEL = re.compile(r"nccl\w*Kernel")
 OPERATOR = "aten::"
 """Prefix of torch's operators, none of which waits for another rank."""
-ANNOTATION = re.compile(r"\w+:")
-"""Names of a GPU's records that are no kernels: spans that the host has marked, such as nccl:all_reduce."""
+ANNOTATION = re.compile(r"FSDP::|(gloo|nccl):\w|ProfilerStep#|Optimizer\.")
+"""Beginnings of names of a GPU's records that are no kernels: spans that the host has marked."""
 
 BYTES = {
     "float": 4,

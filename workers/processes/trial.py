@@ -20,6 +20,7 @@ from experiments.documents import write_whole
 from experiments.runtime.processes import adopt_orphans, die_with_parent
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
+from workers.kernel_limits import enclose
 from workers.lease import boot_time_s
 from workers.processes import built_in
 from workers.processes.code_copy import copy_code
@@ -48,8 +49,7 @@ def _run(order: TrialOrder) -> None:
         if order.isolation is not None:
             order.isolation.use_temporary()
         ranks = built_in.ranks_of(order)
-        several = partial(run_ranks, ranks, partial(_run_rank, order), order.paths.folder)
-        result = _work(order) if ranks == 1 else several()
+        result = _work(order) if ranks == 1 else _run_ranks(order, ranks)
     except Exception as error:  # the task boundary: the result file records it
         _limit_files(None)  # the traceback and the result still have to be written
         traceback.print_exc()
@@ -105,10 +105,16 @@ def _die_with_the_worker() -> None:
         os._exit(1)
 
 
+def _run_ranks(order: TrialOrder, ranks: int) -> TrialResult:
+    if order.isolation is not None:
+        enclose()  # each rank isolates itself, because only a process itself may reset the peak of its memory
+    return run_ranks(ranks, partial(_run_rank, order), order.paths.folder)
+
+
 def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
     """Return the result of one of several ranks. It contains the class of any exception from its work."""
     try:
-        _isolate(order)
+        _isolate(order, alone=False)
         return built_in.run_rank(order, rank)
     except Exception as error:  # the boundary of a rank, as that of a task
         _limit_files(None)
@@ -117,9 +123,9 @@ def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
         return TrialResult.partial(failure_class=failure, message=message)
 
 
-def _isolate(order: TrialOrder) -> None:
+def _isolate(order: TrialOrder, *, alone: bool = True) -> None:
     if order.isolation is not None:
-        order.isolation.enter()  # after the locks, which are sockets
+        order.isolation.enter(alone=alone)  # after the locks, which are sockets
     use_environment(order.environment)
 
 

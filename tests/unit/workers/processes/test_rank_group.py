@@ -1,16 +1,22 @@
 """The processes of a trial on several devices: one fails, and the trial ends with its failure and nothing left."""
 
+import errno
 import multiprocessing
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from experiments.digest import SOURCE_ROOT
 from experiments.outcomes import FailureClass
 from experiments.runtime.processes import children_of, is_alive
+from workers.isolation import Isolation, system_folders
+from workers.kernel_limits import enclose, landlock_version
 from workers.processes.rank_group import result_path, run_ranks
 from workers.processes.result import TrialResult, read_result
 
@@ -131,3 +137,50 @@ def test_ranks_end_with_the_first_process(tmp_path: Path) -> None:
     while any(is_alive(int(path.read_text())) for path in pids):
         assert time.monotonic() < deadline, "a rank outlived the trial's first process"
         time.sleep(0.01)
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock keeps no sockets apart")
+def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None:
+    """NCCL's ranks meet at abstract sockets, and a rank may reset the peak of its own memory."""
+    readable = (*system_folders(), Path(sys.prefix), Path(sys.base_prefix), SOURCE_ROOT)
+    isolation = Isolation(readable=readable, writable=(tmp_path,), sockets=True)
+    name, outer = f"\0ablate-rank-{os.getpid()}", os.getpid()
+
+    def refused(what: Callable[[], object]) -> bool:
+        try:
+            what()
+        except PermissionError:
+            return True
+        return False
+
+    def work(rank: int) -> TrialResult:
+        isolation.enter(alone=False)
+        Path("/proc/self/clear_refs").write_text("5")
+        with socket.socket(socket.AF_UNIX) as own:
+            if rank == 0:
+                own.bind(name)
+                own.listen()
+                own.accept()[0].close()
+                return ends_well(0)
+            deadline = time.monotonic() + 10
+            while own.connect_ex(name) == errno.ECONNREFUSED and time.monotonic() < deadline:
+                time.sleep(0.01)
+            own.getpeername()  # raises unless it is connected
+        with socket.socket(socket.AF_UNIX) as other:
+            answers = [refused(lambda: other.connect(f"{name}-outside")), refused(lambda: os.kill(outer, 0))]
+        return TrialResult.partial(message=str(answers))
+
+    def first_process() -> None:
+        enclose()
+        run_ranks(2, work, tmp_path)
+
+    with socket.socket(socket.AF_UNIX) as outside:
+        outside.bind(f"{name}-outside")
+        outside.listen()
+        process = _fork.Process(target=first_process)
+        process.start()
+        process.join(20)
+    assert process.exitcode == 0
+    result = read_result(result_path(tmp_path, 1))
+    assert result is not None
+    assert result.message == "[True, True]"
