@@ -26,6 +26,7 @@ def attack(order: TrialOrder) -> None:
     """Become the program of the order."""
     _detach(order)
     if order.isolation is not None:
+        order.isolation.use_temporary()
         order.isolation.enter()
     home, program = order.config["home"], PREAMBLE + order.config["program"]
     arguments = [home, str(order.paths.folder), str(order.config["worker"])]

@@ -72,9 +72,8 @@ def run_model(order: TrialOrder) -> TrialResult:
 
 def ranks_of(order: TrialOrder) -> int:
     """Return the number of processes that share the steps of a trial. On XLA one process has all devices."""
-    workload = trainable(order.config)
-    alone = order.prepare_only or workload.own_process or order.device_type == "xla"
-    return 1 if alone else workload.devices
+    alone = order.prepare_only or order.device_type == "xla" or trainable(order.config).own_process
+    return 1 if alone else order.devices
 
 
 def run_rank(order: TrialOrder, rank: int) -> TrialResult:

@@ -40,6 +40,8 @@ class TrialOrder:
     """Torch's name for the kind of device to train on."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the node class, set before a tensor exists."""
+    devices: int = 1
+    """Devices that share a step; of a command, those that it sees."""
     topology: str | None = None
     """On a node class that compiles and executes nothing: the topology to compile for."""
     trace_only: bool = False
@@ -86,8 +88,7 @@ class TrialOrder:
         if self.dataset is not None:
             readable.append(self.dataset)
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
-        workload = trainable(self.config)
-        own_process = workload.own_process
+        own_process = trainable(self.config).own_process
         for cache in [] if own_process else caches:  # a command could leave code in them for other trials
             cache.mkdir(parents=True, exist_ok=True)
             writable.append(cache)
@@ -96,7 +97,7 @@ class TrialOrder:
             writable=tuple(writable),
             hidden=hidden,
             # XLA's runtime talks to itself over them, and so do the ranks of a trial
-            sockets=self.device_type == "xla" or own_process or workload.devices > 1,
+            sockets=self.device_type == "xla" or own_process or self.devices > 1,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
             temporary=self.paths.temporary,
         )
