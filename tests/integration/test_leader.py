@@ -1,5 +1,6 @@
 """Several background processes: one leads, another takes over, and MLflow then equals the database."""
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -137,6 +138,7 @@ def freeze_between_writes(process: "subprocess.Popen[bytes]", url: str) -> None:
     """Stop `process` while it does not hold SQLite's write lock, which it would keep as long as it is stopped."""
     for _ in range(30):
         process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)  # until the last of its threads has stopped
         with closing(sqlite3.connect(str(make_url(url).database), timeout=1, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
