@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from statistics import mean
 from typing import Any
 
 from experiments.analysis.verdicts import ArmSummary
@@ -62,6 +63,27 @@ def compilation_table(view: AblationView) -> Table:
         note="From the first trial of each arm, which was compiled and not run. Peak: arguments + outputs - aliased + "
         "temporaries, without the program. The compiler's own count includes the body of a loop once, and a kernel as "
         "declared. The matrix products are counted in every iteration, with recomputation.",
+    )
+
+
+def exchanges_table(view: AblationView) -> Table:
+    """Return what the devices of each arm exchange in a step; no rows unless several processes share the steps."""
+    rows = []
+    for arm in view.plan.arms:
+        of_arm = [one for one in view.whole_blocks.of(arm.name) if one.communication_s is not None]
+        if of_arm:
+            means = (
+                mean(getattr(one, name) for one in of_arm)
+                for name in ("communication_s", "exposed_communication_s", "communication_bytes")
+            )
+            shown = (wording.number(value * scale, 4) for value, scale in zip(means, (1e3, 1e3, 2**-20), strict=True))
+            rows.append(row(arm.name, *shown))
+    return Table(
+        title="Exchanges between devices",
+        columns=(*texts("arm"), *numbers("time of a step, ms", "while nothing else runs, ms", "given, MiB")),
+        rows=tuple(rows),
+        note="One step after all measurements, under torch's profiler, which slows it down. Means over blocks; each "
+        "value is that of the rank with the most. The time includes waiting for ranks that come later.",
     )
 
 

@@ -46,6 +46,7 @@ def render(view: AblationView) -> str:
                 evidence_tables.gates_table(view),
                 compilation_table(view),
                 evidence_tables.kernels_table(view),
+                evidence_tables.exchanges_table(view),
                 *program_tables(view),
                 evidence_tables.blocks_table(view),
             ),

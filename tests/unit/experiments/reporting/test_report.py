@@ -139,6 +139,21 @@ def test_render_answers_first_and_shows_every_number() -> None:
     assert all(trial.receipt is not None and trial.receipt.digest in text for trial in view.trials)
 
 
+def test_exchanges_are_shown_by_arm_where_several_processes_share_a_step() -> None:
+    whole = views.cpu_view()
+    assert evidence_tables.exchanges_table(whole).rows == ()
+    variant, exchanged = whole.plan.arms[1].name, (0.25, 0.125, 3 * 2**20)
+    names = ("communication_s", "exposed_communication_s", "communication_bytes")
+    trials = tuple(
+        dataclasses.replace(one, receipt=one.receipt.model_copy(update=dict(zip(names, exchanged, strict=True))))
+        if one.receipt is not None and one.arm == variant
+        else one
+        for one in whole.trials
+    )
+    rows = evidence_tables.exchanges_table(dataclasses.replace(whole, trials=trials)).rows
+    assert [tuple(map(str, row)) for row in rows] == [(variant, "250", "125", "3")]
+
+
 def test_kernels_table_leaves_out_what_has_the_machine_code_of_the_baseline() -> None:
     view = views.view()
     rows = [tuple(map(str, row)) for row in evidence_tables.kernels_table(view).rows]
