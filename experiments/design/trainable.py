@@ -209,8 +209,8 @@ class BuiltInModel(Trainable):
         """Return the fields that have an effect and differ from the defaults, so that a later field changes nothing."""
         pattern, unused = self.config["model"]["pattern"], {"seed", "steps"}
         unused |= {path for letter, paths in _ONLY_WITH.items() if letter not in pattern for path in paths}
-        known = [gate for name in gates if (gate := GATES.get(name))]
-        unused |= {gate.path for gate in known if gate.unused_because(gates, devices=self.devices)}
+        entries = [gate for name in gates if (gate := GATES.get(name))]
+        unused |= {gate.path for gate in entries if gate.unused_because(gates, devices=self.devices)}
         unused |= set() if self.config["loss"] == "chunked" else {"loss_chunk_tokens"}
         return _differing(self.config, asdict(TrainConfig()), unused)
 

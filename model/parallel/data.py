@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -92,8 +92,3 @@ def sharding_of(parameters: Iterable[Tensor], sizes: Iterable[int]) -> Iterator[
         else:
             is_hybrid = isinstance(parameter, DTensor) and parameter.device_mesh.ndim > 1
             yield "hsdp" if is_hybrid else "fsdp"
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Return whether `share_parameters` divided the parameters of `module`."""
-    return isinstance(module, FSDPModule)

@@ -53,6 +53,43 @@ class Group:
         return gathered
 
 
+def summed_gradient(x: Tensor, group: Group) -> Tensor:
+    """Return `x`, equal on all ranks. Its gradient is the sum of the ranks' partial gradients."""
+    result: Tensor = _SummedGradient.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def summed(partial_x: Tensor, group: Group) -> Tensor:
+    """Return the sum of `partial_x` over the ranks. The gradient of the sum, equal on all, is that of every part."""
+    result: Tensor = _Summed.apply(partial_x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SummedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _sum_of_copies(gradients[0], ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, partial_x: Tensor, group: Group) -> Tensor:
+        return _sum_of_copies(partial_x, group)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def _sum_of_copies(x: Tensor, group: Group) -> Tensor:
+    return group.sum(x.clone(memory_format=torch.contiguous_format))
+
+
 class Ranks:
     """This process among the ranks of a step. All ranks have to call each collective method, in one order."""
 
@@ -64,14 +101,11 @@ class Ranks:
             raise ValueError(f"{self.world} processes joined; the step has {config.devices} devices")
         shape = (config.data, config.context, config.tensor)
         self.mesh: DeviceMesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "context", "tensor"))
-        self.data, self.context, self.tensor = (self._group(name) for name in ("data", "context", "tensor"))
+        self.data, self.context, self.tensor = (_group_of(self.mesh[name]) for name in ("data", "context", "tensor"))
         self.rows_mesh: DeviceMesh = self.mesh["data", "context"]._flatten("rows")
         """Ranks that have the same parameters and different tokens: their gradients are added up."""
         self.rows = _group_of(self.rows_mesh)
         self._control = dist.new_group(backend="gloo", timeout=PATIENCE)
-
-    def _group(self, name: str) -> Group:
-        return _group_of(self.mesh[name])
 
     def agree(self, *values: float) -> tuple[float, ...]:
         """Return the largest of each value of all ranks, so that all decide alike."""

@@ -33,7 +33,7 @@ from model.hybrid import Hybrid
 from model.layers.attention import CausalAttention
 from model.layers.linear import NORM_EPS, GatedMLP, Linear, RMSNorm
 from model.layers.mamba3 import InputProjection, Mamba3
-from model.parallel.ranks import Group, Ranks
+from model.parallel.ranks import Group, Ranks, summed, summed_gradient
 
 
 def divide_layers(model: Hybrid, ranks: Ranks) -> frozenset[str]:
@@ -72,43 +72,6 @@ def gradient_norm(model: nn.Module, slices: frozenset[str], group: Group) -> Ten
 def _norm(gradients: list[Tensor | None]) -> Tensor:
     norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def summed_gradient(x: Tensor, group: Group) -> Tensor:
-    """Return `x`, equal on all ranks. Its gradient is the sum of the ranks' partial gradients."""
-    result: Tensor = _SummedGradient.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-def summed(partial_x: Tensor, group: Group) -> Tensor:
-    """Return the sum of `partial_x` over the ranks. The gradient of the sum, equal on all, is that of every part."""
-    result: Tensor = _Summed.apply(partial_x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _SummedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _sum_of_copies(gradients[0], ctx.group), None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, partial_x: Tensor, group: Group) -> Tensor:
-        return _sum_of_copies(partial_x, group)
-
-    @staticmethod
-    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-def _sum_of_copies(x: Tensor, group: Group) -> Tensor:
-    return group.sum(x.clone(memory_format=torch.contiguous_format))
 
 
 class _Divider:

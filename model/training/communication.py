@@ -47,8 +47,8 @@ class Communication(NamedTuple):
     """Time in which an exchange ran."""
     exposed_s: float
     """Part of it in which nothing else ran."""
-    given_bytes: int
-    """Bytes of the tensors that this rank gave, whatever their way."""
+    num_bytes: int
+    """Bytes of the tensors that this rank gave to exchanges."""
 
 
 def communication_of(run: Callable[[], None], device: torch.device) -> Communication:
@@ -72,8 +72,8 @@ def communication_of(run: Callable[[], None], device: torch.device) -> Communica
     during, computing = union(map(_span, running)), union(map(_span, others))
     hidden = sum(overlap(span, computing) for span in during)
     total = sum(end - begin for begin, end in during)
-    given = sum(_bytes(event.shapes(), event.dtypes()) for event in exchanges)
-    return Communication(total / 1e9, (total - hidden) / 1e9, given)
+    num_bytes = sum(_bytes(event.shapes(), event.dtypes()) for event in exchanges)
+    return Communication(total / 1e9, (total - hidden) / 1e9, num_bytes)
 
 
 def _span(event: "torch._C._autograd._KinetoEvent") -> Span:

@@ -29,8 +29,7 @@ from kernels.errors import KernelUnsupported
 from model.config import DIVISIBLE_LOSSES, LossKind
 from model.errors import ConfigError
 from model.facts import ModelFact
-from model.parallel.ranks import Group
-from model.parallel.tensor import summed_gradient
+from model.parallel.ranks import Group, summed_gradient
 from model.parallel.vocabulary import norm_and_target, subtract_target, token_losses
 
 

@@ -44,13 +44,13 @@ class OneDevice:
         """The parameters, or this process's shares of them, that need gradients."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def place(self, batch: Batch) -> DeviceBatch:
+    def _place(self, batch: Batch) -> DeviceBatch:
         """Return a batch of the host on the device."""
         return to_device(batch, self.device)
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this process's part of the mean loss over the valid tokens of `batch`, a float32 scalar."""
-        return batch_loss(forward, self.model.lm_head.weight, self.place(batch), self.config)
+        return batch_loss(forward, self.model.lm_head.weight, self._place(batch), self.config)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the loss over all processes."""
@@ -107,9 +107,9 @@ class XlaMesh(OneDevice):
         for block in self.model.blocks:
             block.register_forward_hook(_divide_output)
 
-    def place(self, batch: Batch) -> DeviceBatch:
+    def _place(self, batch: Batch) -> DeviceBatch:
         """Return a batch of the host on the devices, its rows divided."""
-        return divide_rows(super().place(batch))
+        return divide_rows(super()._place(batch))
 
     def record(self) -> None:
         """Record the runtime's current layout of the weight matrices."""

@@ -81,10 +81,7 @@ def update(
         grad_norm = _clip_in_update(parameters, optimizer, config.optim.grad_clip)
     else:
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
-    optimizer.step()
-    if loss_now.device.type != "xla":
-        record_update(optimizer)
-    optimizer.zero_grad(set_to_none=True)
+    apply_update(optimizer, recorded=loss_now.device.type != "xla")
     return torch.stack((loss_now.detach(), grad_norm))
 
 
@@ -99,7 +96,15 @@ def _clip_in_update(parameters: Sequence[nn.Parameter], optimizer: AnyOptimizer,
     return grad_norm
 
 
-def record_update(optimizer: AnyOptimizer) -> None:
+def apply_update(optimizer: AnyOptimizer, *, recorded: bool = True) -> None:
+    """Update the parameters by their gradients, record how unless it is not `recorded`, and drop the gradients."""
+    optimizer.step()
+    if recorded:
+        _record(optimizer)
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _record(optimizer: AnyOptimizer) -> None:
     """Record the algorithm and the implementation of the optimiser that stepped, not those of the configuration."""
     adamw = optimizer.adamw if isinstance(optimizer, MuonAndAdamW) else optimizer
     facts.record(ModelFact.OPTIMIZER, "adamw" if adamw is optimizer else "muon")

@@ -26,7 +26,7 @@ from model.parallel.tensor import divide_layers, gradient_norm
 from model.training.communication import communication_of
 from model.training.compilation import Forward
 from model.training.mesh import OneDevice
-from model.training.optim_step import DeviceBatch, batch_loss, record_update, to_device
+from model.training.optim_step import DeviceBatch, apply_update, batch_loss, to_device
 from model.training.optimizers import AnyOptimizer
 
 Value = TypeVar("Value")
@@ -52,16 +52,9 @@ class RankedStep(OneDevice):
         self._divided_by = max(whole[name] // size for name, size in self._sizes.items() if name in whole)
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks)
 
-    def place(self, batch: Batch) -> DeviceBatch:
-        """Return this rank's share of a batch of the host on its device."""
-        return to_device(self._own(batch), self.device)
-
-    def _own(self, batch: Batch) -> Batch:
-        return row_piece(cut(batch, self.ranks.data), self.ranks.context)
-
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
-        own = self._own(batch)
+        own = row_piece(cut(batch, self.ranks.data), self.ranks.context)
         facts.record(ModelFact.CONTEXT, batch.tokens.shape[1] // own.tokens.shape[1])
         share = float(own.valid.sum()) / max(1.0, float(batch.valid.sum()))
         mean: Tensor = self._root(forward, to_device(own, self.device))
@@ -80,9 +73,7 @@ class RankedStep(OneDevice):
         gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         norm = gradient_norm(self.model, self._slices, self.ranks.tensor)
         torch._foreach_mul_(gradients, (self.config.optim.grad_clip / (norm + EPSILON)).clamp_max(1.0))
-        optimizer.step()
-        record_update(optimizer)
-        optimizer.zero_grad(set_to_none=True)
+        apply_update(optimizer)
         return torch.stack((self.total(loss.detach().clone()), norm))
 
     def finish(self) -> None:
@@ -107,10 +98,12 @@ class RankedStep(OneDevice):
 
     def exchanges(self, step: Callable[[], None]) -> dict[str, Any]:
         """Return the measurements of the exchanges in one more step, the largest of any rank."""
-        of_ranks = self.gather(communication_of(step, self.device))
-        seconds, exposed_s, given_bytes = map(max, zip(*of_ranks, strict=True))
-        names = ("communication_s", "exposed_communication_s", "communication_bytes")
-        return dict(zip(names, (seconds, exposed_s, given_bytes), strict=True))
+        seconds, exposed_s, num_bytes = self.agree(*communication_of(step, self.device))
+        return {
+            "communication_s": seconds,
+            "exposed_communication_s": exposed_s,
+            "communication_bytes": int(num_bytes),
+        }
 
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""

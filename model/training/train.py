@@ -179,7 +179,7 @@ def train(
         waited_s=others.waited_s,
         loss_val=loss_val,
         validations=curve or None,
-        compile_s=max(trainer.devices.gather(trainer.compilation.seconds)),
+        compile_s=trainer.devices.agree(trainer.compilation.seconds)[0],
         compile_cache_hit=trainer.compilation.cache_hit,
         facts=dict(observed),
         kernels=tuple(observed.kernels.values()),

@@ -51,10 +51,7 @@ def _run(order: TrialOrder) -> None:
         ranks = built_in.ranks_of(order)
         result = _work(order) if ranks == 1 else _run_ranks(order, ranks)
     except Exception as error:  # the task boundary: the result file records it
-        _limit_files(None)  # the traceback and the result still have to be written
-        traceback.print_exc()
-        failure, message = describe(error)
-        result = TrialResult.partial(failure_class=failure, message=message)
+        result = _failure_of(error)
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
@@ -117,10 +114,15 @@ def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
         _isolate(order, alone=False)
         return built_in.run_rank(order, rank)
     except Exception as error:  # the boundary of a rank, as that of a task
-        _limit_files(None)
-        traceback.print_exc()
-        failure, message = describe(error)
-        return TrialResult.partial(failure_class=failure, message=message)
+        return _failure_of(error)
+
+
+def _failure_of(error: Exception) -> TrialResult:
+    """Print the traceback of an exception that ended a process; return the result that names it."""
+    _limit_files(None)  # the traceback and the result still have to be written
+    traceback.print_exc()
+    failure, message = describe(error)
+    return TrialResult.partial(failure_class=failure, message=message)
 
 
 def _isolate(order: TrialOrder, *, alone: bool = True) -> None:
