@@ -94,6 +94,23 @@ def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
     )
 
 
+def _shared_by_ranks(name: str, question: str, fact: ModelFact, *, proof: str) -> Gate:
+    """Return the gate of a number of devices that share the layers or the tokens of a step."""
+    numbers = (1, 2, 4, 8)
+    return Gate(
+        name=name,
+        question=question,
+        values=numbers,
+        path=str(fact),
+        claim=Claim.RE_ASSOCIATES,
+        lanes=dict.fromkeys(numbers[1:], OF_RANKS),
+        unused_with=NOT_ON_XLA,
+        proof=proof,
+        blind_to="when the ranks exchange what; one device, where nothing is recorded",
+        **_attested_by(fact),
+    )
+
+
 _GENERAL_WALK = "that the backward walk takes its general form"
 """Side effect of switches that the faster form of the backward walk does not support (docs/kernels.md)."""
 
@@ -373,34 +390,22 @@ _ENTRIES = (
         unused_with=NOT_XLA,
         of_devices=True,
         proof="lane xla: the runtime's layout of the weight matrices on the devices after the first step, or before it "
-        "where nothing runs; other lanes: the elements of each parameter that every rank stores after the first step",
+        "where nothing runs; other lanes: the placements of every parameter on each rank after the first step",
         blind_to="what is gathered and when; one device, where nothing is recorded",
         **_attested_by(ModelFact.SHARDING),
     ),
-    Gate(
-        name="tensor_parallel",
-        question="Does dividing heads and columns of each layer over devices pay, in memory or in time?",
-        values=(1, 2, 4, 8),
-        path="mesh.tensor",
-        claim=Claim.RE_ASSOCIATES,
-        lanes=dict.fromkeys((2, 4, 8), OF_RANKS),
-        unused_with=NOT_ON_XLA,
+    _shared_by_ranks(
+        "tensor_parallel",
+        "Does dividing heads and columns of each layer over devices pay, in memory or in time?",
+        ModelFact.TENSOR,
         proof="the elements of the weight matrices that a rank stores after the layers were divided, against those of "
         "the whole model",
-        blind_to="when the ranks exchange what; one device, where nothing is recorded",
-        **_attested_by(ModelFact.TENSOR),
     ),
-    Gate(
-        name="context_parallel",
-        question="Does dividing the tokens of each row over devices pay, for long rows?",
-        values=(1, 2, 4, 8),
-        path="mesh.context",
-        claim=Claim.RE_ASSOCIATES,
-        lanes=dict.fromkeys((2, 4, 8), OF_RANKS),
-        unused_with=NOT_ON_XLA,
+    _shared_by_ranks(
+        "context_parallel",
+        "Does dividing the tokens of each row over devices pay, for long rows?",
+        ModelFact.CONTEXT,
         proof="the tokens of a row that reach the model of a rank, against those of the whole row",
-        blind_to="when the ranks exchange what; one device, where nothing is recorded",
-        **_attested_by(ModelFact.CONTEXT),
     ),
     Gate(
         name="micro_batch",

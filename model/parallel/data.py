@@ -81,14 +81,10 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def sharding_of(parameters: Iterable[Tensor], sizes: Iterable[int]) -> Iterator[str]:
-    """Yield how each parameter lies, `fsdp`, `hsdp` or `replicated`, by the elements that this rank stores.
-
-    `sizes` are the elements that the parameters had before.
-    """
-    for parameter, size in zip(parameters, sizes, strict=True):
-        if local(parameter).numel() == size and not isinstance(parameter, DTensor):
-            yield "replicated"
+def sharding_of(parameters: Iterable[Tensor]) -> Iterator[str]:
+    """Yield how each parameter lies on the ranks, `fsdp`, `hsdp` or `replicated`, by the placements of its DTensor."""
+    for parameter in parameters:
+        if isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements):
+            yield "hsdp" if parameter.device_mesh.ndim > 1 else "fsdp"
         else:
-            is_hybrid = isinstance(parameter, DTensor) and parameter.device_mesh.ndim > 1
-            yield "hsdp" if is_hybrid else "fsdp"
+            yield "replicated"

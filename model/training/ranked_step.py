@@ -48,8 +48,7 @@ class RankedStep(OneDevice):
         self.num_parameters = sum(whole.values())
         self._slices = divide_layers(model, ranks)
         self._exchange = spread_rows(model, ranks)
-        self._sizes = _sizes(model)
-        self._divided_by = max(whole[name] // size for name, size in self._sizes.items() if name in whole)
+        self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks)
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
@@ -108,7 +107,7 @@ class RankedStep(OneDevice):
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""
         if self.config.mesh.copies > 1:
-            for kind in sharding_of(self.parameters, self._sizes.values()):
+            for kind in sharding_of(self.parameters):
                 facts.record(ModelFact.SHARDING, kind)
         facts.record(ModelFact.TENSOR, self._divided_by)
         facts.record(ModelFact.MESH_DEVICES, self.world)

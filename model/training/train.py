@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
 from model.layers.linear import Linear
 from model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
+from model.parallel.ranks import Ranks
 from model.training import executed, optim_step, traced_step
 from model.training.compilation import (
     Compilation,
@@ -50,10 +51,8 @@ from model.training.measurement import HostLoad, HostShares, MemoryPeak, PeakMet
 from model.training.mesh import OneDevice, XlaMesh
 from model.training.optim_step import DeviceBatch, batch_loss, update
 from model.training.optimizers import optimizer_of
+from model.training.ranked_step import RankedStep
 from model.training.step_graph import StepGraph
-
-if TYPE_CHECKING:
-    from model.parallel.ranks import Ranks
 
 Yield: TypeAlias = Callable[[], None]
 """Function that lets the other trials run and returns when this trial may continue."""
@@ -142,7 +141,7 @@ def train(
     device: torch.device | None = None,
     yield_to_others: Yield | None = None,
     profile: Profile | None = None,
-    ranks: "Ranks | None" = None,
+    ranks: Ranks | None = None,
 ) -> TrainResult:
     """Train `config` from its seed on `dataset` and return the measurements. Calls `on_step` between steps.
 
@@ -244,7 +243,7 @@ class _Trainer:
         device: torch.device,
         *,
         started: float,
-        ranks: "Ranks | None" = None,
+        ranks: Ranks | None = None,
     ) -> None:
         _check_fit(config, dataset)
         self.config = config
@@ -486,10 +485,8 @@ class _Trainer:
             xla_device.step_boundary()
 
 
-def _devices_of(config: TrainConfig, model: hybrid.Hybrid, device: torch.device, ranks: "Ranks | None") -> OneDevice:
+def _devices_of(config: TrainConfig, model: hybrid.Hybrid, device: torch.device, ranks: Ranks | None) -> OneDevice:
     if ranks is not None:
-        from model.training.ranked_step import RankedStep  # lazy: torch.distributed takes a second to import
-
         return RankedStep(config, model, ranks)
     if config.mesh.devices == 1:
         return OneDevice(config, model, device)

@@ -12,7 +12,6 @@ import torch.optim
 import model.data.dataset
 import model.hybrid
 import model.training.measurement
-import model.training.ranked_step
 import model.training.train
 import workers.processes.trial
 from experiments.runtime.processes import end_family_with_parent
