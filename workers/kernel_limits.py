@@ -93,7 +93,7 @@ def enclose() -> None:
     They keep all rights on files, and may drop them each for itself. Before version 6 this does nothing.
     """
     if landlock_version() >= _SCOPES_FROM:
-        _restrict({}, _DEVICE_FILES, _SCOPE_SOCKETS | _SCOPE_SIGNALS)
+        _restrict_scopes(_SCOPE_SOCKETS | _SCOPE_SIGNALS)
 
 
 def keep_apart() -> None:
@@ -101,7 +101,13 @@ def keep_apart() -> None:
 
     It keeps all rights on files. Before version 6 it may still signal. Raises IsolationFailed as `drop_rights`.
     """
-    _restrict({}, _DEVICE_FILES, _SCOPE_SIGNALS if landlock_version() >= _SCOPES_FROM else 0)
+    _restrict_scopes(_SCOPE_SIGNALS if landlock_version() >= _SCOPES_FROM else 0)
+
+
+def _restrict_scopes(scopes: int) -> None:
+    """Enter a domain that refuses no right on files. Landlock refuses REFER wherever no rule grants it."""
+    moves = {Path("/"): FileRight.REFER} if landlock_version() >= _SINCE[FileRight.REFER] else {}
+    _restrict(moves, _DEVICE_FILES | (FileRight.REFER if moves else 0), scopes)
 
 
 def _restrict(rules: Mapping[Path, FileRight], handled: FileRight, scopes: int) -> None:

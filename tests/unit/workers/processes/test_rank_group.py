@@ -16,7 +16,7 @@ from experiments.digest import SOURCE_ROOT
 from experiments.outcomes import FailureClass
 from experiments.runtime.processes import children_of, is_alive
 from workers.isolation import Isolation, system_folders
-from workers.kernel_limits import enclose, landlock_version
+from workers.kernel_limits import enclose, keep_apart, landlock_version
 from workers.processes.rank_group import result_path, run_ranks
 from workers.processes.result import TrialResult, read_result
 
@@ -184,3 +184,21 @@ def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None
     result = read_result(result_path(tmp_path, 1))
     assert result is not None
     assert result.message == "[True, True]"
+
+
+@pytest.mark.parametrize("limit", [enclose, keep_apart])
+def test_an_enclosed_process_moves_and_links_files_between_folders(tmp_path: Path, limit: Callable[[], None]) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "from" / "file").write_text("text")
+
+    def process() -> None:
+        limit()
+        (tmp_path / "from" / "file").rename(tmp_path / "to" / "moved")
+        (tmp_path / "from" / "link").hardlink_to(tmp_path / "to" / "moved")
+
+    enclosed = _fork.Process(target=process)
+    enclosed.start()
+    enclosed.join(20)
+    assert enclosed.exitcode == 0
+    assert (tmp_path / "from" / "link").read_text() == "text"
