@@ -9,11 +9,12 @@ with half of the bytes. All other parameters are gathered, and all gradients add
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,6 +25,8 @@ from model.parallel.ranks import Ranks
 
 HSDP_COPIES = 2
 """Whole copies of the parameters with `hsdp`."""
+GATHERED_BLOCKS = 2
+"""Blocks whose weights in bfloat16 are gathered together."""
 
 
 class ModelWithLoss(nn.Module):
@@ -51,14 +54,32 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks) -> nn.Module:
         root.to(ranks.device)
         return DistributedDataParallel(root, process_group=ranks.rows.process_group, gradient_as_bucket_view=True)
     mesh = _mesh(config, ranks)
-    for block in root.model.blocks:
-        halves = _in_half_precision(block)
-        if halves:
-            half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-            fully_shard(halves, mesh=mesh, mp_policy=half)
-        fully_shard(block, mesh=mesh)
+    _share_blocks(list(root.model.blocks), mesh)
     fully_shard(root, mesh=mesh)
     return root
+
+
+def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
+    """Divide the large parameters of `blocks`. What remains, norms and numbers per head, is left to the root.
+
+    The host needs about as long for a group of parameters as for a layer, so several blocks share one. A group is
+    gathered while the one before computes.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    before: FSDPModule | None = None
+    for first in range(0, len(blocks), GATHERED_BLOCKS):
+        halves: list[nn.Module] = []
+        for block in blocks[first : first + GATHERED_BLOCKS]:
+            maps = _linear_maps(block)
+            half = [one for one in maps if one.compute_dtype == torch.bfloat16 and one.products == "as_dtype"]
+            halves += half
+            if len(half) < len(maps):
+                fully_shard(block, mesh=mesh, ignored_params={one.weight for one in half})
+        if halves:
+            fully_shard(halves, mesh=mesh, mp_policy=policy)
+            if before is not None:
+                before.set_modules_to_forward_prefetch([cast(FSDPModule, halves[0])])
+            before = cast(FSDPModule, halves[0])
 
 
 def _mesh(config: MeshConfig, ranks: Ranks) -> DeviceMesh:
@@ -69,11 +90,10 @@ def _mesh(config: MeshConfig, ranks: Ranks) -> DeviceMesh:
     return init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)["copies", "shares"]
 
 
-def _in_half_precision(block: nn.Module) -> list[nn.Module]:
-    """Return the linear maps in bfloat16 that lie in no other one."""
+def _linear_maps(block: nn.Module) -> list[Linear]:
+    """Return the linear maps that lie in no other one."""
     maps = {name: module for name, module in block.named_modules() if isinstance(module, Linear)}
-    outer = [module for name, module in maps.items() if not any(name.startswith(f"{other}.") for other in maps)]
-    return [one for one in outer if one.compute_dtype == torch.bfloat16 and one.products == "as_dtype"]
+    return [one for name, one in maps.items() if not any(name.startswith(f"{other}.") for other in maps)]
 
 
 def local(tensor: Tensor) -> Tensor:

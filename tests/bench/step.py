@@ -1,11 +1,15 @@
 """Where the time of a training step goes on this GPU, for one set of gates after another.
 
 Usage: python -m tests.bench.step --out FILE [--set gate=value,gate=value]... [--pattern P] [--rows B] [--tokens S]
-[--documents MEAN] [--steps N]
+[--documents MEAN] [--steps N] [--ranks N]
+
+With --ranks every set is trained by N processes, each on the GPU of its number, with `--rows` rows for each device that
+has rows of its own; otherwise by this process.
 
 The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. Rows hold
-random tokens in documents of MEAN tokens on average. Each set is trained in this process by the trainer of a trial. One
-JSON line per set: median step, tokens/s, peak memory, and the milliseconds of a profiled step by group of kernels.
+random tokens in documents of MEAN tokens on average. Each set is trained by the trainer of a trial. One JSON line per
+set: median step, tokens/s of all devices, peak memory of one, and the milliseconds of a profiled step by group of
+kernels.
 """
 
 import argparse
@@ -31,11 +35,13 @@ from experiments.design.gates import GATES
 from experiments.design.recipes import RECIPES
 from kernels.errors import KernelError
 from model import counts
-from model.config import StepsConfig, TrainConfig
+from model.config import MeshConfig, StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.data.packing import PackedRows
+from model.parallel.ranks import Ranks
 from model.training.executed import ATTENTION_KERNELS
 from model.training.train import TrainResult, train
+from tests.ranks import run_ranks
 from workers.processes.built_in import profile_step
 
 HYBRID = "MFMFMFAFMFMFMF" * 2
@@ -61,14 +67,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--documents", type=int, default=1024, help="mean tokens of a document")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
-    dataset = _rows_of_random_tokens(options.rows * (options.steps + 4), options.tokens, options.documents)
+    num_rows = options.rows * options.ranks * (options.steps + 4)
+    dataset = _rows_of_random_tokens(num_rows, options.tokens, options.documents)
     for gates in options.set or [""]:
         began = time.monotonic()
         row: dict[str, Any] = {"gates": gates, "pattern": options.pattern, "rows": options.rows}
-        row |= {"tokens": options.tokens, "documents": options.documents, "device": torch.cuda.get_device_name()}
+        row |= {"tokens": options.tokens, "documents": options.documents, "ranks": options.ranks}
         try:
-            row |= _trained(_config(options, gates), dataset)
+            config = _config(options, gates)
+            if options.ranks > 1:
+                row |= run_ranks(config.mesh, _trained_by_ranks, config, dataset, device="cuda")[0]
+            else:
+                row |= _trained(config, dataset)
         except (KernelError, RuntimeError, AssertionError) as error:
             row |= {"error": f"{type(error).__name__}: {error}"[:600], "where": traceback.format_exc()[-1500:]}
         row["seconds"] = round(time.monotonic() - began, 1)
@@ -90,11 +102,12 @@ def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
         data=replace(config.data, seq_len=options.tokens),
         steps=StepsConfig(warmup=3, timed=options.steps, val_rows=0),
         micro_batch=options.rows,
+        mesh=MeshConfig(devices=options.ranks),
     )
     for setting in filter(None, gates.split(",")):
         name, _, value = setting.partition("=")
         config = GATES[name].apply(config, yaml.safe_load(value))
-    return config
+    return replace(config, micro_batch=options.rows * config.mesh.data)
 
 
 def _rows_of_random_tokens(num_rows: int, length: int, mean: int) -> Dataset:
@@ -107,10 +120,25 @@ def _rows_of_random_tokens(num_rows: int, length: int, mean: int) -> Dataset:
     return Dataset(seq_len=length, val_row=length, vocab_size=32_000, train=rows, val=rows, **nothing)
 
 
-def _trained(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    result = train(config, dataset=dataset, on_step=lambda _step: None, profile=partial(profile_step, traced=False))
+def _trained_by_ranks(ranks: Ranks, config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
+    return _trained(config, dataset, ranks)
+
+
+def _trained(config: TrainConfig, dataset: Dataset, ranks: Ranks | None = None) -> dict[str, Any]:
+    profile = partial(profile_step, traced=False)
+    result = train(
+        config,
+        dataset=dataset,
+        on_step=lambda _step: None,
+        profile=profile,
+        ranks=ranks,
+        device=None if ranks is None else ranks.device,
+    )
     seconds = statistics.median(step.seconds for step in result.steps if step.phase == "timed")
+    exchanges = ("communication_s", "exposed_communication_s", "communication_bytes")
     return {
+        "device": torch.cuda.get_device_name(),
+        **{name: value for name in exchanges if (value := getattr(result, name)) is not None},
         "step_ms": round(1e3 * seconds, 2),
         "tokens_per_s": round(config.tokens_per_step / seconds),
         "peak_gib": round(result.peak_allocated_bytes / 2**30, 2),
