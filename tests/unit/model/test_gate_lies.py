@@ -24,20 +24,9 @@ from model.data.dataset import Dataset
 from model.facts import ModelFact
 from model.layers import attention
 from model.training import loss, mesh, traced_step, train
-from tests.corpora import small_dataset
 from tests.unit.model.test_train import config_for, run
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("lies")
-
-
-@pytest.fixture(scope="module")
-def dataset(home: Path) -> Dataset:
-    return small_dataset(home)
 
 
 def another_scan(**switches: Any) -> Plant:

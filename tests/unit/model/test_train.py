@@ -26,7 +26,7 @@ from model.facts import ModelFact
 from model.measurements import ProfiledStep, Step
 from model.training import train as training
 from model.training.train import TrainResult, train
-from tests.corpora import small_config, small_dataset
+from tests.corpora import small_config
 from workers.processes.built_in import profile_step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
@@ -60,16 +60,6 @@ dataset = prepare(config.data, 512, cache_dir=Path(sys.argv[1]) / "cache", repor
 result = train(config, dataset=dataset, on_step=lambda step: None)
 print(json.dumps([step.loss.hex() for step in result.steps] + [result.loss_val.hex()]))
 """
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("train")
-
-
-@pytest.fixture(scope="module")
-def dataset(home: Path) -> Dataset:
-    return small_dataset(home)
 
 
 def config_for(home: Path, **changes: Any) -> TrainConfig:

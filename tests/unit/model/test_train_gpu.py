@@ -47,11 +47,6 @@ def scans(**switches: Any) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("train")
-
-
-@pytest.fixture(scope="module")
 def dataset(home: Path) -> Dataset:
     return small_dataset(home, seq_len=SEQ_LEN)
 

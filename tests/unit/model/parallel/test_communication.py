@@ -13,20 +13,9 @@ from model.data.dataset import Dataset
 from model.errors import MeasurementError
 from model.training.communication import communication_of, overlap, union
 from model.training.train import TrainResult, train
-from tests.corpora import small_dataset
 from tests.ranks import run_ranks
 from tests.unit.model.parallel.test_ranked_training import trained
 from tests.unit.model.test_train import config_for
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exchanges")
-
-
-@pytest.fixture(scope="module")
-def dataset(home: Path) -> Dataset:
-    return small_dataset(home)
 
 
 def moments(spans: list[tuple[int, int]]) -> set[int]:

@@ -24,22 +24,11 @@ from model.training import ranked_step
 from model.training.optim_step import batch_loss
 from model.training.ranked_step import cut
 from model.training.train import TrainResult, train
-from tests.corpora import small_dataset
 from tests.ranks import run_ranks
 from tests.unit.model.test_train import config_for
 
 TOLERANCE = 5e-6
 """Absolute, in nats over a few steps in float32: sums over rows are grouped by ranks."""
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def dataset(home: Path) -> Dataset:
-    return small_dataset(home)
 
 
 def trained(ranks: Ranks, config: TrainConfig, folder: Path) -> tuple[TrainResult, int]:
