@@ -83,10 +83,10 @@ WORDS = {"genome": "".join(LETTERS), "one letter": "a" * 400_000, "spaces": " " 
 
 @pytest.mark.parametrize("kind", WORDS)
 def test_train_on_one_long_word_takes_seconds_and_loses_no_byte(kind: str, tmp_path: Path) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     trained = BpeTokenizer.train([WORDS[kind]], vocab_size=4096)
     (tokens,) = trained.encode([WORDS[kind]])
-    assert time.perf_counter() - began < 60
+    assert time.process_time() - began < 60
     assert trained.decode(tokens) == WORDS[kind]
     trained.save(tmp_path / "tokenizer.json")
     np.testing.assert_array_equal(BpeTokenizer.load(tmp_path / "tokenizer.json").encode([WORDS[kind]])[0], tokens)
