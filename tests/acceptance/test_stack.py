@@ -150,14 +150,14 @@ ablation: smallest
 question: Does the whole path work?
 workload:
   recipe: hybrid-tiny
-  overrides: {d_model: 32, headdim: 16, seq_len: 32, micro_batch: 1, pattern: MA, vocab_size: 512}
+  overrides: {d_model: 32, headdim: 16, seq_len: 32, micro_batch: 1, pattern: MA, vocab_size: 512, max_corpus_mib: 0.5}
   steps: {warmup: 0, warmup_s: 0, timed: 2, val_rows: 1}
 variants: {psiv-on: {gates: {psiv_cache: true}}}
 design: {seeds: [1], blocks: {count: 2}}
 placement: {node_class: cpu, max_foreign_load: 99%}
 verdict: {primary: {metric: peak_allocated_gib, margin: 2%}}
 """
-"""A question about memory, which has no noise: two blocks answer it, four trials."""
+"""A question about memory, which has no noise, in four trials. Preparing the small corpus takes a second."""
 
 
 def test_a_part_that_cannot_start_ends_the_stack_and_shows_its_log(tmp_path: Path) -> None:
