@@ -11,7 +11,7 @@ import pytest
 from tests.interleavings.rig import faults
 from tests.interleavings.world import OPERATIONS, WORLDS, pairs, world
 
-PAIRS = 50
+PAIRS = 15
 KNOWN = (
     ("both running", "report", "report first"),  # each held the ablation by a key and wanted it whole: a deadlock
     ("both running", "report first", "report"),
