@@ -80,7 +80,7 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
         "question": "Which operators does the chunked loss add?",
         "workload": {
             "recipe": "hybrid-tiny",
-            "overrides": {"max_corpus_mib": 0.5, "vocab_size": 512, "seq_len": 64},
+            "overrides": {"max_corpus_mib": 0.5, "vocab_size": 512},
             "profile": True,
             "steps": {"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2},
         },
