@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from model.config import MeshConfig
+from tests.ports import free_port
 
 LONGEST_S = {"cpu": 120.0, "cuda": 900.0}
 """Seconds of one call. On a GPU the scan's kernels are compiled first."""
@@ -19,17 +20,20 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["model.training.ranked_step", "tests.unit.model.test_train"])  # seconds of imports
 
 
-def run_ranks(mesh: MeshConfig, work: Callable[..., Any], *arguments: Any, device: str = "cpu") -> list[Any]:
+def run_ranks(
+    mesh: MeshConfig, work: Callable[..., Any], *arguments: Any, device: str = "cpu", nodes: int = 1
+) -> list[Any]:
     """Return the values of work(ranks, *arguments) by rank. `work` is a function of a module; values are pickled.
 
-    On `device` cuda each rank has the GPU of its number. Raises RuntimeError with a rank's traceback when it fails; the
-    other ranks are ended.
+    With several `nodes` the ranks meet as those of so many nodes do, all on this machine. On `device` cuda each rank
+    has the GPU of its number. Raises RuntimeError with a rank's traceback when it fails; the other ranks are ended.
     """
     with TemporaryDirectory(prefix="ranks-") as folder:
         pipes, processes = [], []
+        meeting = Path(folder) / "meeting" if nodes == 1 else (free_port(), nodes)
         for rank in range(mesh.devices):
             ours, theirs = _context.Pipe(duplex=False)
-            job = (rank, mesh, Path(folder) / "meeting", theirs, device, work, arguments)
+            job = (rank, mesh, meeting, theirs, device, work, arguments)
             process = _context.Process(target=_rank, args=job, daemon=True)
             process.start()
             theirs.close()
@@ -64,7 +68,7 @@ def _values(pipes: list[Connection], longest_s: float) -> list[Any]:
 def _rank(
     rank: int,
     mesh: MeshConfig,
-    meeting: Path,
+    meeting: Path | tuple[int, int],
     pipe: Connection,
     kind: str,
     work: Callable[..., Any],
@@ -72,7 +76,7 @@ def _rank(
 ) -> None:
     import torch
 
-    from model.parallel.ranks import Ranks, join
+    from model.parallel.ranks import Ranks, join, meeting_at, meeting_in
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -80,8 +84,13 @@ def _rank(
     try:
         if kind == "cuda":
             torch.cuda.set_device(device)
-        join(rank, mesh.devices, meeting, device)
-        value = work(Ranks(mesh, device), *arguments)
+        if isinstance(meeting, Path):
+            store, nodes = meeting_in(meeting, mesh.devices), 1
+        else:
+            port, nodes = meeting
+            store = meeting_at("127.0.0.1", port, "trial", hosts=rank == 0)
+        join(rank, mesh.devices, store, device)
+        value = work(Ranks(mesh, device, nodes), *arguments)
         # pickle copies tensors; pipe.send would share their memory, which ends with this process
         pipe.send_bytes(pickle.dumps((True, value)))
     except BaseException:

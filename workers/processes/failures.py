@@ -18,7 +18,8 @@ from model.errors import ConfigError, DataError, DatasetDamaged, MeasurementErro
 from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing, IsolationFailed, OutputTooLarge
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
-_DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml")
+_DEVICE_PHRASES = ("cuda error", "cublas_status", "cudnn_status", "nccl error", "nvml", "gloo/transport")
+"""In messages about a device, or about a lost connection between ranks."""
 
 _FULL_BYTES = 2**20
 
@@ -153,7 +154,8 @@ def names_memory(message: str) -> bool:
 
 def _is_device_error(error: BaseException) -> bool:
     text = str(error).lower()
-    return "AcceleratorError" in _class_names(error) or any(phrase in text for phrase in _DEVICE_PHRASES)
+    kinds = {"AcceleratorError", "DistError"}
+    return not kinds.isdisjoint(_class_names(error)) or any(phrase in text for phrase in _DEVICE_PHRASES)
 
 
 def _class_names(error: BaseException) -> set[str]:
