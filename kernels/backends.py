@@ -84,6 +84,16 @@ class NodeClass:
         together = {number for number in self.devices if number in (1, devices)}
         return tuple(sorted(together | set(range(1, min(devices, self.command_devices) + 1))))
 
+    def shared(self, nodes: int) -> tuple[int, ...]:
+        """Return how many devices `nodes` nodes together can spread one step over: the same number on each.
+
+        On several nodes only ranks can share a step, and lane xla has none.
+        """
+        if nodes == 1:
+            return self.offers
+        each = () if self.device_type == "xla" else self.devices
+        return tuple(nodes * number for number in each)
+
     @property
     def offers(self) -> tuple[int, ...]:
         """The numbers of devices that a spec may ask for."""

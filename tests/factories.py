@@ -199,7 +199,8 @@ def make_receipt(
     steps = changes.pop("steps", None)
     if steps is None:
         steps = make_steps(arm.config, tokens_per_s=tokens_per_s, loss_step1=loss_step1, seed=block.index)
-    flops = changes.pop("flops_per_step", step_flops(read_config({**arm.config, "seed": block.seed})))
+    config = read_config({**arm.config, "seed": block.seed})
+    flops = changes.pop("flops_per_step", step_flops(config))
     environment = {**_environment(plan.node_class, arm.config), **changes.pop("environment", {})}
     peak_flops = environment["peak_flops"]
     if environment["node_class"] == "h200":
@@ -225,7 +226,7 @@ def make_receipt(
         ),
         "config": {**arm.config, "seed": block.seed},
         "environment": environment,
-        "gates": read_gates(arm.gates, facts, pattern=arm.config["model"]["pattern"]),
+        "gates": read_gates(arm.gates, facts, pattern=config.model.pattern, devices=config.mesh.devices),
         "facts": facts,
         "steps": steps,
         "warmup_passes": (arm.config["steps"]["warmup_s"],) if arm.config["steps"]["warmup_s"] else (),

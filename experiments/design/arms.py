@@ -183,7 +183,7 @@ def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProb
 def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, list[SpecProblem]]:
     """Apply steps, devices and overrides; report and leave out each illegal override, to find all of them."""
     devices = spec.placement.devices
-    if devices not in NODE_CLASSES[spec.placement.node_class].devices:
+    if devices not in (spec.placement.nodes * each for each in NODE_CLASSES[spec.placement.node_class].devices):
         devices = 1  # recipe_problems refuses it
     fixed = {
         "steps": StepsConfig(**spec.workload.steps.model_dump(exclude={"equal"})),

@@ -17,7 +17,7 @@ from experiments.design.spec import AblationSpec
 from experiments.design.workload import ARCHIVE, COMMAND, Commit, RepositoryCommit, SentCode, SpecPart, VariantSpec
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE
-from kernels.backends import NODE_CLASSES
+from kernels.backends import NODE_CLASSES, NodeClass
 from model.config import StepsConfig
 from model.errors import ConfigError
 
@@ -224,11 +224,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         able = [name for name, entry in NODE_CLASSES.items() if entry.device_type in ("cpu", "cuda")]
         detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
-    most = node_class.command_devices
-    if spec.placement.devices > most:
-        allowed = "1" if most == 1 else f"1 to {most}"
-        detail = f"{spec.placement.devices} devices for a command on node class '{node_class}'; allowed: {allowed}"
-        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail)
+    yield from _placement_problems(spec, node_class)
     if spec.baseline.gates:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
@@ -255,6 +251,17 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     yield from kernel_problems(spec)
 
 
+def _placement_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
+    most = node_class.command_devices
+    if spec.placement.nodes > 1:
+        detail = f"a command starts its processes on one node; given: {spec.placement.nodes} nodes; allowed: 1"
+        yield SpecProblem(pointer=pointer("placement", "nodes"), detail=detail)
+    elif spec.placement.devices > most:
+        allowed = "1" if most == 1 else f"1 to {most}"
+        detail = f"{spec.placement.devices} devices for a command on node class '{node_class}'; allowed: {allowed}"
+        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail)
+
+
 def kernel_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find required kernels of arms that are not there."""
     arms = (BASELINE, *spec.variants)
@@ -269,7 +276,7 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find parts of a spec with a recipe that only fit a command."""
     hint = "use gates; or workload.command"
     node_class, devices = NODE_CLASSES[spec.placement.node_class], spec.placement.devices
-    if devices not in node_class.devices:
+    if spec.placement.nodes == 1 and devices not in node_class.devices:
         allowed = listed(node_class.devices)
         detail = f"the devices of a recipe share each of its steps evenly; given: {devices}"
         detail += f"; allowed with a recipe on node class '{node_class}': {allowed}"

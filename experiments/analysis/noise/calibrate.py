@@ -21,7 +21,7 @@ from experiments.digest import digest
 from experiments.documents import seal, seal_problem
 from experiments.outcomes import BASELINE, Outcome
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Source
-from experiments.records.receipts import Receipt, held_by, read_named
+from experiments.records.receipts import Receipt, device_identity, identities, read_named
 
 METRIC = "tokens_per_s"
 """All metrics of the window follow from throughput, so its noise calibrates them all."""
@@ -45,7 +45,7 @@ def key_for(receipt: Receipt, *, recipe: str, metric: str) -> CalibrationKey:
     """Return the key of A/A blocks for a trial of `recipe` that `metric` judges."""
     environment = receipt.environment
     return CalibrationKey(
-        device_serial=_together(held_by(environment), environment.node_name),
+        device_serial=_together(identities(environment)),
         node_class=environment.node_class,
         recipe=recipe,
         shape_digest=shape_digest(receipt.config),
@@ -55,20 +55,14 @@ def key_for(receipt: Receipt, *, recipe: str, metric: str) -> CalibrationKey:
     )
 
 
-def device_serial(serial: str | None, node_name: str, device_name: str) -> str:
-    """Return the identity of a device: its serial number, or the names of node and device."""
-    return serial or f"{node_name}, {device_name}"
-
-
 def serials_of(devices: Sequence[tuple[str, str | None]], node_name: str) -> set[str]:
     """Return the identities under which trials on a node with `devices` are calibrated: trials use the first ones."""
-    return {_together(devices[:number], node_name) for number in range(1, len(devices) + 1)} | {
-        device_serial(serial, node_name, name) for name, serial in devices
-    }
+    own = [device_identity(serial, node_name, name) for name, serial in devices]
+    return {_together(own[:number]) for number in range(1, len(own) + 1)} | set(own)
 
 
-def _together(devices: Iterable[tuple[str, str | None]], node_name: str) -> str:
-    return " + ".join(device_serial(serial, node_name, name) for name, serial in devices)
+def _together(devices: Iterable[str]) -> str:
+    return " + ".join(devices)
 
 
 def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from experiments.design.trainable import trainable
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.outcomes import Outcome
-from experiments.records.receipts import Receipt, held_by, read_named
+from experiments.records.receipts import Receipt, identities, read_named
 
 MIN_SEGMENT = 2
 PENALTY = 15.0
@@ -77,7 +77,7 @@ def _rows(metric: str, run: BaselineRun) -> Iterable[tuple[tuple[str, str, str],
 
 def _place(receipt: Receipt) -> tuple[str, str, str]:
     where = receipt.environment
-    names = (serial or f"{where.node_name}: {name}" for name, serial in held_by(where))
+    names = identities(where)
     return where.node_class, " + ".join(names), _configuration(receipt)
 
 

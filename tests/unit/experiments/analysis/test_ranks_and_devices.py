@@ -9,7 +9,8 @@ from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import key_of, serials_of
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.records.receipt_check import contradictions
-from experiments.records.receipts import DeviceEvents, HeldDevice, Receipt
+from experiments.records.receipts import Receipt
+from experiments.records.surroundings import DeviceEvents, HeldDevice
 from tests.program_receipts import plan_of, program_receipt
 
 NAME = "NVIDIA H100 80GB HBM3"
