@@ -43,6 +43,8 @@ class Metric:
     source: Literal["training", "compilation", "both", "step", "program"] = "training"
     """Trials that have it: trials of the built-in model that train, trials of a node class that only compiles, or both;
     `step`: trials of the built-in model that train and trials of commands; `program`: trials of commands."""
+    per_device: bool = False
+    """Whether the receipt's number is divided by the devices of the trial."""
     summed: str | None = None
     """Where `field` is a table: the key whose values are added up over its rows."""
     counted: bool = False

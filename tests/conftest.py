@@ -10,6 +10,7 @@ what starts processes and waits for them, and what compiles kernels. The rest ru
 import os
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.kernels.compile_first"]
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
@@ -26,6 +27,8 @@ GROUPS = {
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
+settings.register_profile("ours", deadline=None)  # other tests run beside a drawn example, and take its time
+settings.load_profile("ours")
 os.environ["ABLATE_DEVICE_LOCKS"] = "home"  # workers of other tests run on the same cores, and measure nothing
 os.environ["HTTP_PROXY"] = os.environ["http_proxy"] = "http://127.0.0.1:9"  # nothing local may use it: nobody is there
 os.environ["ABLATE_CONTROL_EVERY"] = "0"  # no arm by chance; those that are asked for are tested

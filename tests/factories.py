@@ -110,6 +110,8 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
         ModelFact.HIDDEN_DTYPE: gates["dtype"],
         ModelFact.ROWS: gates["micro_batch"],
     }
+    if gates["devices"] > 1:
+        facts[ModelFact.MESH_DEVICES] = gates["devices"]
     if gates["lane"] == "cuda":
         switches = ("tma", "warp_specialize", "aggressive_smem_merge", "layout_2d", "pipeline_stages", "fast_math")
         facts |= {ScanFact.of(name): gates[name] for name in switches}

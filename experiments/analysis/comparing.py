@@ -23,9 +23,17 @@ from experiments.analysis.statistics import (
     widening,
 )
 from experiments.analysis.verdicts import Comparison, unit_of_shares
-from experiments.design.metrics import CURVE_METRICS, LOSS_METRICS, METRICS, WINDOW_METRICS
+from experiments.design.metrics import (
+    CURVE_METRICS,
+    LOSS_METRICS,
+    METRICS,
+    PER_DEVICE,
+    THROUGHPUT,
+    WINDOW_METRICS,
+)
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
 from experiments.design.spec_values import Difference
+from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_named
 
@@ -230,10 +238,10 @@ def _median(receipt: Receipt) -> float:
 
 
 def _counted(metric: str, receipt: Receipt) -> float:
-    """Return the work of one step in the unit that `metric` counts: tokens, model FLOPs, or one step."""
-    if metric == "tokens_per_s":
+    """Return the work of one step in the unit that `metric` counts: tokens, of a device, model FLOPs, or one step."""
+    if metric in (THROUGHPUT, PER_DEVICE):
         timed = [step.tokens for step in receipt.steps if step.phase == "timed"]
-        return sum(timed) / len(timed)
+        return sum(timed) / len(timed) / (1 if metric == THROUGHPUT else trainable(receipt.config).devices)
     return receipt.flops_per_step if metric == "model_tflops_per_s" else 1
 
 

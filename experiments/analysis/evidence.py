@@ -122,10 +122,11 @@ class WholeBlocks:
 
     @cached_property
     def before(self) -> Mapping[str, str]:
-        """By digest of a receipt, the arm of the trial that ended right before it on the same device."""
+        """By digest of a receipt, the arm of the trial that ended right before it on the same first device."""
         by_device: dict[tuple[str, str], list[Receipt]] = {}
         for receipt in sorted(self._by_place.values(), key=started):
-            by_device.setdefault((receipt.ids.node, str(receipt.ids.device)), []).append(receipt)
+            first, *_more = str(receipt.ids.device).split(",")
+            by_device.setdefault((receipt.ids.node, first), []).append(receipt)
         return {
             later.digest: earlier.arm
             for receipts in by_device.values()

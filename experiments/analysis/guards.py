@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from experiments.block_numbers import block_name
@@ -23,7 +23,7 @@ _SAME_IN_BLOCK: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
     "data": lambda receipt: receipt.digests.data,
     "validation data": lambda receipt: receipt.digests.validation,
-    "device": lambda receipt: (receipt.ids.node, receipt.ids.device, held_by(receipt.environment)),
+    "device": lambda receipt: (receipt.ids.node, _devices(receipt)[0]),
     "attempt": lambda receipt: receipt.ids.attempt,
     "uncommitted patch": lambda receipt: receipt.environment.git_dirty_digest,
     "software versions": lambda receipt: dict(receipt.environment.versions),
@@ -35,7 +35,7 @@ _SAME_EVERYWHERE: dict[str, Callable[[Receipt], Any]] = {
     "code": lambda receipt: receipt.digests.code,
     "data": lambda receipt: receipt.digests.data,
     "validation data": lambda receipt: receipt.digests.validation,
-    "kind of device": lambda receipt: [name for name, _serial in held_by(receipt.environment)],
+    "kind of device": lambda receipt: {name for name, _serial in held_by(receipt.environment)},
     "software versions": lambda receipt: _software(receipt),
     "number of CPU threads": lambda receipt: receipt.environment.cpu_threads,
 }
@@ -82,7 +82,22 @@ def _identity_problems(receipt: Receipt, plan: Plan) -> Iterator[str]:
 def block_problems(receipts: Sequence[Receipt]) -> list[str]:
     """Return the guards that the measured trials of one block break together."""
     measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
-    return [f"{what} differs inside the block" for what in _differing(measured, _SAME_IN_BLOCK)]
+    differing = list(_differing(measured, _SAME_IN_BLOCK))
+    if "device" not in differing and not _share_devices(measured):
+        differing.append("device")
+    return [f"{what} differs inside the block" for what in differing]
+
+
+def _share_devices(receipts: Sequence[Receipt]) -> bool:
+    """Say whether all trials used the same devices; one with fewer than another must have used the first ones."""
+    used = [_devices(receipt) for receipt in receipts]
+    most = max(used, key=len, default=())
+    return all(devices == most[: len(devices)] for devices in used)
+
+
+def _devices(receipt: Receipt) -> tuple[tuple[Any, ...], ...]:
+    """Return number, name and serial number of each device of a trial; `ids.device` is like gpu/0,1."""
+    return tuple(zip_longest(str(receipt.ids.device).split(","), held_by(receipt.environment)))
 
 
 def between_blocks_problem(receipts: Sequence[Receipt]) -> str | None:

@@ -50,6 +50,7 @@ from experiments.design.metrics import (
     EXACT_METRICS,
     LOSS_METRICS,
     METRICS,
+    PER_DEVICE,
     SEED_METRICS,
     WINDOW_METRICS,
     declared_in,
@@ -184,7 +185,8 @@ class _Judge:
             self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, own)))
         self.version = version
         self._better = _declared_directions(plan, self.primary.metric)
-        ours = (name for name in METRICS if name == self.primary.metric or name in WINDOW_METRICS)
+        alike = {PER_DEVICE} if len({trainable(arm.config).devices for arm in plan.arms}) == 1 else set()
+        ours = (name for name in METRICS if name == self.primary.metric or name in set(WINDOW_METRICS) - alike)
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
         self._dependence = Dependence(

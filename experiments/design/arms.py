@@ -134,8 +134,29 @@ def resolve(spec: AblationSpec) -> Resolution:
     ]
     resolved = tuple(arm for part in arms for arm in part.arms)
     legal = [arm for part in arms for arm in part.arms if not part.problems]
-    problems = without_repeats([*(part.problems for part in arms), _equality_problems(spec, legal)])
+    problems = without_repeats(
+        [*(part.problems for part in arms), _equality_problems(spec, legal), list(_device_problems(spec, legal))]
+    )
     return Resolution(arms=() if problems else resolved, problems=tuple(problems))
+
+
+def _device_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
+    """Find arms that need other devices than the placement gives to a block."""
+    given = spec.placement.devices
+    for arm in arms:
+        wanted = arm.gates["devices"]
+        part = ("baseline",) if arm.name == BASELINE else ("variants", arm.name)
+        where = pointer(*part, "gates", "devices")
+        if wanted > given:
+            detail = f"gate 'devices' = {wanted}, and placement.devices gives a block {given}"
+            yield SpecProblem(pointer=where, detail=detail, hint=f"set placement.devices: {wanted}")
+        elif wanted < given and (arm.gates["lane"] == Lane.XLA or spec.placement.nodes > 1):
+            what = "lane xla" if spec.placement.nodes == 1 else f"{spec.placement.nodes} nodes"
+            detail = f"gate 'devices' = {wanted}; a step of {what} uses all {given} devices of its block"
+            yield SpecProblem(pointer=where, detail=detail, hint="remove devices")
+    if arms and max(arm.gates["devices"] for arm in arms) < given:
+        detail = f"a block gets {given} devices, and no arm uses more than {max(a.gates['devices'] for a in arms)}"
+        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="give a block fewer devices")
 
 
 def _resolve_command(spec: AblationSpec) -> Resolution:

@@ -10,7 +10,16 @@ from typing import Any, get_args
 from experiments.design.gate import Claim, Facts, Gate, GateValue, show
 from kernels.backends import Lane
 from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
-from model.config import AdamWUpdate, AttentionBackend, ComputeDtype, LossKind, OptimizerKind, ProjectionKind, Sharding
+from model.config import (
+    MESH_SIZES,
+    AdamWUpdate,
+    AttentionBackend,
+    ComputeDtype,
+    LossKind,
+    OptimizerKind,
+    ProjectionKind,
+    Sharding,
+)
 from model.facts import ModelFact
 
 ON_CUDA = (Lane.CUDA,)
@@ -379,6 +388,17 @@ _ENTRIES = (
         "function that computes or traces records it",
         blind_to="nothing relevant to the gate: each lane has its own code",
         **_attested_by(ScanFact.LANE),
+    ),
+    Gate(
+        name="devices",
+        question="How fast is each device when several share a step?",
+        values=MESH_SIZES,
+        path="mesh.devices",
+        claim=Claim.RE_ASSOCIATES,
+        proof="the number of processes of the step, or of the devices of XLA's mesh",
+        blind_to="what each device computes, which the gates that divide a step show; one device, where nothing is "
+        "recorded",
+        **_attested_by(ModelFact.MESH_DEVICES),
     ),
     Gate(
         name="sharding",

@@ -22,9 +22,12 @@ _CURVES = (
 )
 """Metrics of the validation curves of a block's trials; no receipt has them alone."""
 
+THROUGHPUT, PER_DEVICE = "tokens_per_s", "tokens_per_s_per_device"
+"""Metrics of the same number where all arms have as many devices."""
+
 _SUMMARY = (
     Metric(
-        "tokens_per_s",
+        THROUGHPUT,
         "throughput",
         "tokens/s",
         "summary.tokens_per_s",
@@ -33,6 +36,18 @@ _SUMMARY = (
         decides="paired",
         alike="token",
         source="step",
+    ),
+    Metric(
+        PER_DEVICE,
+        "throughput of a device",
+        "tokens/s",
+        "summary.tokens_per_s",
+        better="higher",
+        kind="ratio",
+        decides="paired",
+        alike="token",
+        source="step",
+        per_device=True,
     ),
     Metric("step_s", "step time", "s", "summary.step_s_mean", kind="ratio", decides="paired", source="step"),
     Metric(

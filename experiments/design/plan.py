@@ -22,8 +22,10 @@ from experiments.design.metrics import (
     CURVE_METRICS,
     METRICS,
     PEAK_METRICS,
+    PER_DEVICE,
     PRIMARY_METRICS,
     SEED_METRICS,
+    THROUGHPUT,
     WINDOW_METRICS,
 )
 from experiments.design.power import MAX_BLOCKS, detectable_per_sd, level_shares
@@ -447,11 +449,15 @@ def _content(arm: Arm) -> str:
 def _measured(metric: str, base: Arm, other: Arm) -> str:
     """Return a name that metrics share if they are the same number in another unit or under another name.
 
-    The metrics of the window follow from its throughput where both arms do the same work in a step. A printed metric
-    is the line that its program prints.
+    The metrics of the window follow from its throughput where both arms do the same work in a step, that of a device
+    where both have as many. A printed metric is the line that its program prints.
     """
-    if metric in WINDOW_METRICS and trainable(base.config).work == trainable(other.config).work:
-        return "window"
+    if metric in WINDOW_METRICS:
+        one, two = trainable(base.config), trainable(other.config)
+        if metric == PER_DEVICE and one.devices == two.devices:
+            metric = THROUGHPUT
+        if metric != PER_DEVICE and one.work == two.work:
+            return "window"
     lines: Mapping[str, str] = base.config.get("lines", {})
     return f"line: {lines[metric]}" if metric in lines else metric
 

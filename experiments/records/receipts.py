@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from experiments import documents
 from experiments.design.gate_readings import GateReading
 from experiments.design.metrics import find_metric, has_metric
+from experiments.design.trainable import trainable
 from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
@@ -322,6 +323,8 @@ def read_metric(metric: Metric, receipt: Receipt) -> float | None:
     if metric.counted:
         return len(field) or None
     value: float | None = field if metric.summed is None else _sum(field, metric.summed)
+    if metric.per_device and value is not None:
+        value /= trainable(receipt.config).devices
     return value if value is None or metric.per == 1 else value / metric.per
 
 

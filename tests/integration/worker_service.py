@@ -175,21 +175,24 @@ def config_json(folder: Path, **changes: Any) -> dict[str, Any]:
 def block(
     configs: list[dict[str, Any]], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 60.0
 ) -> ClaimedBlock:
-    """A claimed block with one arm for each configuration, all gates at their defaults but the number of rows."""
+    """A claimed block with one arm for each configuration, all gates at their defaults but rows and devices."""
     defaults = {name: gate.default for name, gate in gates.GATES.items()}
-    requested = {**defaults, "micro_batch": configs[0]["micro_batch"]}
+    requested = [
+        {**defaults, "micro_batch": configs[0]["micro_batch"], "devices": config["mesh"]["devices"]}
+        for config in configs
+    ]
     trials = tuple(
         ClaimedTrial(
             trial_id=f"trl_{attempt}_{position}",
             arm=f"arm-{position}",
             role="variant" if position else "baseline",
             position=position,
-            arm_digest=arm_digest(requested, {name: value for name, value in config.items() if name != "seed"}),
-            gates=requested,
+            arm_digest=arm_digest(own, {name: value for name, value in config.items() if name != "seed"}),
+            gates=own,
             config=config,
             timeout_s=timeout_s,
         )
-        for position, config in enumerate(configs)
+        for position, (own, config) in enumerate(zip(requested, configs, strict=True))
     )
     return ClaimedBlock(
         attempt_id=f"att_{attempt}",

@@ -7,10 +7,12 @@ import pytest
 from experiments.analysis.guards import block_problems
 from experiments.analysis.judge import judge
 from experiments.analysis.noise.calibrate import key_of, serials_of
+from experiments.design.spec import AblationSpec
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import Receipt
 from experiments.records.surroundings import DeviceEvents, HeldDevice
+from tests.factories import make_plan, make_receipts, make_spec
 from tests.program_receipts import plan_of, program_receipt
 
 NAME = "NVIDIA H100 80GB HBM3"
@@ -68,6 +70,52 @@ def test_two_trials_of_a_block_have_the_same_devices() -> None:
     same, other = receipt((NAME, "1"), (NAME, "2"), arm="fused"), receipt((NAME, "1"), (NAME, "3"), arm="fused")
     assert block_problems([one, same]) == []
     assert block_problems([one, other]) == ["device differs inside the block"]
+
+
+def test_an_arm_with_fewer_devices_must_have_used_the_first_ones_of_its_block() -> None:
+    def used(where: str, *devices: tuple[str, str | None], arm: str) -> Receipt:
+        made = receipt(*devices, arm=arm, device_name=devices[0][0], device_serial=devices[0][1])
+        return made.model_copy(update={"ids": made.ids.model_copy(update={"device": where})})
+
+    two = used("gpu/0,1", (NAME, "1"), (NAME, "2"), arm="baseline")
+    assert block_problems([two, used("gpu/0", (NAME, "1"), arm="fused")]) == []
+    assert block_problems([used("gpu/0", (NAME, "1"), arm="fused"), two]) == []
+    for other in (
+        used("gpu/1", (NAME, "2"), arm="fused"),
+        used("gpu/0", (NAME, "2"), arm="fused"),
+        used("gpu/0,2", (NAME, "1"), (NAME, "2"), arm="fused"),
+        used("gpu/0,1", (NAME, "1"), (NAME, "3"), arm="fused"),
+    ):
+        assert block_problems([two, other]) == ["device differs inside the block"]
+
+
+def scaling(**changes: Any) -> AblationSpec:
+    values: dict[str, Any] = {
+        "baseline": {"gates": {"devices": 1}},
+        "variants": {"two": {"gates": {"devices": 2, "micro_batch": 4}}},
+        "placement": {"node_class": "cpu", "devices": 2},
+        "verdict": {"primary": {"metric": "tokens_per_s_per_device", "margin": "7%"}},
+    }
+    return make_spec(**{**values, **changes})
+
+
+@pytest.mark.parametrize(("speed", "word"), [(1.95, "same"), (1.7, "worse"), (2.3, "better")])
+def test_scaling_is_judged_by_the_throughput_of_a_device(speed: float, word: str) -> None:
+    plan = make_plan(scaling())
+    receipts = make_receipts(plan, {"two": speed})
+    verdict = judge(plan, scaling(), receipts, Circumstances(admission=Admission(refused_because=None)))
+    (variant,) = verdict.variants
+    assert variant.verdict == word
+    of_one, (of_all,) = variant.primary, (one for one in variant.secondary if one.metric == "tokens_per_s")
+    assert of_one is not None
+    assert of_one.delta_pct == pytest.approx(50 * speed - 100, abs=0.6)
+    assert 1 + of_all.delta_pct / 100 == pytest.approx(2 * (1 + of_one.delta_pct / 100))
+
+
+def test_arms_with_as_many_devices_are_not_compared_twice() -> None:
+    plan = make_plan()
+    verdict = judge(plan, make_spec(), make_receipts(plan), Circumstances(admission=Admission(refused_because=None)))
+    assert "tokens_per_s_per_device" not in {one.metric for one in verdict.variants[0].secondary}
 
 
 def test_a_calibration_of_two_devices_is_of_these_two() -> None:

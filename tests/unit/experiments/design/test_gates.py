@@ -38,8 +38,8 @@ def test_gate_default_leaves_the_default_configuration_equal(gate: Gate) -> None
 @pytest.mark.parametrize(("gate", "value"), OTHER_VALUES)
 def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateValue) -> None:
     base = TrainConfig(
-        mesh=MeshConfig(devices=4 if gate.name == "sharding" else 8 if gate.path.startswith("mesh.") else 1),
-        micro_batch=24,
+        mesh=MeshConfig(devices={"sharding": 4, "tensor_parallel": 8, "context_parallel": 8}.get(gate.name, 1)),
+        micro_batch=48,
     )
     changed = gate.apply(base, value)
     before, after = flat(asdict(base)), flat(asdict(changed))
@@ -77,7 +77,7 @@ def test_every_switch_of_the_scan_has_a_gate() -> None:
 
 def test_every_fact_of_the_model_is_read_by_a_gate() -> None:
     looked_at = " ".join(gate.attested_by for gate in GATES.values()).split()
-    of_no_gate = {ModelFact.DEVICE, ModelFact.KERNELS, ModelFact.MESH_DEVICES, ModelFact.GRAPH_CHANGE}
+    of_no_gate = {ModelFact.DEVICE, ModelFact.KERNELS, ModelFact.GRAPH_CHANGE}
     of_no_gate |= {
         ModelFact.LOSS_TRIPS,
         ModelFact.LAYER_TRIPS,

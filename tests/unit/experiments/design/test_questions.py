@@ -108,7 +108,9 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "micro_batch": (1, 2, 4),
     "pattern": ("MMAF", "MF", "MAMF"),
 }
-ALIKE: dict[str, str] = {"tokens_per_s": "window", "step_s": "window", "model_tflops_per_s": "window"}
+ALIKE: dict[str, str] = dict.fromkeys(
+    ("tokens_per_s", "tokens_per_s_per_device", "step_s", "model_tflops_per_s"), "window"
+)
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_two_runs_of_ranks_are_equal_to_the_bit_and_share_the_memory(home: Path,
 def of_the_mesh() -> Iterator[Any]:
     for gate in GATES.values():
         for value in gate.values if gate.path.startswith("mesh.") else ():
-            if gate.supports(NODE_CLASSES["cpu"], Lane.REFERENCE, value) is None and value not in (1, 8):
+            if gate.supports(NODE_CLASSES["cpu"], Lane.REFERENCE, value) is None and value not in (1, 8, 16):
                 yield pytest.param(gate.name, value, id=f"{gate.name}={value}")
 
 
@@ -171,6 +171,9 @@ def test_ranks_know_those_of_their_node() -> None:
 def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[str, Any]:
     """Train with one kind of division left out in this process; return the facts."""
     patch = pytest.MonkeyPatch()
+    if gate == "devices":
+        alone = replace(config, mesh=MeshConfig())
+        return dict(train(alone, dataset=open_prepared(folder), on_step=lambda _: None, device=ranks.device).facts)
     if gate == "sharding":
         patch.setattr(data, "fully_shard", lambda *_modules, **_options: None)
     elif gate == "tensor_parallel":
@@ -182,10 +185,10 @@ def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[st
     return dict(trained(ranks, config, folder)[0].facts)
 
 
-@pytest.mark.parametrize("gate", ["sharding", "tensor_parallel", "context_parallel"])
+@pytest.mark.parametrize("gate", ["devices", "sharding", "tensor_parallel", "context_parallel"])
 def test_a_division_that_was_asked_for_and_did_not_happen_is_found(gate: str, home: Path, dataset: Dataset) -> None:
     config = config_for(home, mesh=MeshConfig(devices=2), steps=StepsConfig(warmup=0, timed=1, val_rows=0))
-    if gate != "sharding":
+    if gate not in ("devices", "sharding"):
         config = GATES[gate].apply(config, 2)
     observed = run_ranks(config.mesh, lying, config, dataset.folder, gate)[0]
     gates = {known: entry.read(config) for known, entry in GATES.items()}
