@@ -14,7 +14,7 @@ import psutil
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.api_stack import BOTH, migrated_url, nobody_url
+from tests.api_stack import migrated_url, nobody_url
 from tests.factories import spec_values
 from tests.integration.worker_service import TOKEN, children_of, corpus, processes_of, resume_all, worker
 from tests.ports import free_port
@@ -139,7 +139,7 @@ def losses(receipt: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("service", BOTH, indirect=True)
+@pytest.mark.parametrize("service", ["sqlite"], indirect=True)
 def test_two_nodes_reach_a_verdict_with_the_losses_of_one(service: Service) -> None:
     with service.worker("a"):
         one_node = service.submit()
@@ -166,12 +166,9 @@ def test_two_nodes_reach_a_verdict_with_the_losses_of_one(service: Service) -> N
 @pytest.mark.parametrize(
     ("service", "lost", "beside"),
     [
-        ("sqlite", "rank", False),
         ("postgresql", "rank", True),
-        ("postgresql", "worker", False),
-        ("sqlite", "worker", True),
-        ("sqlite", "frozen worker", False),
-        ("postgresql", "frozen worker", True),
+        ("sqlite", "worker", False),
+        ("postgresql", "frozen worker", False),
     ],
     indirect=["service"],
 )
@@ -208,4 +205,4 @@ def test_a_cancelled_trial_ends_on_every_node(service: Service) -> None:
         assert service.http.post(f"/v1/ablations/{ablation}:cancel").is_success
         until(lambda: service.view(ablation)["state"] == "cancelled", 60)
         until(lambda: not any(map(psutil.pid_exists, ranks)), 30)
-        assert service.rows("SELECT count(*) FROM members WHERE left_at IS NULL AND number > 0") == [(0,)]
+        until(lambda: service.rows("SELECT count(*) FROM members WHERE left_at IS NULL AND number > 0") == [(0,)], 30)
