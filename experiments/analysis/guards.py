@@ -96,7 +96,7 @@ def _share_devices(receipts: Sequence[Receipt]) -> bool:
 
 
 def _devices(receipt: Receipt) -> tuple[tuple[Any, ...], ...]:
-    """Return number, name and serial number of each device of a trial; `ids.device` is like gpu/0,1."""
+    """Return number, name and serial number of each device of a trial; `ids.device` is like node-a/0,1."""
     return tuple(zip_longest(str(receipt.ids.device).split(","), held_by(receipt.environment)))
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 
 from tests.api_stack import migrated_url, nobody_url
 from tests.factories import spec_values
-from tests.integration.worker_service import TOKEN, children_of, corpus, processes_of, resume_all, worker
+from tests.integration.worker_service import TOKEN, children_of, corpus, processes_of, worker
 from tests.ports import free_port
 from tests.service_process import API, BACKGROUND, is_up, service_process
 from tests.waiting import until
@@ -168,7 +168,6 @@ def test_two_nodes_reach_a_verdict_with_the_losses_of_one(service: Service) -> N
     [
         ("postgresql", "rank", True),
         ("sqlite", "worker", False),
-        ("postgresql", "frozen worker", False),
     ],
     indirect=["service"],
 )
@@ -181,13 +180,12 @@ def test_a_lost_part_breaks_the_block_which_runs_again(service: Service, lost: s
         hit = next(name for name in NODES if (name == first) != beside)
         until(lambda: list((service.home(first) / "work").glob("*/*/steps.jsonl")), 120)
         victim = service.ranks(hit)[0] if lost == "rank" else pids[hit]
-        os.kill(victim, signal.SIGSTOP if lost == "frozen worker" else signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         until(lambda: service.attempts()[0][0] != "running", 120)
         until(lambda: not any(service.ranks(name) for name in NODES) or len(service.attempts()) > 1, 60)
         state, failure, message = service.attempts()[0]
         assert failure == "infra_node", message
         assert state == ("broken" if lost == "rank" else "expired"), message
-        resume_all(service.home(hit))
         again = service.worker(hit) if lost == "worker" else nullcontext()
         with again:
             until(lambda: service.completed(ablation), 300)
@@ -205,5 +203,5 @@ def test_a_cancelled_trial_ends_on_every_node(service: Service) -> None:
         assert service.http.post(f"/v1/ablations/{ablation}:cancel").is_success
         until(lambda: service.view(ablation)["state"] == "cancelled", 60)
         until(lambda: not any(map(psutil.pid_exists, ranks)), 30)
-        free = service.submit(nodes=2)  # neither node is held by the cancelled block
-        until(lambda: service.completed(free), 240)
+        held = "SELECT count(*) FROM members JOIN blocks USING (attempt_id) WHERE blocks.state = 'running'"
+        until(lambda: service.rows(held) == [(0,)], 30)
