@@ -47,7 +47,6 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
     values = like.model_dump(mode="json", exclude_none=True)
     planned = MIN_BLOCKS if like.design.blocks.auto else like.design.blocks.number
     trials = planned * (1 + len(like.variants))
-    own_devices = like.baseline.gates if like.workload.built_in else {}
     values = {"ablation": "", "purpose": "calibration", **values}
     values |= {
         "ablation": like.ablation if like.purpose == "calibration" else f"aa-{like.ablation}"[:63],
@@ -55,8 +54,8 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         "placement": {**values["placement"], "node_class": node_class},
         "variants": {REPEAT: _like_baseline(like)},
     }
-    if "devices" in own_devices:
-        values["placement"]["devices"] = own_devices["devices"]
+    if like.workload.built_in:
+        values["placement"]["devices"] = like.baseline.gates.get("devices", like.placement.devices)
     values["design"] |= {"blocks": {"count": blocks}, "order_seed": order_seed}
     values["limits"]["device_minutes"] *= max(1.0, 2 * blocks / trials)
     values["verdict"]["require"] = []

@@ -142,20 +142,21 @@ def resolve(spec: AblationSpec) -> Resolution:
 
 def _device_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
     """Find arms that need other devices than the placement gives to a block."""
-    given = spec.placement.devices
+    placement, inherited = spec.placement, frozenset(spec.baseline.gates)
     for arm in arms:
+        own = inherited if arm.name == BASELINE else frozenset(spec.variants[arm.name].gates or {})
+        where = _Where(arm=arm.name, own=own, inherited=inherited).pointer("devices")
         wanted = arm.gates["devices"]
-        part = ("baseline",) if arm.name == BASELINE else ("variants", arm.name)
-        where = pointer(*part, "gates", "devices")
-        if wanted > given:
-            detail = f"gate 'devices' = {wanted}, and placement.devices gives a block {given}"
+        if wanted > placement.devices:
+            detail = f"gate 'devices' = {wanted}, and placement.devices gives a block {placement.devices}"
             yield SpecProblem(pointer=where, detail=detail, hint=f"set placement.devices: {wanted}")
-        elif wanted < given and (arm.gates["lane"] == Lane.XLA or spec.placement.nodes > 1):
-            what = "lane xla" if spec.placement.nodes == 1 else f"{spec.placement.nodes} nodes"
-            detail = f"gate 'devices' = {wanted}; a step of {what} uses all {given} devices of its block"
+        elif wanted < placement.devices and (arm.gates["lane"] == Lane.XLA or placement.nodes > 1):
+            what = "lane xla" if placement.nodes == 1 else f"{placement.nodes} nodes"
+            detail = f"gate 'devices' = {wanted}; a step of {what} uses all {placement.devices} devices of its block"
             yield SpecProblem(pointer=where, detail=detail, hint="remove devices")
-    if arms and max(arm.gates["devices"] for arm in arms) < given:
-        detail = f"a block gets {given} devices, and no arm uses more than {max(a.gates['devices'] for a in arms)}"
+    most = max((arm.gates["devices"] for arm in arms), default=placement.devices)
+    if most < placement.devices:
+        detail = f"a block gets {placement.devices} devices, and no arm uses more than {most}"
         yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="give a block fewer devices")
 
 

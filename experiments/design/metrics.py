@@ -1,6 +1,7 @@
 """The metrics of a receipt by name: our own, and those that a spec with a command declares."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from model.measurements import GIB, Metric, TrialMeasurements, metrics_of
@@ -25,30 +26,20 @@ _CURVES = (
 THROUGHPUT, PER_DEVICE = "tokens_per_s", "tokens_per_s_per_device"
 """Metrics of the same number where all arms have as many devices."""
 
+_THROUGHPUT = Metric(
+    THROUGHPUT,
+    "throughput",
+    "tokens/s",
+    "summary.tokens_per_s",
+    better="higher",
+    kind="ratio",
+    decides="paired",
+    alike="token",
+    source="step",
+)
 _SUMMARY = (
-    Metric(
-        THROUGHPUT,
-        "throughput",
-        "tokens/s",
-        "summary.tokens_per_s",
-        better="higher",
-        kind="ratio",
-        decides="paired",
-        alike="token",
-        source="step",
-    ),
-    Metric(
-        PER_DEVICE,
-        "throughput of a device",
-        "tokens/s",
-        "summary.tokens_per_s",
-        better="higher",
-        kind="ratio",
-        decides="paired",
-        alike="token",
-        source="step",
-        per_device=True,
-    ),
+    _THROUGHPUT,
+    replace(_THROUGHPUT, name=PER_DEVICE, label="throughput of a device", per_device=True),
     Metric("step_s", "step time", "s", "summary.step_s_mean", kind="ratio", decides="paired", source="step"),
     Metric(
         "model_tflops_per_s",
