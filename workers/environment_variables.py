@@ -169,8 +169,17 @@ def _python_path(root: Path) -> str:
     return os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH", "")) if part)
 
 
-_CACHES = ("TILELANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+_CACHES = (
+    "TILELANG_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "CUDA_CACHE_PATH",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "QUACK_CACHE_DIR",
+)
 """Cache folders of compilers."""
+_CACHE_SWITCHES = {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
+"""FlashAttention-4 keeps its kernels in memory only, unless this is set."""
 
 
 def chosen_caches() -> dict[str, str]:
@@ -187,14 +196,12 @@ def keep_kernels(folder: Path, chosen: Mapping[str, str]) -> None:
     The caller names the folder after the versions of all compilers: the keys of TileLang leave out nvcc's version, and
     those of torch.compile leave out the C++ compiler's.
     """
-    for name in _CACHES:
-        os.environ[name] = chosen.get(name, str(folder / name.lower()))
+    os.environ.update({name: chosen.get(name, str(folder / name.lower())) for name in _CACHES} | _CACHE_SWITCHES)
 
 
 def start_cold(folder: Path) -> None:
     """Give every compiler of this process an empty cache below `folder`, regardless of the operator's choice."""
-    for name in _CACHES:
-        os.environ[name] = str(folder / name.lower())
+    os.environ.update({name: str(folder / name.lower()) for name in _CACHES} | _CACHE_SWITCHES)
 
 
 def compile_in_process() -> None:

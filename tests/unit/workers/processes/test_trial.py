@@ -52,7 +52,8 @@ def test_a_trial_of_a_cpu_node_trains_on_the_cpu_even_where_a_gpu_is(
 def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"):
+    unset = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "QUACK_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR")
+    for name in (*unset, "CUDA_CACHE_PATH", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
     monkeypatch.setenv("TILELANG_CACHE_DIR", "/own")
@@ -60,7 +61,8 @@ def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "as torch does when it is imported")
     keep_kernels(tmp_path, chosen)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "torchinductor_cache_dir")
-    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton_cache_dir")
+    assert [os.environ[name] for name in unset] == [str(tmp_path / name.lower()) for name in unset]
+    assert os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] == "1"
     assert os.environ["TILELANG_CACHE_DIR"] == "/own"
 
 
