@@ -66,7 +66,7 @@ HYBRID_TINY = Recipe(
 
 HYBRID_REF_H200 = Recipe(
     name="hybrid-ref-h200",
-    version=2,
+    version=3,
     summary="The reference hybrid of one H200 or H100: H16 G1 N64 P64 R4, six mixers, 4096 to 65536 tokens a row.",
     node_classes=("h200", "h100"),
     config=TrainConfig(
@@ -76,7 +76,7 @@ HYBRID_REF_H200 = Recipe(
             pattern="MFMFMFAFMFMFMFAF",
             mlp_ratio=2.0,
             mamba=MambaConfig(d_state=64, expand=2, headdim=64, ngroups=1, mimo_rank=4),
-            attention=AttentionConfig(num_heads=8, backend="flash"),
+            attention=AttentionConfig(num_heads=8, backend="fa4"),
             scan=ScanSwitches(lane=Lane.CUDA),
         ),
         data=DataConfig(seq_len=4096, max_corpus_mib=64.0),
