@@ -9,6 +9,7 @@ with half of the bytes. All other parameters are gathered, and all gradients add
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -27,24 +28,45 @@ HSDP_COPIES = 2
 """Whole copies of the parameters with `hsdp`."""
 GATHERED_BLOCKS = 2
 """Blocks whose weights in bfloat16 are gathered together."""
+_IN_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+LossOfHidden = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""From hidden states, weight of the head, targets and mask of valid tokens to the loss."""
 
 
 class ModelWithLoss(nn.Module):
-    """A model and its loss under one root, so that the head is gathered when the loss reads it."""
+    """A model and its loss under one root, so that all parameters are gathered when they are read."""
 
-    def __init__(self, model: Hybrid, loss: Callable[..., Tensor]) -> None:
+    def __init__(self, model: Hybrid, loss: LossOfHidden) -> None:
         super().__init__()
         self.model = model
+        self.head = HeadWithLoss(model.lm_head, loss)
+
+    def forward(
+        self, forward: Callable[..., Tensor], tokens: Tensor, targets: Tensor, segment_ids: Tensor, valid: Tensor
+    ) -> Tensor:
+        """Return the loss of a batch; `forward` computes the model's hidden states."""
+        loss: Tensor = self.head(forward(tokens, segment_ids), targets, valid)
+        return loss
+
+
+class HeadWithLoss(nn.Module):
+    """The head and the loss, which reads its weight."""
+
+    def __init__(self, head: Linear, loss: LossOfHidden) -> None:
+        super().__init__()
+        self.linear = head
         self._loss = loss
 
-    def forward(self, *inputs: object) -> Tensor:
-        """Return loss(*inputs)."""
-        return self._loss(*inputs)
+    def forward(self, hidden: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+        """Return the loss of the hidden states."""
+        return self._loss(hidden, self.linear.weight, targets, valid)
 
 
-def share_parameters(root: ModelWithLoss, ranks: Ranks) -> nn.Module:
+def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> nn.Module:
     """Return the module that computes `root` with parameters and gradients shared by `ranks.rows`.
 
+    With `exact_head` the loss gets the head's weight in float32 for any dtype of the model.
     Its gradients are the mean over these ranks. Parameters become DTensors in place, except with `replicated`.
     """
     config = ranks.config
@@ -54,19 +76,19 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks) -> nn.Module:
         root.to(ranks.device)
         return DistributedDataParallel(root, process_group=ranks.rows.process_group, gradient_as_bucket_view=True)
     mesh = _mesh(config, ranks)
-    _share_blocks(list(root.model.blocks), mesh)
-    fully_shard(root, mesh=mesh)
+    groups = [*_share_blocks(list(root.model.blocks), mesh), _share_head(root.head, mesh, exact=exact_head)]
+    fully_shard(root, mesh=mesh, ignored_params={root.model.lm_head.weight})
+    _gather_ahead([root, *groups])
     return root
 
 
-def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
-    """Divide the large parameters of `blocks`. What remains, norms and numbers per head, is left to the root.
+def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh) -> list[nn.Module]:
+    """Divide the large parameters of `blocks`. Return the first module of each group that is gathered together.
 
-    The host needs about as long for a group of parameters as for a layer, so several blocks share one. A group is
-    gathered while the one before computes.
+    What remains, norms and numbers per head, is left to the root. The host needs about as long for a group of
+    parameters as for a layer, so several blocks share one.
     """
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    before: FSDPModule | None = None
+    groups: list[nn.Module] = []
     for first in range(0, len(blocks), GATHERED_BLOCKS):
         halves: list[nn.Module] = []
         for block in blocks[first : first + GATHERED_BLOCKS]:
@@ -76,10 +98,23 @@ def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
             if len(half) < len(maps):
                 fully_shard(block, mesh=mesh, ignored_params={one.weight for one in half})
         if halves:
-            fully_shard(halves, mesh=mesh, mp_policy=policy)
-            if before is not None:
-                before.set_modules_to_forward_prefetch([cast(FSDPModule, halves[0])])
-            before = cast(FSDPModule, halves[0])
+            fully_shard(halves, mesh=mesh, mp_policy=_IN_HALF)
+            groups.append(halves[0])
+    return groups
+
+
+def _share_head(head: HeadWithLoss, mesh: DeviceMesh, *, exact: bool) -> HeadWithLoss:
+    """Divide the weight of the head, which stays gathered until its gradient exists."""
+    half = head.linear.compute_dtype == torch.bfloat16 and not exact
+    policy = _IN_HALF if half else MixedPrecisionPolicy()
+    fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return head
+
+
+def _gather_ahead(groups: list[nn.Module]) -> None:
+    """Let every group gather its parameters while the one before computes."""
+    for group, following in pairwise(groups):
+        cast(FSDPModule, group).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
 
 
 def _mesh(config: MeshConfig, ranks: Ranks) -> DeviceMesh:

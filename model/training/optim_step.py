@@ -11,7 +11,6 @@ from kernels.documents import with_documents
 from model.config import OptimConfig, TrainConfig
 from model.data.packing import Batch
 from model.facts import ModelFact
-from model.parallel.ranks import Group
 from model.training import loss
 from model.training.compilation import Forward
 from model.training.optimizers import AnyOptimizer, MuonAndAdamW
@@ -56,17 +55,10 @@ def to_device(batch: Batch, device: torch.device, *, room: int | None = None) ->
     return DeviceBatch(tokens, targets, with_documents(on_host.segment_ids, device, room=room), valid)
 
 
-def batch_loss(
-    forward: Forward,
-    head_weight: Tensor,
-    batch: DeviceBatch,
-    config: TrainConfig,
-    vocabulary: Group | None = None,
-) -> Tensor:
+def batch_loss(forward: Forward, head_weight: Tensor, batch: DeviceBatch, config: TrainConfig) -> Tensor:
     """Return the mean cross entropy over the valid tokens of `batch`, float32; see `loss.cross_entropy`."""
     hidden = forward(batch.tokens, batch.segment_ids)
-    kind, chunk_tokens = config.loss, config.loss_chunk_tokens
-    return loss.cross_entropy(hidden, head_weight, batch.targets, batch.valid, kind, chunk_tokens, vocabulary)
+    return loss.cross_entropy(hidden, head_weight, batch.targets, batch.valid, config.loss, config.loss_chunk_tokens)
 
 
 def update(

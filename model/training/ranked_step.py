@@ -25,8 +25,9 @@ from model.parallel.ranks import Group, Ranks
 from model.parallel.tensor import divide_layers, gradient_norm
 from model.training.communication import communication_of
 from model.training.compilation import Forward
+from model.training.loss import cross_entropy
 from model.training.mesh import OneDevice
-from model.training.optim_step import DeviceBatch, apply_update, batch_loss, to_device
+from model.training.optim_step import apply_update, to_device
 from model.training.optimizers import AnyOptimizer
 
 Value = TypeVar("Value")
@@ -50,18 +51,20 @@ class RankedStep(OneDevice):
         self._slices = divide_layers(model, ranks)
         self._exchange = spread_rows(model, ranks)
         self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
-        self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks)
+        exact = config.loss == "chunked"  # it adds up the gradient of the weight in the weight's dtype
+        self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact)
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
         own = row_piece(cut(batch, self.ranks.data), self.ranks.context)
         facts.record(ModelFact.CONTEXT, batch.tokens.shape[1] // own.tokens.shape[1])
         share = float(own.valid.sum()) / max(1.0, float(batch.valid.sum()))
-        mean: Tensor = self._root(forward, to_device(own, self.device))
+        mean: Tensor = self._root(forward, *to_device(own, self.device))
         return mean * share
 
-    def _own_loss(self, forward: Forward, batch: DeviceBatch) -> Tensor:
-        return batch_loss(forward, self.model.lm_head.weight, batch, self.config, self.ranks.tensor)
+    def _own_loss(self, hidden: Tensor, head_weight: Tensor, targets: Tensor, valid: Tensor) -> Tensor:
+        kind, chunk_tokens = self.config.loss, self.config.loss_chunk_tokens
+        return cross_entropy(hidden, head_weight, targets, valid, kind, chunk_tokens, self.ranks.tensor)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the summed loss. The factor undoes the mean that `share_parameters` takes."""

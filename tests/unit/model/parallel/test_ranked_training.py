@@ -14,7 +14,16 @@ from experiments.design.gate import GateValue
 from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
 from kernels.backends import NODE_CLASSES, Lane
-from model.config import AttentionConfig, HybridConfig, MambaConfig, MeshConfig, StepsConfig, TrainConfig, check_mesh
+from model.config import (
+    AttentionConfig,
+    HybridConfig,
+    LossKind,
+    MambaConfig,
+    MeshConfig,
+    StepsConfig,
+    TrainConfig,
+    check_mesh,
+)
 from model.data.dataset import Dataset, open_prepared
 from model.data.packing import Batch
 from model.errors import ConfigError
@@ -22,8 +31,8 @@ from model.parallel import data
 from model.parallel.context import PieceExchange
 from model.parallel.ranks import Group, Ranks
 from model.training import ranked_step
+from model.training.loss import cross_entropy
 from model.training.measurement import HostLoad, HostShares
-from model.training.optim_step import batch_loss
 from model.training.ranked_step import RankedStep, cut
 from model.training.train import TrainResult, train
 from tests.ranks import run_ranks
@@ -110,6 +119,19 @@ def test_two_runs_of_ranks_are_equal_to_the_bit_and_share_the_memory(home: Path,
     assert peaks["fsdp"] < peaks["replicated"]
 
 
+@pytest.mark.parametrize("loss", ["dense", "chunked"])
+def test_gathering_in_bfloat16_rounds_no_number_once_more(loss: LossKind, home: Path, dataset: Dataset) -> None:
+    steps = StepsConfig(warmup=0, timed=4, val_rows=0)
+    config = config_for(home, dtype="bfloat16", loss=loss, loss_chunk_tokens=16, steps=steps)
+    divided, whole = (
+        run_ranks(mesh, trained, replace(config, mesh=mesh), dataset.folder)[0][0].steps
+        for mesh in (MeshConfig(devices=2), MeshConfig(devices=2, sharding="replicated"))
+    )
+    assert [step.loss for step in divided] == [step.loss for step in whole]
+    norms = ([step.grad_norm for step in steps] for steps in (divided, whole))
+    np.testing.assert_allclose(*norms, rtol=0, atol=TOLERANCE)
+
+
 def of_the_mesh() -> Iterator[Any]:
     for gate in GATES.values():
         for value in gate.values if gate.path.startswith("mesh.") else ():
@@ -176,9 +198,10 @@ def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[st
         return dict(train(alone, dataset=open_prepared(folder), on_step=lambda _: None, device=ranks.device).facts)
     if gate == "sharding":
         patch.setattr(data, "fully_shard", lambda *_modules, **_options: None)
+        patch.setattr(data, "_gather_ahead", lambda _: None)
     elif gate == "tensor_parallel":
         patch.setattr(ranked_step, "divide_layers", lambda *_: frozenset())
-        patch.setattr(ranked_step, "batch_loss", lambda *arguments: batch_loss(*arguments[:4]))
+        patch.setattr(ranked_step, "cross_entropy", lambda *arguments: cross_entropy(*arguments[:6]))
     else:
         patch.setattr(ranked_step, "spread_rows", lambda _model, ranks: PieceExchange(ranks.context))
         patch.setattr(ranked_step, "row_piece", lambda batch, _: batch)
