@@ -263,6 +263,36 @@ def test_a_shared_block_shows_on_each_of_its_nodes_and_counts_for_all(api: Api) 
     assert rows["a"]["runs"] == rows["b"]["runs"]
 
 
+@pytest.mark.parametrize(("node_class", "recipe", "busy"), [("h100", "hybrid-ref-h200", 4), ("cpu", "hybrid-tiny", 2)])
+def test_a_minute_of_a_shared_block_uses_the_devices_of_all_nodes(
+    api: Api, node_class: str, recipe: str, busy: int
+) -> None:
+    """Virtual devices are the processors of one machine, so that each node of class cpu counts once."""
+    owner = api.token(f"two-{node_class}-{api.store.writer.dialect.name}", "submit", device_minutes=1000)
+    values = spec_values(
+        workload__recipe=recipe,
+        workload__overrides={"micro_batch": 4},
+        variants={"whole": {"gates": {"sharding": "replicated"}}},
+        placement={"node_class": node_class, "devices": 4, "nodes": 2},
+        limits={"trial": "5m", "device_minutes": 100},
+    )
+    made = api.client.post("/v1/ablations", json=values, headers={**owner, "Idempotency-Key": node_class})
+    assert made.status_code == 202, made.text
+    names = [f"{name}.example" for name in "ab"]
+    nodes = [api.register(name, node_class, devices=2, meeting=f"{name}:29500") for name in names]
+    led = api.claim(nodes[0])
+    assert led is not None
+    with api.store.write() as connection:
+        mine = update(attempts).where(attempts.c.id == led["attempt_id"])
+        connection.execute(mine.values(started_at=db_now() - 30 * 60))
+    used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
+    assert used == pytest.approx(30 * busy, abs=1)
+    stopped = call(api, names[0], led, "release", failure_class="preempted", message="the worker was asked to stop")
+    assert stopped.status_code == 200, stopped.text
+    state = api.get(f"/v1/ablations/{made.json()['id']}").json()["state"]
+    assert state == ("failed" if busy == 4 else "running"), "120 of 100 minutes, or 60"
+
+
 def test_a_spec_names_the_nodes_that_it_can_have() -> None:
     with pytest.raises(ValueError, match=r"3 nodes for one trial are not available .* allowed: 1, 2, 4"):
         AblationSpec.model_validate(spec_values(placement={"node_class": "cpu", "devices": 2, "nodes": 3}))
