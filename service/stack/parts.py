@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -171,8 +170,8 @@ def all_parts(
         ),
         StackPart(
             name=MLFLOW,
-            command=mlflow_command(addresses.mlflow_port),
-            environment=mlflow_environment(addresses.files.mlflow),
+            command=_mlflow(addresses),
+            environment=_MLFLOW_QUIET,
             answers=lambda: is_ok(addresses.mlflow_url, "/health"),
             port=addresses.mlflow_port,
         ),
@@ -189,31 +188,27 @@ def all_parts(
     )
 
 
+_MLFLOW_QUIET = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+
+
 def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name)
 
 
-def mlflow_command(port: int) -> tuple[str, ...]:
-    """Return the command that `mlflow server` starts, without its own process of 250 MB, which waits for it."""
-    return (*_module("uvicorn"), "--host", LOOPBACK, "--port", str(port), "mlflow.server.fastapi_app:app")
-
-
-def mlflow_environment(folder: Path) -> dict[str, str]:
-    """Return the variables by which `mlflow server` of the locked release hands on its options.
-
-    Everything is stored below `folder`. No job runner is started, and nothing is reported to MLflow's makers.
-    """
-    database = f"sqlite:///{folder / 'mlflow.db'}"
-    return {
-        "_MLFLOW_SERVER_FILE_STORE": database,
-        "_MLFLOW_SERVER_REGISTRY_STORE": database,
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "artifacts"),
-        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-    }
+def _mlflow(addresses: Addresses) -> tuple[str, ...]:
+    return (
+        *_module("mlflow"),
+        "server",
+        *("--host", LOOPBACK),
+        *("--port", str(addresses.mlflow_port)),
+        *("--backend-store-uri", f"sqlite:///{addresses.files.mlflow_database}"),
+        *("--artifacts-destination", str(addresses.files.mlflow / "artifacts")),
+        *("--workers", "1"),
+    )
 
 
 def is_ok(base: str, path: str) -> bool:
