@@ -201,7 +201,7 @@ def keep_kernels(folder: Path, chosen: Mapping[str, str]) -> None:
 
 def start_cold(folder: Path) -> None:
     """Give every compiler of this process an empty cache below `folder`, regardless of the operator's choice."""
-    os.environ.update({name: str(folder / name.lower()) for name in _CACHES} | _CACHE_SWITCHES)
+    keep_kernels(folder, chosen={})
 
 
 def compile_in_process() -> None:

@@ -203,5 +203,5 @@ def test_a_cancelled_trial_ends_on_every_node(service: Service) -> None:
         assert service.http.post(f"/v1/ablations/{ablation}:cancel").is_success
         until(lambda: service.view(ablation)["state"] == "cancelled", 60)
         until(lambda: not any(map(psutil.pid_exists, ranks)), 30)
-        held = "SELECT count(*) FROM members JOIN blocks USING (attempt_id) WHERE blocks.state = 'running'"
-        until(lambda: service.rows(held) == [(0,)], 30)
+        count_of_places = "SELECT count(*) FROM members JOIN blocks USING (attempt_id) WHERE blocks.state = 'running'"
+        until(lambda: service.rows(count_of_places) == [(0,)], 30)

@@ -104,7 +104,7 @@ class World:
         """Report a claimed block."""
         block = self.claimed[number]
         changed = {}
-        if "placement" in self.shape:
+        if self.shape is SHARED:
             devices = [{"name": "test", "node": f"machine-{node}"} for node in range(2)]
             environment = {"node_name": "machine-0", "devices": devices}
             changed = {trial["arm"]: {"environment": environment} for trial in block["trials"]}
@@ -233,9 +233,9 @@ def world(name: str, folder: Path) -> Iterator[World]:
             connection.execute(text(f"ALTER DATABASE {database} SET deadlock_timeout = '20ms'"))
         api.store.reader.dispose()
         api.store.writer.dispose()
-        one_each = {"devices": 1} if "placement" in shape else {"devices": 2}
+        devices = 1 if shape is SHARED else 2
         made.nodes = [
-            api.register(f"machine-{number}", meeting=f"machine-{number}.example:29500", **one_each)
+            api.register(f"machine-{number}", devices=devices, meeting=f"machine-{number}.example:29500")
             for number in range(2)
         ]
         made.ablation = api.submit(**shape)["id"]
