@@ -1,9 +1,8 @@
-"""A real MLflow server on SQLite for tests: one worker, no job runner, no telemetry."""
+"""The MLflow server of the embedded stack, for tests."""
 
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from service.stack.parts import mlflow_command
 from tests.ports import free_port
 
 START_S = 240
@@ -33,13 +33,10 @@ def running(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _serving(folder: Path, port: int) -> Iterator[str]:
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "-w", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = mlflow_command(port, folder)
     log = folder / "server.log"
     with log.open("a") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         try:
             wait_until_it_answers(f"http://127.0.0.1:{port}", server, log)
             yield f"http://127.0.0.1:{port}"

