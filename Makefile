@@ -11,7 +11,7 @@ export ABLATE_HOME ?= $(CURDIR)/.ablate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,8 +75,12 @@ browser:  # Chromium for the page tests, from the distribution, where we may ins
 	@tests/install-browser.sh
 
 # Idle OpenMP threads sleep: spinning ones would take the other process's core.
-test: $(STAMP) browser  ## all tests that this machine can run, in three processes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 20 --ignore tests/containers
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder --durations 20 --ignore tests/containers
+test: $(STAMP) browser  ## all tests that this machine can run but the long ones, in three processes
+	$(PYTEST) --length short
+
+test-long: $(STAMP) browser  ## the tests that make test leaves out (tests/long_tests.py)
+	$(PYTEST) --length long
 
 test-fast: $(STAMP)  ## tests without servers, some ten seconds
 	$(BIN)/python -m pytest tests/unit tests/architecture
@@ -92,12 +96,13 @@ test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on
 	PJRT_DEVICE=$${PJRT_DEVICE:-CPU} JAX_PLATFORMS=cpu $(TPU_VENV)/bin/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 10 \
 	    $(TPU_TESTS)
 
-nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-tpu and store the result in tests/xla/last_run.json; commit it
+nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-long and test-tpu, store results in tests/nightly.json; commit it
 	$(BIN)/python -m pytest --every-kernel tests/kernels/test_mamba3_cuda_budgets.py
-	@$(BIN)/python -m tests.xla.nightly
+	$(BIN)/python -m tests.chaos --count 12 --seed $(SEED) --store $(STORE) $(CHAOS)
+	@$(BIN)/python -m tests.nightly
 
-nightly-result: $(STAMP)  ## show that result; fails if a test failed or the run is older than 14 days
-	@$(BIN)/python -m tests.xla.nightly --show
+nightly-result: $(STAMP)  ## show these results; fails if a test failed, kernels/ has changed, or a run is older than 14 days
+	@$(BIN)/python -m tests.nightly --show
 
 # The generators and their clients need other packages than this project, so they have an environment of their own.
 clients: $(STAMP) requirements/clients.lock  ## generate clients of the REST interface with two generators; ask a question with each

@@ -5,6 +5,8 @@ on, and the repository that git commands are told to use when a hook starts the 
 
 A file is never divided. Long groups of files run each in one process and begin first: whole stacks and what measures,
 what starts processes and waits for them, and what compiles kernels. The rest runs when one of them is done.
+
+`make test` runs the short tests, `make test-long` the long ones (long_tests.py); pytest alone runs all.
 """
 
 import os
@@ -12,7 +14,10 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.long_tests import is_long
+
 pytest_plugins = ["tests.kernels.compile_first"]
+LENGTHS = ("short", "long")
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 _MEASURING = ("arm_outcome", "exec", "part_run", "planted", "sentinels", "stack_")
 _WAITING = (
@@ -41,8 +46,17 @@ def group_of(nodeid: str) -> str:
     return found[0] if found else nodeid.partition("::")[0]
 
 
-def pytest_collection_modifyitems(items):
-    """Put the long groups first."""
+def pytest_addoption(parser):
+    """Add --length."""
+    parser.addoption("--length", choices=LENGTHS, help="run tests that are (long) or are not (short) in long_tests.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep the tests of the wanted length, and put the long groups first."""
+    if (wanted := config.getoption("--length")) is not None:
+        kept = {item for item in items if is_long(item.nodeid) == (wanted == "long")}
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: group_of(item.nodeid) not in GROUPS)
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import json
 import os
 import re
 import runpy
@@ -12,12 +11,14 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from kernels import xla_device
+from tests import nightly
 from tests.architecture.pages import ROOT
-from tests.xla import nightly
+from tests.long_tests import EXCEPT, LONG, is_long
 
 MAKE = """#!/bin/sh
 echo "$1" >> targets
@@ -25,7 +26,7 @@ echo "closing line of $1"
 case " $FAILING " in *" $1 "*) exit 3;; esac
 """
 
-SAID = ("test-containers", "chaos", "test-tpu", "test")
+SAID = ("test-containers", "chaos", "test-tpu", "nightly-result", "test")
 """What is said at the end, in this order: whoever reads only the last count of tests reads that of all of them."""
 
 
@@ -51,7 +52,7 @@ def integrated(folder: Path, *, lane: bool, failing: str = "") -> tuple[int, lis
 
 
 @pytest.mark.parametrize("failing", ["", "nightly-result"])
-def test_without_its_environment_the_last_run_of_lane_xla_decides(tmp_path: Path, failing: str) -> None:
+def test_the_last_runs_of_what_is_not_run_decide(tmp_path: Path, failing: str) -> None:
     status, targets, output = integrated(tmp_path, lane=False, failing=failing)
     assert (status, targets) == (
         3 * bool(failing),
@@ -66,23 +67,34 @@ def test_without_its_environment_the_last_run_of_lane_xla_decides(tmp_path: Path
     [
         ({}, 0, None),
         ({}, 14, None),
-        ({}, 15, "the last run of lane xla is 15 days old; allowed: 14"),
-        ({"failed": 1}, 0, "1 tests of lane xla failed and 90 passed"),
-        ({"passed": 0}, 0, "0 tests of lane xla failed and 0 passed"),
+        ({}, 15, "lane xla: the last run is 15 days old; allowed: 14"),
+        ({"failed": 1}, 0, "lane xla: 1 tests failed and 90 passed"),
+        ({"passed": 0}, 0, "lane xla: 0 tests failed and 0 passed"),
+        ({"kernels": "others"}, 0, "lane xla: kernels/ has changed since the last run"),
     ],
 )
-def test_a_run_of_lane_xla_that_failed_or_is_old_is_a_problem(
-    changes: dict[str, int], days: int, problem: str | None
+def test_a_run_that_failed_or_is_old_or_had_other_kernels_is_a_problem(
+    changes: dict[str, Any], days: int, problem: str | None
 ) -> None:
     date = datetime(2026, 11, 26, 4, tzinfo=UTC)
-    counts = {"passed": 90, "skipped": 2, "failed": 0, **changes}
-    run = nightly.Run(date=date.isoformat(), commit="abc", seconds=1, processor_seconds=2, **counts)
-    answer = run.problem(date + timedelta(days=days))
+    values = {"kernels": "these", "passed": 90, "skipped": 2, "failed": 0, **changes}
+    run = nightly.Run(date=date.isoformat(), commit="abc", seconds=1, processor_seconds=2, **values)
+    answer = run.problem("lane xla", date + timedelta(days=days), "these")
     assert answer == problem if problem is None else str(answer).startswith(problem)
 
 
-def test_the_stored_run_of_lane_xla_can_be_read() -> None:
-    assert nightly.Run(**json.loads(nightly.STORED.read_text())).passed > 0
+def test_the_stored_runs_can_be_read() -> None:
+    runs = nightly.stored()
+    assert set(runs) == set(nightly.TARGETS)
+    assert all(run.passed for run in runs.values())
+
+
+def test_a_run_that_is_missing_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nightly, "stored", dict)
+    assert nightly.show(datetime.now(UTC)) == 1
+    assert capsys.readouterr().out.count("never run; run make nightly") == len(nightly.TARGETS)
 
 
 def test_nightly_compiles_every_kernel_before_it_stores_its_result() -> None:
@@ -90,7 +102,8 @@ def test_nightly_compiles_every_kernel_before_it_stores_its_result() -> None:
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line.split(" -m ")[1] for line in lines if " -m " in line] == [
         "pytest --every-kernel tests/kernels/test_mamba3_cuda_budgets.py",
-        "tests.xla.nightly",
+        "tests.chaos --count 12 --seed 1 --store both ",
+        "tests.nightly",
     ]
 
 
@@ -99,7 +112,7 @@ def test_with_it_one_target_runs_it_and_any_failure_is_the_end(tmp_path: Path, f
     status, targets, output = integrated(tmp_path, lane=True, failing=failing)
     assert (status, targets) == (
         3 if failing else 0,
-        ["chaos", "check", "install", "test", "test-containers", "test-tpu"],
+        ["chaos", "check", "install", "nightly-result", "test", "test-containers", "test-tpu"],
     )
     assert "NOT RUN" not in output
     ends = {target: "FAILED" if target == failing else "passed" for target in SAID}
@@ -164,3 +177,15 @@ def test_the_tests_of_lane_xla_import_and_use_names_that_exist(path: Path) -> No
 
 
 OWN = ("kernels", "model", "experiments", "workers", "service")
+
+
+@pytest.mark.parametrize("name", [*LONG, *EXCEPT])
+def test_a_long_test_exists(name: str) -> None:
+    path, _, test = name.partition("::")
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert not test or f"def {test.partition('[')[0]}" in text
+
+
+def test_the_lengths_divide_all_tests() -> None:
+    assert [is_long(name) for name in (LONG[0], EXCEPT[0], "tests/unit/test_x.py::test_y")] == [True, False, False]
+    assert [name for name in EXCEPT if not name.startswith(LONG)] == []

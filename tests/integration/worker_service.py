@@ -305,8 +305,8 @@ class Rig:
         return self.processes("multiprocessing.forkserver")
 
     def trainers(self) -> list[int]:
-        """Children of the fork servers, in the order of their start."""
-        children = [child for server in self.servers() for child in children_of(server)]
+        """Living children of the fork servers, in the order of their start."""
+        children = [child for server in self.servers() for child in children_of(server) if not is_gone(child.pid)]
         return [child.pid for child in sorted(children, key=lambda child: child.create_time())]
 
     def processes(self, word: str) -> list[int]:
