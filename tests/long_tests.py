@@ -3,7 +3,8 @@
 `make test` keeps a test of every subject: some rows of a table, one of two stores, one of several whole stacks.
 """
 
-INTEGRATION, KERNELS, ACCEPTANCE = "tests/integration/test_", "tests/kernels/test_mamba3_", "tests/acceptance/test_"
+INTEGRATION, ACCEPTANCE = "tests/integration/test_", "tests/acceptance/test_"
+KERNELS, UNIT = "tests/kernels/test_mamba3_", "tests/unit/model/"
 
 LONG = (
     f"{ACCEPTANCE}damaged_home.py::test_a_stack_starts_again_over_damaged_files_and_loses_no_result",
@@ -70,6 +71,8 @@ LONG = (
     f"{KERNELS}cuda_time_gradients.py::test_sums_stop_where_documents_end",
     f"{KERNELS}fuzz.py::test_problem_is_right_in_the_interpreter",
     f"{KERNELS}fuzz_criterion.py::test_honest_rounding_is_right_on_every_problem",
+    f"{UNIT}parallel/test_ranked_training.py::test_ranks_train_as_one_process_does",
+    f"{UNIT}test_train.py::test_train_compiled_follows_the_eager_curve_and_tells_its_compilation",
 )
 """How their names begin."""
 EXCEPT = (
@@ -80,6 +83,8 @@ EXCEPT = (
     f"{KERNELS}cuda_on_cpu.py::test_interpreted_kernels_match_the_reference[reference]",
     f"{KERNELS}cuda_remat.py::test_making_states_again_changes_no_bit[2]",
     f"{KERNELS}cuda_states.py::test_pieces_of_a_row_equal_the_whole[0]",
+    f"{UNIT}parallel/test_ranked_training.py::test_ranks_train_as_one_process_does[3]",
+    f"{UNIT}parallel/test_ranked_training.py::test_ranks_train_as_one_process_does[6]",
 )
 """Those of them that `make test` runs too."""
 
