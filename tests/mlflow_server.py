@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from service.stack.parts import mlflow_command
+from service.stack.parts import mlflow_command, mlflow_environment
 from tests.ports import free_port
 
 START_S = 240
@@ -33,10 +33,10 @@ def running(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _serving(folder: Path, port: int) -> Iterator[str]:
-    command = mlflow_command(port, folder)
+    command, environment = mlflow_command(port), os.environ | mlflow_environment(folder)
     log = folder / "server.log"
     with log.open("a") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
         try:
             wait_until_it_answers(f"http://127.0.0.1:{port}", server, log)
             yield f"http://127.0.0.1:{port}"

@@ -171,8 +171,8 @@ def all_parts(
         ),
         StackPart(
             name=MLFLOW,
-            command=mlflow_command(addresses.mlflow_port, addresses.files.mlflow),
-            environment={},
+            command=mlflow_command(addresses.mlflow_port),
+            environment=mlflow_environment(addresses.files.mlflow),
             answers=lambda: is_ok(addresses.mlflow_url, "/health"),
             port=addresses.mlflow_port,
         ),
@@ -193,9 +193,27 @@ def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name)
 
 
-def mlflow_command(port: int, folder: Path) -> tuple[str, ...]:
-    """Return the command of an MLflow server on the loopback interface that stores everything below `folder`."""
-    return (*_module("service.stack.mlflow_server"), str(port), str(folder))
+def mlflow_command(port: int) -> tuple[str, ...]:
+    """Return the command of an MLflow server on the loopback interface; it needs `mlflow_environment`."""
+    return (*_module("service.stack.mlflow_server"), str(port))
+
+
+def mlflow_environment(folder: Path) -> dict[str, str]:
+    """Return the options of an MLflow server that stores everything below `folder`.
+
+    It runs no jobs, and reports nothing to MLflow's makers.
+    """
+    database = f"sqlite:///{folder / 'mlflow.db'}"
+    return {
+        "_MLFLOW_SERVER_FILE_STORE": database,
+        "_MLFLOW_SERVER_REGISTRY_STORE": database,
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "artifacts"),
+        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }
 
 
 def is_ok(base: str, path: str) -> bool:

