@@ -54,7 +54,8 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Keep the tests of the wanted length, and put the long groups first."""
     if (wanted := config.getoption("--length")) is not None:
-        kept = {item for item in items if is_long(item.nodeid) == (wanted == "long")}
+        every = {item.nodeid for item in items}
+        kept = {item for item in items if is_long(item.nodeid, every) == (wanted == "long")}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: group_of(item.nodeid) not in GROUPS)

@@ -189,3 +189,6 @@ def test_a_long_test_exists(name: str) -> None:
 def test_the_lengths_divide_all_tests() -> None:
     assert [is_long(name) for name in (LONG[0], EXCEPT[0], "tests/unit/test_x.py::test_y")] == [True, False, False]
     assert [name for name in EXCEPT if not name.startswith(LONG)] == []
+    ends = ("[sqlite]", "[postgresql]", "[sqlite-1]", "[postgresql-2]")
+    stores = [f"tests/integration/test_x.py::test_y{end}" for end in ends]
+    assert [is_long(name, stores) for name in stores] == [True, False, False, False], "only a twin stands for a test"
