@@ -239,8 +239,8 @@ def _as_administrator(api: Api, statement: str, ended: str | None) -> None:
     with engine.connect() as connection:
         connection.execute(text(statement))
         if ended:
-            end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = :name"
-            connection.execute(text(end), {"name": ended})
+            end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = :name"
+            assert all(connection.execute(text(end), {"name": ended}).scalars()), "a connection did not end"
     engine.dispose()
 
 
