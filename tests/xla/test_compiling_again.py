@@ -20,7 +20,8 @@ from experiments.retries import Break
 from model.data.dataset import prepare
 from model.data.packing import Batch
 from model.facts import ModelFact
-from model.training import train
+from model.training import mesh
+from model.training.mesh import OneDevice
 from model.training.optim_step import DeviceBatch
 from model.training.train import _Trainer
 from tests.bundles import make_file
@@ -42,12 +43,12 @@ SIZES: dict[str, Any] = {
     "pattern": "M",
     "vocab_size": 512,
 }
-ON_DEVICE = _Trainer._on_device
+PLACE = OneDevice._place
 
 
-def boundaries_as_numbers(trainer: _Trainer, batch: Batch) -> DeviceBatch:
+def boundaries_as_numbers(device: OneDevice, batch: Batch) -> DeviceBatch:
     """Put the documents' boundaries into the graph as Python numbers, in place of a tensor of document ids."""
-    on_device = ON_DEVICE(trainer, batch)
+    on_device = PLACE(device, batch)
     ids_BS = torch.zeros_like(on_device.segment_ids)
     for row, values in enumerate(batch.segment_ids):
         for cut in np.flatnonzero(values[1:] != values[:-1]) + 1:
@@ -133,7 +134,7 @@ def test_documents_as_tensors_are_measured(tmp_path: Path) -> None:
 def test_documents_as_numbers_are_invalid_with_the_difference_of_the_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Trainer, "_on_device", boundaries_as_numbers)
+    monkeypatch.setattr(OneDevice, "_place", boundaries_as_numbers)
     receipt = sealed_trial(tmp_path)
     guilty = next(step.index for step in receipt.steps if step.phase == "timed" and step.compilations)
     change = str(receipt.facts[ModelFact.GRAPH_CHANGE])
@@ -145,7 +146,7 @@ def test_documents_as_numbers_are_invalid_with_the_difference_of_the_graphs(
     assert verify(receipt.model_dump(mode="json")) == []
 
 
-UPDATE = train.update
+UPDATE = mesh.update
 
 
 def with_read_loss(loss_now: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -168,7 +169,7 @@ def with_read_gradient(trainer: _Trainer, index: int) -> torch.Tensor:
 
 def with_read_batch(trainer: _Trainer, index: int) -> torch.Tensor:
     """Count tokens of the batch, which is on the device already, so that no graph ends."""
-    trainer._on_device(trainer._batch(index)).tokens.nonzero()
+    trainer.devices._place(trainer._batch(index)).tokens.nonzero()
     return TRAINER_UPDATE(trainer, index)
 
 
@@ -178,8 +179,8 @@ TRAINER_UPDATE = _Trainer._update
 @pytest.mark.parametrize(
     ("owner", "name", "plant", "problem"),
     [
-        (train, "update", with_read_loss, "step 2 ran as 2 graphs; allowed: 1"),
-        (train, "update", with_operation_without_lowering, "step 2 ran as 2 graphs; allowed: 1"),
+        (mesh, "update", with_read_loss, "step 2 ran as 2 graphs; allowed: 1"),
+        (mesh, "update", with_operation_without_lowering, "step 2 ran as 2 graphs; allowed: 1"),
         (_Trainer, "_update", with_read_gradient, "step 2 ran as 2 graphs; allowed: 1"),
         (_Trainer, "_update", with_read_batch, "operation aten::nonzero ran on the host in step 2"),
     ],
