@@ -67,10 +67,10 @@ def test_the_last_runs_of_what_is_not_run_decide(tmp_path: Path, failing: str) -
     [
         ({}, 0, None),
         ({}, 14, None),
-        ({}, 15, "lane xla: the last run is 15 days old; allowed: 14"),
-        ({"failed": 1}, 0, "lane xla: 1 tests failed and 90 passed"),
-        ({"passed": 0}, 0, "lane xla: 0 tests failed and 0 passed"),
-        ({"kernels": "others"}, 0, "lane xla: kernels/ has changed since the last run"),
+        ({}, 15, "long tests: the last run is 15 days old; allowed: 14"),
+        ({"failed": 1}, 0, "long tests: 1 tests failed and 90 passed"),
+        ({"passed": 0}, 0, "long tests: 0 tests failed and 0 passed"),
+        ({"kernels": "others"}, 0, "long tests: kernels/ has changed since the last run"),
     ],
 )
 def test_a_run_that_failed_or_is_old_or_had_other_kernels_is_a_problem(
@@ -79,7 +79,7 @@ def test_a_run_that_failed_or_is_old_or_had_other_kernels_is_a_problem(
     date = datetime(2026, 11, 26, 4, tzinfo=UTC)
     values = {"kernels": "these", "passed": 90, "skipped": 2, "failed": 0, **changes}
     run = nightly.Run(date=date.isoformat(), commit="abc", seconds=1, processor_seconds=2, **values)
-    answer = run.problem("lane xla", date + timedelta(days=days), "these")
+    answer = run.problem("long tests", date + timedelta(days=days), "these")
     assert answer == problem if problem is None else str(answer).startswith(problem)
 
 
