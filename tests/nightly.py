@@ -4,7 +4,8 @@
     make nightly-result    # shows nightly.json; fails if a test failed, or if a run is too old
 
 These are the long tests (long_tests.py), and those of lane xla, which need an environment of their own. The age of a
-run counts up to the last commit, so that an old checkout does not fail by itself. Long tests do not vouch for other kernels.
+run counts up to the last commit, so that an old checkout does not fail by itself. The long tests vouch for their
+kernels only.
 """
 
 import argparse
