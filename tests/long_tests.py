@@ -96,7 +96,7 @@ EXCEPT = (
     f"{UNIT}model/parallel/test_ranked_training.py::test_ranks_train_as_one_process_does[6]",
     "tests/kernels/test_mamba3_cuda_eager.py::test_both_ways_give_equal_bits[default]",
     "tests/kernels/test_mamba3_cuda_on_cpu.py::test_interpreted_kernels_match_the_reference[reference]",
-    "tests/kernels/test_mamba3_mimo.py",
+    "tests/kernels/test_mamba3_mimo",
     "tests/kernels/test_oracle.py",
     "tests/kernels/test_psiv_cache.py::test_output_and_gradients_are_bit_identical",
 )
