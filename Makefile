@@ -98,7 +98,7 @@ test-tpu: $(TPU_STAMP)  ## the tests of lane xla, in .venv-tpu; without a TPU on
 
 nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-long and test-tpu, store results in tests/nightly.json; commit it
 	$(BIN)/python -m pytest --every-kernel tests/kernels/test_mamba3_cuda_budgets.py
-	$(BIN)/python -m tests.chaos --count 12 --seed $(SEED) --store $(STORE) $(CHAOS)
+	$(MAKE) chaos COUNT=12
 	@$(BIN)/python -m tests.nightly
 
 nightly-result: $(STAMP)  ## show these results; fails if a test failed, kernels/ has changed, or a run is older than 14 days

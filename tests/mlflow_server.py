@@ -33,7 +33,7 @@ def running(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _serving(folder: Path, port: int) -> Iterator[str]:
-    command, environment = mlflow_command(port), os.environ | mlflow_environment(folder)
+    command, environment = mlflow_command(port), os.environ | mlflow_environment(folder / "mlflow.db")
     log = folder / "server.log"
     with log.open("a") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)

@@ -117,9 +117,9 @@ def _git(*arguments: str) -> str:
 
 def show(now: datetime) -> int:
     """Print the stored runs with what is wrong with them; return the exit code for a commit of `now`."""
-    runs = stored()
+    runs, kernels = stored(), _kernels()
     problems = [f"{name}: never run; run make nightly" for name in TARGETS if name not in runs]
-    problems += [problem for name, one in runs.items() if (problem := one.problem(name, now, _kernels())) is not None]
+    problems += [problem for name, one in runs.items() if (problem := one.problem(name, now, kernels)) is not None]
     lines = [one.line(name) for name, one in runs.items()] + [f"error: {problem}" for problem in problems]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return int(bool(problems))
@@ -137,7 +137,7 @@ def main() -> int:
     for name in [arguments.only] if arguments.only else TARGETS:
         code, result = run(TARGETS[name])
         codes.append(code)
-        values = {**{known: asdict(one) for known, one in stored().items()}, name: asdict(result)}
+        values = {title: asdict(one) for title, one in {**stored(), name: result}.items()}
         STORED.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         sys.stdout.write(f"{result.line(name)}\n")
     return max(codes)

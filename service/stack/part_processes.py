@@ -1,8 +1,7 @@
 """The processes of the stack's parts: start, watch and restart one part, and end every process of the stack.
 
 A part that ends by itself, or that stops answering, restarts after a growing pause. Processes that it left behind end
-first, because they hold its port, files or device: MLflow's main process has a child that goes on answering, and a
-worker has trainers.
+first, because they hold its port, files or device: a worker has trainers.
 """
 
 import os

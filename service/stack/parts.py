@@ -172,7 +172,7 @@ def all_parts(
         StackPart(
             name=MLFLOW,
             command=mlflow_command(addresses.mlflow_port),
-            environment=mlflow_environment(addresses.files.mlflow),
+            environment=mlflow_environment(addresses.files.mlflow_database),
             answers=lambda: is_ok(addresses.mlflow_url, "/health"),
             port=addresses.mlflow_port,
         ),
@@ -198,17 +198,17 @@ def mlflow_command(port: int) -> tuple[str, ...]:
     return (*_module("service.stack.mlflow_server"), str(port))
 
 
-def mlflow_environment(folder: Path) -> dict[str, str]:
-    """Return the options of an MLflow server that stores everything below `folder`.
+def mlflow_environment(database: Path) -> dict[str, str]:
+    """Return the options of an MLflow server with this SQLite `database`, and its artifacts in a folder beside it.
 
     It runs no jobs, and reports nothing to MLflow's makers.
     """
-    database = f"sqlite:///{folder / 'mlflow.db'}"
+    store = f"sqlite:///{database}"
     return {
-        "_MLFLOW_SERVER_FILE_STORE": database,
-        "_MLFLOW_SERVER_REGISTRY_STORE": database,
+        "_MLFLOW_SERVER_FILE_STORE": store,
+        "_MLFLOW_SERVER_REGISTRY_STORE": store,
         "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "artifacts"),
+        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(database.parent / "artifacts"),
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

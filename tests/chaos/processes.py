@@ -23,8 +23,6 @@ class Part:
     environment: Mapping[str, str]
     log: Path
     user: str | None = None
-    owns_group: bool = False
-    """Whether its children are killed with it, as by a unit file or container; otherwise the part does it."""
     process: "subprocess.Popen[bytes] | None" = None
     works: bytes = b""
     """Words in its log that show that it works; without them it works as soon as it lives."""
@@ -59,8 +57,6 @@ class Part:
             self._down_since, self.ends = now, self.ends + 1
         elif now - self._down_since > RESTART_S:
             self._down_since = None
-            if self.owns_group:
-                kill_session(self.process.pid)
             self.start()
 
     @property

@@ -115,7 +115,7 @@ class System:
         folder = self.home / "mlflow"
         folder.mkdir()
         command = [*mlflow_command(self._ports["mlflow"])]
-        yield self._part("mlflow", command, mlflow_environment(folder), works=b"startup complete")
+        yield self._part("mlflow", command, mlflow_environment(folder / "mlflow.db"), works=b"startup complete")
         yield self._api("api")
         for name in BACKGROUNDS:
             yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
@@ -172,7 +172,7 @@ class System:
 
     def _part(self, name: str, command: list[str], environment: dict[str, str], *, works: bytes = b"") -> Part:
         log = self.logs / f"{name}.log"
-        return Part(name, command, environment, log, owns_group=name == "mlflow", works=works)
+        return Part(name, command, environment, log, works=works)
 
     def tick(self) -> None:
         """Restart ended parts."""
