@@ -62,25 +62,26 @@ def test_the_last_runs_of_what_is_not_run_decide(tmp_path: Path, failing: str) -
     assert f"--- make nightly-result {'FAILED' if failing else 'passed'}" in output
 
 
+@pytest.mark.parametrize("name", [*nightly.TARGETS])
 @pytest.mark.parametrize(
     ("changes", "days", "problem"),
     [
         ({}, 0, None),
         ({}, 14, None),
-        ({}, 15, "long tests: the last run is 15 days old; allowed: 14"),
-        ({"failed": 1}, 0, "long tests: 1 tests failed and 90 passed"),
-        ({"passed": 0}, 0, "long tests: 0 tests failed and 0 passed"),
-        ({"kernels": "others"}, 0, "long tests: kernels/ has changed since the last run"),
+        ({}, 15, "the last run is 15 days old; allowed: 14"),
+        ({"failed": 1}, 0, "1 tests failed and 90 passed"),
+        ({"passed": 0}, 0, "0 tests failed and 0 passed"),
+        ({"kernels": "others"}, 0, "kernels/ has changed since the last run"),
     ],
 )
 def test_a_run_that_failed_or_is_old_or_had_other_kernels_is_a_problem(
-    changes: dict[str, Any], days: int, problem: str | None
+    name: str, changes: dict[str, Any], days: int, problem: str | None
 ) -> None:
     date = datetime(2026, 11, 26, 4, tzinfo=UTC)
     values = {"kernels": "these", "passed": 90, "skipped": 2, "failed": 0, **changes}
     run = nightly.Run(date=date.isoformat(), commit="abc", seconds=1, processor_seconds=2, **values)
-    answer = run.problem("long tests", date + timedelta(days=days), "these")
-    assert answer == problem if problem is None else str(answer).startswith(problem)
+    answer = run.problem(name, date + timedelta(days=days), "these")
+    assert answer == problem if problem is None else str(answer).startswith(f"{name}: {problem}")
 
 
 def test_the_stored_runs_can_be_read() -> None:

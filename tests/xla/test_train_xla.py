@@ -1,5 +1,6 @@
 """Training on XLA with this machine's processors: as the reference lane, and compiled once whatever the rows hold."""
 
+import ctypes
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,77 @@ def test_an_honest_step_is_one_graph_without_work_on_the_host(home: Path, datase
     assert {name: reading.observed for name, reading in readings.items() if not reading.live} == {}, config
 
 
+def recounted() -> xla_device.Work:
+    """Return the work of this process from the values of all counters of torch_xla."""
+    from torch_xla.debug import metrics
+
+    values = {name: metrics.counter_value(name) for name in metrics.counter_names()}
+    return xla_device.Work(
+        graphs=values.get("CachedCompile", 0) + values.get("UncachedCompile", 0),
+        host_operations={name: value for name, value in values.items() if name.startswith("aten::")},
+    )
+
+
+def test_work_is_a_recount_of_all_counters_and_finds_new_ones(home: Path, dataset: Dataset) -> None:
+    run(on_xla(config_for(home, steps=StepsConfig(warmup=1, timed=2, val_rows=0))), dataset, DEVICE)
+    before = xla_device.work()
+    assert before == recounted()
+    assert before.graphs > 0
+    first = torch.ones(4, device=DEVICE)
+    xla_device.step_boundary()
+    (torch.special.bessel_y0(first) + 1).sum().item()  # no other test runs it, so torch_xla has no counter of it yet
+    first.nonzero()
+    after = xla_device.work()
+    assert after == recounted()
+    assert "aten::special_bessel_y0" not in before.host_operations
+    assert after.since(before) == xla_device.Work(
+        graphs=2,
+        host_operations={"aten::special_bessel_y0": 1, "aten::_local_scalar_dense": 1, "aten::nonzero": 1},
+    )
+
+
+class Allocations(ctypes.Structure):
+    """Result of mallinfo2, a function of the C library glibc; `smblks` is the number of small free pieces."""
+
+    _fields_ = (
+        ("arena", ctypes.c_size_t),
+        ("ordblks", ctypes.c_size_t),
+        ("smblks", ctypes.c_size_t),
+        ("others", ctypes.c_size_t * 7),
+    )
+
+
+def unmerged_pieces() -> int:
+    """Return the number of small free pieces of memory that the next larger allocation merges."""
+    read = ctypes.CDLL(None).mallinfo2
+    read.restype = Allocations
+    before = read().smblks
+    bytes(2048)
+    return int(before - read().smblks)
+
+
+def freed_pieces() -> list[int]:
+    """Allocate and free 5,000 small pieces of memory, as a step does; return their addresses.
+
+    Keep the list: its own end could merge the pieces.
+    """
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    pieces = [library.malloc(64) for _ in range(5000)]
+    for piece in pieces:
+        library.free(ctypes.c_void_p(piece))
+    return pieces
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library is not glibc 2.33 or later")
+def test_the_boundary_of_a_step_merges_the_memory_that_the_step_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [freed_pieces()]
+    assert unmerged_pieces() > 4000
+    monkeypatch.setattr("torch_xla.sync", lambda wait: kept.append(freed_pieces()))
+    xla_device.step_boundary()
+    assert unmerged_pieces() < 500
+
+
 def outputs_and_gradients(config: TrainConfig, device: torch.device) -> tuple[dict[str, Tensor], facts.Facts]:
     """Return the hidden states and every parameter's gradient on the host, and the facts."""
     generator = torch.Generator().manual_seed(1)
@@ -220,7 +292,7 @@ class Steps:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._model = hybrid.build(config).to(DEVICE)
-        self._optimizer = optimizer_of(self._model.named_parameters(), config.optim)
+        self._optimizer = optimizer_of(self._model, config.optim)
         self._parameters = list(self._model.parameters())
         xla_device.step_boundary()
 
