@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.errors import KernelUnsupported
 from model.config import ProjectionKind
 from model.layers.attention import ATTEND, document_mask
-from model.layers.linear import Linear
+from model.layers.linear import NORM_EPS, Linear, QuackRMSNorm
 from model.training.loss import KINDS, cross_entropy
 
 LIMIT, FLOAT8_LIMIT = 0.02, 0.15
@@ -72,6 +72,20 @@ def _projections(products: str, device: torch.device) -> tuple[float, float]:
     return _error(got, [exact, *torch.autograd.grad(exact, wide, upstream.double())]), FLOAT8_LIMIT
 
 
+def _norm_kernels(_value: str, device: torch.device) -> tuple[float, float]:
+    norm = QuackRMSNorm(256, compute_dtype=torch.bfloat16).to(device)
+    with torch.no_grad():
+        norm.weight.copy_(1 + 0.1 * _normal((256,), device, 0).float())
+    x, update, widened, upstream = (_normal((2, 60, 256), device, seed) for seed in range(1, 5))
+    inputs = (x.float().requires_grad_(), update.requires_grad_(), norm.weight)
+    out = norm.of_sum(*inputs[:2])
+    got = [*out, *torch.autograd.grad(out, inputs, (widened.float(), upstream))]
+    wide = _wide(inputs)
+    added = wide[0] + wide[1]
+    exact = (added, functional.rms_norm(added, (256,), wide[2], NORM_EPS))
+    return _error(got, [*exact, *torch.autograd.grad(exact, wide, (widened.double(), upstream.double()))]), LIMIT
+
+
 def _cuda_graph(_value: str, device: torch.device) -> tuple[float, float]:
     """Update a matrix three times, eagerly and by one recorded step; the results are equal to the bit."""
     if device.type != "cuda":
@@ -106,6 +120,7 @@ PROBLEMS: dict[str, Callable[[str, torch.device], tuple[float, float]]] = {
     "attention": _attention,
     "loss": _loss,
     "projections": _projections,
+    "norm_kernels": _norm_kernels,
     "cuda_graph": _cuda_graph,
 }
 """Gate -> function that runs a value's problem and returns the error and its limit. Raises KernelUnsupported."""

@@ -15,12 +15,18 @@ from model.measurements import Phase
 AttentionBackend: TypeAlias = Literal["sdpa", "flash", "fa4", "cudnn", "flex", "splash", "pallas_softcap"]
 LossKind: TypeAlias = Literal["dense", "compiled", "chunked", "torch_linear_ce", "liger", "quack"]
 OptimizerKind: TypeAlias = Literal["adamw", "muon"]
-AdamWUpdate: TypeAlias = Literal["fused", "foreach", "clip_in_update"]
+AdamWUpdate: TypeAlias = Literal["fused", "foreach", "clip_in_update", "compiled"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
+NormKernels: TypeAlias = Literal["torch", "quack"]
+MomentsDtype: TypeAlias = Literal["float32", "bfloat16"]
+ResidualDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated", "hsdp"]
 ProjectionKind: TypeAlias = Literal["as_dtype", "fp8_forward", "fp8"]
 NormKind: TypeAlias = Literal["rms", "layer"]
 DocumentBorders: TypeAlias = Literal["separate", "joined"]
+
+MAX_ROUNDED_BETA = 0.99
+"""Largest beta of moments in bfloat16, whose rounding error is up to 0.4 % of a value."""
 
 MESH_SIZES = (1, 2, 4, 8, 16)
 """Numbers of devices that one step can be spread over, if a node class has them."""
@@ -129,9 +135,13 @@ class HybridConfig:
     """Hidden width of the gated MLP as a multiple of d_model."""
     norm: NormKind = "rms"
     """Of the residual stream: root mean square, or mean and standard deviation. The mixer's norms are always rms."""
+    norm_kernels: NormKernels = "torch"
+    """Kernels of the residual sums and their norms: torch's operations, or QuACK's kernel for both (rms only)."""
     projections: ProjectionKind = "as_dtype"
     """Products of the blocks' projections: in the compute dtype, or in float8 forward (`fp8_forward`), or also for the
     gradients of their inputs (`fp8`). The head stays in the compute dtype."""
+    residual: ResidualDtype = "float32"
+    """Dtype of the residual stream between blocks."""
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     scan: ScanSwitches = field(default_factory=ScanSwitches)
@@ -148,6 +158,8 @@ class HybridConfig:
         if unknown:
             allowed = ", ".join(f"{letter} ({kind})" for letter, kind in BLOCK_KINDS.items())
             raise ConfigError("model.pattern", f"has unknown block {unknown[0]!r}; allowed: {allowed}")
+        if self.norm_kernels == "quack" and self.norm != "rms":
+            raise ConfigError("model.norm_kernels", f"is quack; allowed with model.norm {self.norm}: torch")
         self._check_heads()
 
     def _check_heads(self) -> None:
@@ -244,6 +256,8 @@ class OptimConfig:
     """`muon` updates the matrices of the blocks by Muon, with AdamW's rate and decay, and everything else by AdamW."""
     update: AdamWUpdate = "fused"
     """Implementation of AdamW's update and of the clipping, see model/training/optimizers.py."""
+    moments: MomentsDtype = "float32"
+    """Dtype in which compiled updates store both moments of the matrices of the blocks."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -258,9 +272,14 @@ class OptimConfig:
         _between("optim.beta2", self.beta2, 0.0, 0.99999)
         _between("optim.grad_clip", self.grad_clip, 1e-4, 1e6)
         _between("optim.warmup_steps", self.warmup_steps, 0, 1_000_000)
-        if self.algorithm == "muon" and self.update == "clip_in_update":
+        if self.algorithm == "muon" and self.update not in ("fused", "foreach"):
             allowed = "allowed with optim.algorithm muon: fused, foreach"
-            raise ConfigError("optim.update", f"is clip_in_update, which Muon's update cannot do; {allowed}")
+            raise ConfigError("optim.update", f"is {self.update}, which Muon's update cannot do; {allowed}")
+        if self.moments == "bfloat16" and self.update != "compiled":
+            raise ConfigError("optim.moments", f"is bfloat16; allowed with optim.update {self.update}: float32")
+        if self.moments == "bfloat16" and max(self.beta1, self.beta2) > MAX_ROUNDED_BETA:
+            detail = f"is bfloat16, which rounds away small changes of a moment with a beta above {MAX_ROUNDED_BETA}"
+            raise ConfigError("optim.moments", f"{detail}; allowed with {self.beta1} and {self.beta2}: float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +390,7 @@ class TrainConfig:
     micro_batch: int = 4
     """B, rows per step on all devices together."""
     dtype: ComputeDtype = "float32"
-    """Dtype of the matrix multiplications. Master weights, states and norms stay float32."""
+    """Dtype of the matrix multiplications. Master weights and norms stay float32."""
     loss: LossKind = "dense"
     """Implementation of the cross entropy, see model/training/loss.py."""
     loss_chunk_tokens: int = 256
@@ -395,6 +414,10 @@ class TrainConfig:
             raise ConfigError("mesh.context", f"is {self.mesh.context}; allowed: {allowed}")
         _between("loss_chunk_tokens", self.loss_chunk_tokens, 16, 1_048_576)
         _between("threads", self.threads, 0, 1024)
+        if self.model.residual == "bfloat16" and self.dtype != "bfloat16":
+            raise ConfigError("model.residual", f"is bfloat16; allowed with dtype {self.dtype}: float32")
+        if self.model.norm_kernels == "quack" and self.dtype != "bfloat16":
+            raise ConfigError("model.norm_kernels", f"is quack; allowed with dtype {self.dtype}: torch")
         if self.cuda_graph and self.optim.algorithm != "adamw":
             raise ConfigError("cuda_graph", f"is true; allowed with optim.algorithm {self.optim.algorithm}: false")
         _between("seed", self.seed, 0, 2**63 - 1)
@@ -476,8 +499,8 @@ def _check_ranks(config: TrainConfig) -> None:
         raise ConfigError("compile", f"is true; graphs with exchanges between devices are not compiled {several}")
     if config.cuda_graph:
         raise ConfigError("cuda_graph", f"is true; exchanges between devices are not recorded {several}")
-    if config.optim.update == "clip_in_update":
-        detail = f"is clip_in_update, which computes the norm of one device's gradients; allowed {several}"
+    if config.optim.update in ("clip_in_update", "compiled"):
+        detail = f"is {config.optim.update}, which computes the norm of one device's gradients; allowed {several}"
         raise ConfigError("optim.update", f"{detail}: fused, foreach")
     divided = mesh.tensor > 1 or (mesh.copies > 1 and mesh.sharding != "replicated")
     if config.optim.algorithm == "muon" and divided:

@@ -1,6 +1,6 @@
 """The hybrid language model: embedding, residual blocks by a pattern string, final norm, untied head.
 
-Legend: B batch, S sequence, D d_model. The residual stream is float32 for every compute dtype.
+Legend: B batch, S sequence, D d_model. The residual stream has the dtype `HybridConfig.residual`.
 
 The modules leave their parameters uninitialised, and `build` fills all of them from one seed. Each parameter draws from
 its own generator, seeded by the run's seed and the parameter's name. So two arms of an ablation that differ in one
@@ -13,10 +13,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from kernels import facts
 from model.config import HybridConfig, MambaConfig, TrainConfig
+from model.facts import ModelFact
 from model.layers.attention import CausalAttention, Rotary
 from model.layers.layer_loops import LayerLoops
-from model.layers.linear import NORMS, GatedMLP, Linear
+from model.layers.linear import GatedMLP, Linear, residual_norm
 from model.layers.mamba3 import Mamba3
 
 MIXERS: dict[str, type[Mamba3] | type[CausalAttention] | type[GatedMLP]] = {
@@ -33,18 +35,27 @@ _CONSTANTS = {"q_bias": 1.0, "k_bias": 1.0, "zeta": 1.0, "D": 1.0}
 
 
 class ResidualBlock(nn.Module):
-    """x + mixer(norm(x))."""
+    """One layer between two residual sums: mixer(norm(x)).
+
+    A block adds the output of the block before, not its own. So the sum and the norm that reads it are one kernel
+    where the block is compiled, in the forward and in the backward pass.
+    """
 
     def __init__(self, letter: str, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = NORMS[config.norm](config.d_model)
+        self.norm = residual_norm(config, compute_dtype)
         self.mixer = MIXERS[letter](config, compute_dtype=compute_dtype)
 
-    def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor, rotary: Rotary | None = None) -> Tensor:
-        """Return the residual stream after this block, float32. Only attention takes `rotary`."""
+    def forward(
+        self, x_BSD: Tensor, update_BSD: Tensor | None, segment_ids_BS: Tensor, rotary: Rotary | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream before this block, in its dtype, and what this block adds to it.
+
+        `update_BSD` is what the block before adds, None for the first one. Only attention takes `rotary`.
+        """
         shared = (rotary,) if isinstance(self.mixer, CausalAttention) else ()
-        updated: Tensor = x_BSD + self.mixer(self.norm(x_BSD), segment_ids_BS, *shared)
-        return updated
+        x_BSD, normed_BSD = self.norm.of_sum(x_BSD, update_BSD)
+        return x_BSD, self.mixer(normed_BSD, segment_ids_BS, *shared)
 
 
 class Hybrid(nn.Module):
@@ -54,12 +65,13 @@ class Hybrid(nn.Module):
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
+        self._residual_dtype: torch.dtype = getattr(torch, config.residual)
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.d_model, dtype=torch.float32))
         self.blocks = nn.ModuleList(
             ResidualBlock(letter, config, compute_dtype=compute_dtype) for letter in config.pattern
         )
         self._layers = LayerLoops(self.blocks, config) if config.scan_layers else None
-        self.final_norm = NORMS[config.norm](config.d_model)
+        self.final_norm = residual_norm(config, compute_dtype)
         self.lm_head = Linear(config.d_model, config.vocab_size, compute_dtype=compute_dtype)
 
     def forward(self, tokens_BS: Tensor, segment_ids_BS: Tensor) -> Tensor:
@@ -68,21 +80,28 @@ class Hybrid(nn.Module):
         `tokens_BS`: int64 ids. `segment_ids_BS`: int64, constant over a document. The loss (model.training.loss)
         applies the head, so the logits of all tokens need not exist at once.
         """
-        x_BSD = nn.functional.embedding(tokens_BS, self.embedding)
+        x_BSD = nn.functional.embedding(tokens_BS, self.embedding).to(self._residual_dtype)
+        update_BSD: Tensor | None = None
         if self._layers is not None:
             x_BSD = self._layers(x_BSD, segment_ids_BS)
         else:
             rotary = self._rotary(tokens_BS)
             for block in self.blocks:
-                x_BSD = block(x_BSD, segment_ids_BS, rotary)
-        hidden: Tensor = self.final_norm(x_BSD).to(self.compute_dtype)
-        return hidden
+                x_BSD, update_BSD = block(x_BSD, update_BSD, segment_ids_BS, rotary)
+        x_BSD, hidden_BSD = self.final_norm.of_sum(x_BSD, update_BSD)
+        _record(x_BSD.dtype)
+        return hidden_BSD.to(self.compute_dtype)
 
     def _rotary(self, tokens_BS: Tensor) -> Rotary | None:
         """Return the tables of all attention layers, which are equal; None without such a layer."""
         layers = (block.mixer for block in self.blocks if isinstance(block.mixer, CausalAttention))
         first = next(layers, None)
         return None if first is None else first.rotary_tables(tokens_BS.shape[1], tokens_BS.device)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _record(residual: torch.dtype) -> None:
+    facts.record(ModelFact.RESIDUAL_DTYPE, str(residual).removeprefix("torch."))
 
 
 def build(config: TrainConfig) -> Hybrid:

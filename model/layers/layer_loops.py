@@ -56,7 +56,7 @@ class _Run:
     def __call__(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         if not self.in_loop:
             for block in self.blocks:
-                x_BSD = block(x_BSD, segment_ids_BS)
+                x_BSD = _sum(block(x_BSD, None, segment_ids_BS))
             return x_BSD
         with_gradients = torch.is_grad_enabled()
         if with_gradients not in self._bodies:
@@ -79,7 +79,13 @@ class _Run:
         def trip(x_BSD: Tensor, inputs: tuple[list[dict[str, Tensor]], Tensor]) -> tuple[Tensor, None]:
             of_blocks, segment_ids_BS = inputs
             for block, parameters in zip(self._group, of_blocks, strict=True):
-                x_BSD = torch.func.functional_call(block, parameters, (x_BSD, segment_ids_BS))
+                x_BSD = _sum(torch.func.functional_call(block, parameters, (x_BSD, None, segment_ids_BS)))
             return x_BSD, None
 
         return trip, Partition(remat=self._remat)
+
+
+def _sum(outputs: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the residual stream after a block. A trip of a loop hands on one tensor."""
+    x_BSD, update_BSD = outputs
+    return x_BSD + update_BSD

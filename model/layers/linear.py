@@ -1,7 +1,8 @@
 """Linear map, norms and gated MLP with explicit dtypes. The model uses no autocast.
 
-Weights are float32 masters. A linear map casts both operands to `compute_dtype` and returns that dtype. Norms, residual
-sums, decays and step sizes stay float32. Legend: B batch, S sequence, D d_model, F hidden width.
+Weights are float32, or have the compute dtype if the optimiser keeps float32 masters
+(model/training/compiled_adamw.py). A linear map casts both operands to `compute_dtype` and returns that dtype. Norms
+compute in float32. Legend: B batch, S sequence, D d_model, F hidden width.
 
 The projections of the blocks can multiply in float8 on NVIDIA GPUs (`HybridConfig.projections`). Each row of the left
 operand and each column of the right one is scaled by its largest absolute value at every call; activations and weights
@@ -102,7 +103,7 @@ class _Float8Linear(torch.autograd.Function):
             grad_x = _product(_scaled(grad_TN, torch.float8_e5m2, 1), (by_columns, w_factor_1K))
         else:
             grad_x = grad_TN @ weight_NK.to(grad_TN.dtype)
-        return grad_x, (grad_TN.t() @ x_TK).float(), None
+        return grad_x, (grad_TN.t() @ x_TK).to(weight_NK.dtype), None
 
 
 def projections(config: HybridConfig, compute_dtype: torch.dtype) -> Callable[[int, int], Linear]:
@@ -121,6 +122,11 @@ class RMSNorm(nn.Module):
         """Return the normalised x as float32."""
         return functional.rms_norm(x.float(), self.weight.shape, self.weight, NORM_EPS)
 
+    def of_sum(self, x: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x + update in the dtype of x, and its norm. torch's compiler joins both."""
+        x = x if update is None else x + update
+        return x, self(x)
+
 
 class LayerNorm(RMSNorm):
     """Subtract the mean of the last axis and divide by its standard deviation, times a learned weight, without bias."""
@@ -130,8 +136,45 @@ class LayerNorm(RMSNorm):
         return functional.layer_norm(x.float(), self.weight.shape, self.weight, eps=NORM_EPS)
 
 
+class QuackRMSNorm(RMSNorm):
+    """The same by QuACK (package quack-kernels), which has one kernel for sum and norm in either pass."""
+
+    def __init__(self, features: int, *, compute_dtype: torch.dtype) -> None:
+        super().__init__(features)
+        self.compute_dtype = compute_dtype
+
+    def of_sum(self, x: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x + update in the dtype of x, and its norm in the compute dtype.
+
+        Raises KernelUnsupported where the kernel cannot run.
+        """
+        kernel, options = _quack_rmsnorm(x), {"out_dtype": self.compute_dtype, "eps": NORM_EPS}
+        if update is None:
+            return x, kernel(x, self.weight, **options)
+        normed, added = kernel(update, self.weight, residual=x, residual_dtype=x.dtype, prenorm=True, **options)
+        return added, normed
+
+
+def _quack_rmsnorm(x: Tensor) -> Callable[..., Any]:
+    if not x.is_cuda:
+        raise KernelUnsupported(f"norms by quack run on NVIDIA GPUs; the residual stream is on {x.device.type}")
+    try:
+        from quack.rmsnorm import rmsnorm
+    except ImportError as error:
+        raise KernelUnsupported(f"norms by quack need the package quack-kernels: {error}") from error
+    kernel: Callable[..., Any] = rmsnorm
+    return kernel
+
+
 NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 """Norms of the residual stream by name."""
+
+
+def residual_norm(config: HybridConfig, compute_dtype: torch.dtype) -> RMSNorm:
+    """Return a norm of the residual stream with the kernels of `config`."""
+    if config.norm_kernels == "quack":
+        return QuackRMSNorm(config.d_model, compute_dtype=compute_dtype)
+    return NORMS[config.norm](config.d_model)
 
 
 class GatedMLP(nn.Module):

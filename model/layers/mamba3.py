@@ -5,7 +5,7 @@ R MIMO rank, A rotary angles. The mixer expects a normalised input; the residual
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,34 @@ class InputProjection(Linear):
         super().__init__(*sizes, compute_dtype=compute_dtype, products=config.projections)
         self.widths = config.mixer_widths
 
-    def parts(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
-        """Return z, x, B, C, dd_dt, dd_A, trap and angles, [B,S,width] each."""
-        return torch.split(self(x_BSD), list(self.widths), dim=-1)
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Return z, x, B, C, dd_dt, dd_A, trap and angles, [B,S,width] each.
+
+        The scan reads z and x as tensors of their own, so each has its own product instead of a copy out of a shared
+        one. XLA lays tensors out itself, and float8 scales whole rows: these have one product.
+        """
+        if x_BSD.device.type == "xla" or self.products != "as_dtype":
+            return torch.split(super().forward(x_BSD), list(self.widths), dim=-1)
+        x_TK, weight_NK = x_BSD.to(self.compute_dtype).flatten(0, -2), self.weight.to(self.compute_dtype)
+        large = self.widths[:2]
+        products = _Products.apply(x_TK, weight_NK, (*large, sum(self.widths[2:])))  # type: ignore[no-untyped-call]
+        z, x, rest = (product.view(*x_BSD.shape[:-1], -1) for product in products)
+        return z, x, *torch.split(rest, list(self.widths[2:]), dim=-1)
+
+
+class _Products(torch.autograd.Function):
+    """x @ weight^T in parts. The gradients are those of one product, without a sum over parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TK: Tensor, weight_NK: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x_TK, weight_NK)
+        return tuple(functional.linear(x_TK, part_NK) for part_NK in torch.split(weight_NK, list(widths)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        x_TK, weight_NK = ctx.saved_tensors
+        grad_TN = torch.cat(gradients, dim=-1)
+        return grad_TN @ weight_NK, grad_TN.t() @ x_TK, None
 
 
 class StateExchange(Protocol):
@@ -67,7 +92,7 @@ class Mamba3(nn.Module):
 
     def forward(self, x_BSD: Tensor, segment_ids_BS: Tensor) -> Tensor:
         """Return the mixed tokens [B,S,D]. Documents of a row do not affect each other."""
-        out_BSHP = self._scan(self._scan_inputs(self.in_proj.parts(x_BSD), segment_ids_BS), segment_ids_BS)
+        out_BSHP = self._scan(self._scan_inputs(self.in_proj(x_BSD), segment_ids_BS), segment_ids_BS)
         mixed: Tensor = self.out_proj(out_BSHP.flatten(2))
         return mixed
 

@@ -188,10 +188,10 @@ class DividedInputProjection(InputProjection):
         self.weight = nn.Parameter(torch.cat(slices))
         self.shared = SharedLinear(torch.cat(shared), group, compute_dtype=whole.compute_dtype)
 
-    def parts(self, x_BSD: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Return z, x, B, C, dd_dt, dd_A, trap of this rank's heads and groups, and all angles."""
         x_BSD = summed_gradient(x_BSD.to(self.compute_dtype), self._group)
-        slices = torch.split(self(x_BSD), list(self.widths), dim=-1)
+        slices = torch.split(Linear.forward(self, x_BSD), list(self.widths), dim=-1)
         shared = torch.split(self.shared(x_BSD), list(self._shared_widths), dim=-1)
         if self._own_group is None:
             return (*slices, *shared)

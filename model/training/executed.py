@@ -28,6 +28,7 @@ flash, cudnn, efficient, or products of its own."""
 OTHER_KERNELS: Mapping[ModelFact, Mapping[str, str]] = {
     ModelFact.LOSS: {"quack": r"quackcross_entropy", "liger": r"liger_cross_entropy"},
     ModelFact.ADAMW_UPDATE: {"fused": r"FusedAdam", "clip_in_update": r"FusedAdam"},
+    ModelFact.NORM_KERNELS: {"quack": r"quackrmsnorm"},
 }
 """Fact -> its values that have a kernel of their own, with the pattern of its name."""
 

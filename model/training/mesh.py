@@ -148,5 +148,5 @@ def divide_rows(batch: DeviceBatch) -> DeviceBatch:
     return batch
 
 
-def _divide_output(_block: nn.Module, _inputs: object, x_BSD: Tensor) -> Tensor:
-    return xla_device.divide_rows(x_BSD)
+def _divide_output(_block: nn.Module, _inputs: object, outputs: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    return tuple(xla_device.divide_rows(output) for output in outputs)

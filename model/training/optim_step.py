@@ -13,6 +13,7 @@ from model.data.packing import Batch
 from model.facts import ModelFact
 from model.training import loss
 from model.training.compilation import Forward
+from model.training.compiled_adamw import CompiledAdamW
 from model.training.optimizers import AnyOptimizer, MuonAndAdamW
 
 
@@ -69,7 +70,7 @@ def update(
     Records the facts `ModelFact.OPTIMIZER` and `ModelFact.ADAMW_UPDATE`, except on XLA.
     """
     loss_now.backward()  # type: ignore[no-untyped-call]
-    if config.optim.update == "clip_in_update":
+    if config.optim.update in ("clip_in_update", "compiled"):
         grad_norm = _clip_in_update(parameters, optimizer, config.optim.grad_clip)
     else:
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, config.optim.grad_clip)
@@ -82,10 +83,20 @@ def _clip_in_update(parameters: Sequence[nn.Parameter], optimizer: AnyOptimizer,
 
     The divisor and the flag are the arguments through which torch's gradient scaler speaks to a fused optimiser.
     """
-    grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    grad_norm = _norm([p.grad for p in parameters if p.grad is not None])
     optimizer.grad_scale = (grad_norm / limit).clamp_min(1.0)  # type: ignore[union-attr]
     optimizer.found_inf = torch.zeros_like(grad_norm)  # type: ignore[union-attr]
     return grad_norm
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of all gradients, added up in float32. One kernel takes many tensors of one dtype."""
+    norms: list[Tensor] = []
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        group = [gradient for gradient in gradients if gradient.dtype == dtype]
+        norms += torch._foreach_norm(group, 2, dtype=torch.float32)
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return whole
 
 
 def apply_update(optimizer: AnyOptimizer, *, recorded: bool = True) -> None:
@@ -98,8 +109,16 @@ def apply_update(optimizer: AnyOptimizer, *, recorded: bool = True) -> None:
 
 def _record(optimizer: AnyOptimizer) -> None:
     """Record the algorithm and the implementation of the optimiser that stepped, not those of the configuration."""
+    if not facts.collecting():
+        return
+    facts.record(ModelFact.OPTIMIZER, "muon" if isinstance(optimizer, MuonAndAdamW) else "adamw")
+    own = optimizer.matrices if isinstance(optimizer, CompiledAdamW) else optimizer.state.values()
+    for dtype in {slots["exp_avg"].dtype for slots in own if "exp_avg" in slots}:
+        facts.record(ModelFact.ADAMW_MOMENTS, str(dtype).removeprefix("torch."))
+    if isinstance(optimizer, CompiledAdamW):
+        facts.record(ModelFact.ADAMW_UPDATE, "compiled" if optimizer.compiled else "not compiled")
+        return
     adamw = optimizer.adamw if isinstance(optimizer, MuonAndAdamW) else optimizer
-    facts.record(ModelFact.OPTIMIZER, "adamw" if adamw is optimizer else "muon")
     options = adamw.param_groups[0]
     clips = getattr(adamw, "grad_scale", None) is not None
     fused = "clip_in_update" if clips else "fused"

@@ -5,6 +5,8 @@ AdamW's update, by `OptimConfig.update`:
     fused           one kernel for many tensors, after a pass that clips the gradients
     foreach         one kernel for each operation over many tensors, after the same pass
     clip_in_update  the fused kernel divides each gradient by the clipping factor, so no pass before it writes them
+    compiled        the same in one compiled kernel per matrix of the blocks, which also writes the rounded weights
+                    (model/training/compiled_adamw.py)
 
 Muon replaces the momentum of a matrix by the nearest orthogonal one, scaled so that an update has the size of AdamW's
 (`adjust_lr_fn="match_rms_adamw"`), so both use one learning rate. Embedding, head, vectors and the small tensors of the
@@ -12,12 +14,16 @@ mixers stay with AdamW.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from model.config import OptimConfig
+from model.hybrid import Hybrid
+from model.layers.linear import Linear
+from model.training.compiled_adamw import CompiledAdamW
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
@@ -25,19 +31,22 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 
-AnyOptimizer: TypeAlias = "torch.optim.Optimizer | MuonAndAdamW"
+AnyOptimizer: TypeAlias = "torch.optim.Optimizer | MuonAndAdamW | CompiledAdamW"
 
 
-def optimizer_of(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimConfig, *, capturable: bool = False
-) -> AnyOptimizer:
-    """Return the optimiser of `config` for the parameters that need gradients.
+def optimizer_of(model: Hybrid, config: OptimConfig, *, capturable: bool = False) -> AnyOptimizer:
+    """Return the optimiser of `config` for the parameters of `model` that need gradients.
 
-    A `capturable` one can be recorded in a CUDA graph: its learning rate is a tensor.
+    A `capturable` one can be recorded in a CUDA graph: its learning rate is a tensor. With `compiled` updates the
+    weights of the model's blocks are rounded to their compute dtype.
     """
     if config.algorithm == "muon":
-        return MuonAndAdamW(named_parameters, config)
-    return adamw(named_parameters, config, capturable=capturable)
+        return MuonAndAdamW(model.named_parameters(), config)
+    make = partial(adamw, config=config, capturable=capturable)
+    if config.update == "compiled":
+        maps = [module for module in model.blocks.modules() if isinstance(module, Linear)]
+        return CompiledAdamW(model, maps, config, make)
+    return make(model.named_parameters())
 
 
 def adamw(

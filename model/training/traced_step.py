@@ -103,7 +103,7 @@ def trace_step(config: TrainConfig) -> TracedStep:
     with facts.collect() as observed:
         facts.record(ModelFact.DEVICE, xla_device.device().type)
         model = _placeholder_model(config)
-        optimizer = _placeholder_state(optimizer_of(model.named_parameters(), config.optim))
+        optimizer = _placeholder_state(optimizer_of(model, config.optim))
         batch = _placeholder_batch(config)
         if config.mesh.devices > 1:
             mesh = XlaMesh(config, model, xla_device.device())

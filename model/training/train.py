@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from model.data.dataset import Dataset
 from model.data.packing import Batch, visible_pairs
 from model.errors import DataError, NonFiniteLoss, StillCompiling
 from model.facts import ModelFact
-from model.layers.linear import Linear
+from model.layers.linear import Linear, QuackRMSNorm, RMSNorm
 from model.measurements import Phase, ProfiledStep, Step, TrialMeasurements, Validation
 from model.parallel.ranks import Ranks
 from model.training import executed, optim_step, traced_step
@@ -211,6 +211,8 @@ def _run_steps(
         facts.record(ModelFact.DEVICE, trainer.device.type)
         for layer in trainer.projections:
             facts.record(ModelFact.PROJECTIONS, layer.products)
+        for norm in trainer.norms:
+            facts.record(ModelFact.NORM_KERNELS, "quack" if isinstance(norm, QuackRMSNorm) else "torch")
         trainer.compile()
         run("compile", range(1))
         trainer.attest(observed)
@@ -268,7 +270,7 @@ class _Trainer:
         self._model = hybrid.build(config)
         self.devices = _devices_of(config, self._model, device, ranks)
         self._forward: Forward = self._model
-        self._optimizer = optimizer_of(self._model.named_parameters(), config.optim, capturable=config.cuda_graph)
+        self._optimizer = optimizer_of(self._model, config.optim, capturable=config.cuda_graph)
         self.devices.lay_out(self._optimizer)
         self._graph: StepGraph | None = None
         self._wait()  # on XLA this creates parameters and state, outside the first step
@@ -279,6 +281,11 @@ class _Trainer:
     def projections(self) -> list[Linear]:
         """Linear maps of the blocks."""
         return [module for module in self._model.blocks.modules() if isinstance(module, Linear)]
+
+    @property
+    def norms(self) -> list[RMSNorm]:
+        """Norms of the residual stream."""
+        return [*(cast(hybrid.ResidualBlock, block).norm for block in self._model.blocks), self._model.final_norm]
 
     def compile(self) -> None:
         """Compile what the config generates, by one forward and backward pass on the first batch."""

@@ -3,11 +3,11 @@ import torch
 
 from kernels import facts
 from model import hybrid
-from model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
+from model.config import AdamWUpdate, HybridConfig, MambaConfig, OptimConfig, TrainConfig
 from model.errors import ConfigError
 from model.facts import ModelFact
 from model.training.optim_step import learning_rate, set_learning_rate, update
-from model.training.optimizers import adamw, decays, optimizer_of
+from model.training.optimizers import MuonAndAdamW, adamw, decays
 
 MAMBA = MambaConfig(d_state=8, headdim=16, mimo_rank=2)
 
@@ -73,13 +73,14 @@ def test_clipping_inside_the_update_equals_clipping_before_it(limit: float) -> N
     for kind in ("fused", "clip_in_update", "foreach"):
         config = TrainConfig(optim=OptimConfig(update=kind, grad_clip=limit))
         parameters = [torch.nn.Parameter(tensor.clone()) for tensor in start]
-        optimizer = optimizer_of(((f"m{place}", p) for place, p in enumerate(parameters)), config.optim)
+        optimizer = adamw([(f"m{place}", p) for place, p in enumerate(parameters)], config.optim)
         norms = []
         for row in inputs:
             loss = torch.stack([(p * x).sum() for p, x in zip(parameters, row, strict=True)]).sum()
             with facts.collect() as seen:
                 norms.append(update(loss, parameters, optimizer, config)[1].item())
-        assert seen == {ModelFact.OPTIMIZER: "adamw", ModelFact.ADAMW_UPDATE: kind}
+        update_facts = {ModelFact.ADAMW_UPDATE: kind, ModelFact.ADAMW_MOMENTS: "float32"}
+        assert seen == {ModelFact.OPTIMIZER: "adamw", **update_facts}
         results.append((norms, parameters))
     for norms, parameters in results[1:]:
         assert norms == pytest.approx(results[0][0], rel=1e-6)
@@ -88,7 +89,7 @@ def test_clipping_inside_the_update_equals_clipping_before_it(limit: float) -> N
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_everything_else(model: torch.nn.Module) -> None:
-    optimizer = optimizer_of(model.named_parameters(), OptimConfig(algorithm="muon"))
+    optimizer = MuonAndAdamW(model.named_parameters(), OptimConfig(algorithm="muon"))
     of_adamw = {id(parameter) for group in optimizer.adamw.param_groups for parameter in group["params"]}
     of_muon = {name for name, parameter in model.named_parameters() if id(parameter) not in of_adamw}
     assert of_muon == {
@@ -101,7 +102,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_everything_else(model: 
 
 def test_muon_moves_a_matrix_by_an_orthogonal_update_of_adamws_size() -> None:
     matrix = torch.nn.Parameter(torch.zeros(24, 16))
-    optimizer = optimizer_of(
+    optimizer = MuonAndAdamW(
         [("blocks.0.x", matrix), ("head", torch.nn.Parameter(torch.zeros(2)))],
         OptimConfig(algorithm="muon", learning_rate=0.5, weight_decay=0.0),
     )
@@ -112,6 +113,7 @@ def test_muon_moves_a_matrix_by_an_orthogonal_update_of_adamws_size() -> None:
     assert float(matrix.detach().square().mean().sqrt()) == pytest.approx(0.5 * 0.2, rel=0.3)
 
 
-def test_muon_is_refused_with_clipping_inside_adamws_update() -> None:
-    with pytest.raises(ConfigError, match=r"optim.update: is clip_in_update, .* allowed with optim.algorithm muon"):
-        OptimConfig(algorithm="muon", update="clip_in_update")
+@pytest.mark.parametrize("update", ["clip_in_update", "compiled"])
+def test_muon_is_refused_with_clipping_inside_adamws_update(update: AdamWUpdate) -> None:
+    with pytest.raises(ConfigError, match=rf"optim.update: is {update}, .* allowed with optim.algorithm muon: fused"):
+        OptimConfig(algorithm="muon", update=update)

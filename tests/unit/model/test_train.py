@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
@@ -236,7 +237,9 @@ ON_CPU = [
 def test_every_gate_value_that_a_cpu_can_run_says_that_it_ran(
     gate: Gate, value: GateValue, home: Path, dataset: Dataset
 ) -> None:
-    config = gate.apply(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), value)
+    chosen = {**gate.needs(value), gate.name: value}
+    settings = {GATES[name].path: GATES[name].typed(chosen[name]) for name in chosen}
+    config = replace_fields(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), settings)
     gates = {name: known.read(config) for name, known in GATES.items()}
     reading = read_gates(gates, run(config, dataset).facts)[gate.name]
     assert reading.live, reading

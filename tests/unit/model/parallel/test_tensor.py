@@ -167,7 +167,7 @@ def outcome(config: TrainConfig, ranks: Ranks | None, dtype: torch.dtype, steps:
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     norm = norm_of()
-    optimizer = optimizer_of(model.named_parameters(), config.optim)
+    optimizer = optimizer_of(model, config.optim)
     losses = []
     for step in range(steps):
         optimizer.zero_grad(set_to_none=True)
