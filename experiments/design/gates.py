@@ -390,7 +390,7 @@ _ENTRIES = (
         tried_on_gpus=("quack",),
         requires={"dtype": "bfloat16"},
         proof="the class of every norm of the residual stream in the model that trained; on a GPU: the names of the "
-        "kernels of one step, in both passes",
+        "kernels of one step",
         blind_to="nothing relevant to the gate: a norm of this class calls nothing else",
         **_attested_by(ModelFact.NORM_KERNELS),
     ),

@@ -58,6 +58,7 @@ class CompiledAdamW:
         """Round the weights of `maps` to their compute dtype in place. `rest` returns the optimiser of all others."""
         self._config, self._maps = config, maps
         self._matrices = [_matrix(one, getattr(torch, config.moments)) for one in maps]
+        self._flat = [_Matrix(*(None if slot is None else _flat(slot) for slot in one)) for one in self._matrices]  # type: ignore[arg-type]
         own = {id(one.weight) for one in maps}
         self.adamw = rest([(name, p) for name, p in model.named_parameters() if id(p) not in own])
         self._steps = torch.zeros((), device=next(model.parameters()).device)
@@ -91,10 +92,9 @@ class CompiledAdamW:
         self._steps += 1
         factors, betas, update = self._factors(), (self._config.beta1, self._config.beta2), _compiler()
         traced = []
-        for one, matrix in zip(self._maps, self._matrices, strict=True):
+        for one, matrix in zip(self._maps, self._flat, strict=True):
             if one.weight.grad is not None:
-                flat = _Matrix(*(None if slot is None else slot.view(-1) for slot in matrix))  # type: ignore[arg-type]
-                traced.append(update(flat, one.weight.grad.reshape(-1), factors, betas))
+                traced.append(update(matrix, _flat(one.weight.grad.contiguous()), factors, betas))
         self.compiled = bool(traced) and all(traced)
 
     def _factors(self) -> _Factors:
@@ -114,6 +114,15 @@ class CompiledAdamW:
                 one.weight.grad = None
             elif one.weight.grad is not None:
                 one.weight.grad.zero_()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return a tensor with one axis over the memory of a contiguous one.
+
+    It is not a view, because a compiled function is compiled again for each shape behind a view.
+    """
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), tensor.storage_offset(), (tensor.numel(),))  # type: ignore[call-overload,no-any-return]
 
 
 def _matrix(linear: Linear, moments: torch.dtype) -> _Matrix:

@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 from typing import get_args
 
@@ -5,8 +6,10 @@ import pytest
 import torch
 
 from kernels import facts
+from kernels.errors import KernelUnsupported
 from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import BLOCK_KINDS, AttentionConfig, HybridConfig, MambaConfig, NormKind, TrainConfig
+from model.errors import ConfigError
 from model.facts import ModelFact
 from model.hybrid import build
 from model.layers.linear import NORM_EPS
@@ -116,6 +119,37 @@ def test_norms_of_the_residual_stream_follow_their_definition(norm):
         layer.weight.data.fill_(2.0)
         assert torch.allclose(layer(x), 2 * expected, atol=1e-5)
     assert len(layers) == 3
+
+
+@pytest.mark.parametrize("residual", ["float32", "bfloat16"])
+def test_every_block_adds_to_the_residual_stream_once(residual):
+    for seed in range(20):
+        draw = random.Random(seed)  # noqa: S311 - a reproducible draw
+        whole = config("".join(draw.choices(list(BLOCK_KINDS), k=draw.randint(1, 5))), dtype="bfloat16")
+        model = build(replace(whole, model=replace(whole.model, residual=residual)))
+        tokens, ids = rows()
+        x = torch.nn.functional.embedding(tokens, model.embedding).to(getattr(torch, residual))
+        for block in model.blocks:
+            x = (x.float() + block.mixer(block.norm(x), ids).float()).to(x.dtype)
+        with facts.collect() as seen:
+            hidden = model(tokens, ids)
+        assert torch.equal(hidden, model.final_norm(x).bfloat16())
+        assert seen[ModelFact.RESIDUAL_DTYPE] == residual
+
+
+def test_a_rounded_residual_stream_and_kernels_of_quack_need_bfloat16_and_quack_needs_rms():
+    whole = config("MF")
+    for field, value, problem in (
+        ("residual", "bfloat16", r"model.residual: is bfloat16; allowed with dtype float32: float32"),
+        ("norm_kernels", "quack", r"model.norm_kernels: is quack; allowed with dtype float32: torch"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            replace(whole, model=replace(whole.model, **{field: value}))
+    with pytest.raises(ConfigError, match=r"model.norm_kernels: is quack; allowed with model.norm layer: torch"):
+        replace(whole.model, norm="layer", norm_kernels="quack")
+    model = build(replace(whole, dtype="bfloat16", model=replace(whole.model, norm_kernels="quack")))
+    with pytest.raises(KernelUnsupported, match=r"norms by quack run on NVIDIA GPUs; the residual stream is on cpu"):
+        model(*rows())
 
 
 def test_every_parameter_receives_a_gradient():

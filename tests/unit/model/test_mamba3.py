@@ -1,6 +1,7 @@
 """The mixer against its definition: projection order, norms, decay, step size, then the scan's oracle."""
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kernels.mamba3_mimo import peer
 from kernels.scan_switches import ScanSwitches
 from model.config import HybridConfig, MambaConfig, TrainConfig
 from model.hybrid import build
-from model.layers.mamba3 import decay_rate, use_lane
+from model.layers.mamba3 import InputProjection, decay_rate, use_lane
 from tests.kernels.oracle import Oracle
 
 
@@ -124,3 +125,23 @@ def test_use_lane_puts_the_folder_on_the_path_for_lane_peer_alone(monkeypatch, t
 def test_use_lane_without_a_folder_leaves_it_to_the_lane_to_say_what_it_needs():
     use_lane(Lane.PEER, None)
     assert "ABLATE_PEER_SITE" in str(peer.import_refusal())
+
+
+def test_products_of_the_input_projection_and_their_gradients_are_those_of_one_product():
+    for seed in range(30):
+        draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - a reproducible draw
+        sizes = {"mimo_rank": draw.choice((1, 2, 4, 8)), "rope_fraction": draw.choice((0.5, 1.0))}
+        model = config(**sizes, ngroups=draw.choice((1, 2, 4)))
+        layer = InputProjection(model, compute_dtype=torch.float64)
+        torch.nn.init.normal_(layer.weight, generator=generator)
+        shape = (draw.randint(1, 3), draw.randint(1, 9), model.d_model)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        parts = layer(x)
+        whole = x @ layer.weight.double().T
+        assert [part.shape[-1] for part in parts] == list(model.mixer_widths)
+        torch.testing.assert_close(torch.cat(parts, -1), whole)
+        upstream = torch.randn(whole.shape, generator=generator, dtype=torch.float64)
+        got = torch.autograd.grad(parts, (x, layer.weight), torch.split(upstream, list(model.mixer_widths), -1))
+        for own, want in zip(got, torch.autograd.grad(whole, (x, layer.weight), upstream), strict=True):
+            torch.testing.assert_close(own, want)
+        assert all(part.is_contiguous() for part in parts[:2])
