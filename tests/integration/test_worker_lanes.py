@@ -3,14 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kernels.backends import Lane
+from tests.factories import command_values, make_plan, make_spec
 from tests.integration.worker_service import Service, worker
 from tests.waiting import until
+from workers.blocks.block_runner import NodeContext
+from workers.errors import ExecRefused
 from workers.identity.node import Node, find_node
+from workers.offline import cli
+from workers.offline.cli import try_back_ends
 from workers.processes import lanes
 from workers.processes.forkserver import ForkServer
 
@@ -83,3 +89,46 @@ def test_a_worker_tries_once_and_remembers(tmp_path: Path) -> None:
     service.close()
     assert (tmp_path / "worker.log").read_text().count("with a small scan") == 1
     assert json.loads((tmp_path / lanes.FILE).read_text())["lanes"] == {"reference": None}
+
+
+def _try(node: Node, spec: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Try the back ends of the plan of `spec` as `ablate exec` does; return the lines that it prints."""
+    lines: list[str] = []
+    monkeypatch.setenv("ABLATE_HOME", str(home))
+    context = SimpleNamespace(node=node, data_dir=home / "data", runner=SimpleNamespace(server=ForkServer()))
+    try_back_ends(make_plan(make_spec(**spec)), cast(NodeContext, context), lines.append)
+    return lines
+
+
+H100 = {"placement": {"node_class": "h100"}, "workload": {"recipe": "hybrid-ref-h200"}}
+
+
+def test_exec_tries_the_lanes_of_its_plan_except_the_reference(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _try(node, {}, tmp_path, monkeypatch) == []
+    assert _try(node, command_values(), tmp_path, monkeypatch) == [], "a command has no lane to try"
+    of_gpus = _with_lanes(node, Lane.CUDA, Lane.REFERENCE)
+    with pytest.raises(ExecRefused, match=r"^cuda: refused: lane 'cuda' has no implementation on node class"):
+        _try(of_gpus, {**H100, "baseline": {}, "variants": {"one": {"gates": {"tma": False}}}}, tmp_path, monkeypatch)
+
+
+def test_exec_refuses_a_plan_whose_back_end_is_wrong(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    answers = {"loss=liger": "wrong: relative error 1.1; allowed: 0.02"}
+    monkeypatch.setattr(lanes, "_ask", lambda _server, order: (ran.append(order.name), answers.get(order.name))[1])
+    lanes.keep_lanes(node, {"peer": None}, tmp_path)
+    monkeypatch.setattr(cli, "tried_on", lambda _class: ("reference", "loss=liger", "loss=quack", "attention=fa4"))
+    monkeypatch.setattr(lanes, "tried_on", cli.tried_on)
+    gates = {"one": {"gates": {"loss": "liger"}}, "two": {"gates": {"loss": "quack"}}}
+    spec = {**H100, "variants": gates, "baseline": {"gates": {"lane": "reference", "attention": "sdpa"}}}
+    with pytest.raises(ExecRefused, match=r"^loss=liger: wrong: relative error 1.1; allowed: 0.02$"):
+        _try(node, spec, tmp_path, monkeypatch)
+    assert ran == ["loss=liger", "loss=quack"], "fa4 is in no arm"
+    stored = json.loads((tmp_path / lanes.FILE).read_text())["lanes"]
+    assert stored == {"peer": None, "loss=quack": None, **answers}
+    with pytest.raises(ExecRefused):
+        _try(node, spec, tmp_path, monkeypatch)
+    assert ran[2:] == ["loss=liger"], "what failed is tried again"

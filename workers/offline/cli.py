@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list
+from experiments.design.plan import Plan
 from experiments.design.trainable import trainable
 from experiments.digest import code_digest
 from experiments.errors import ExperimentError, SigningUnavailable
@@ -30,6 +31,7 @@ from experiments.records.circumstances import NOT_REGISTERED
 from experiments.records.plan_archive import PlanWithCode
 from experiments.records.plan_file import PlanFile, carried_plan, differences
 from experiments.records.signing import Signer
+from kernels.backends import Lane
 from model.errors import ConfigError
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource
@@ -43,6 +45,7 @@ from workers.offline.bundle_folder import BundleFolder
 from workers.offline.check import check
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
+from workers.processes.lanes import keep_lanes, run_lanes, stored_lanes, tried_on
 from workers.processes.runner import start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 
@@ -84,7 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
     out: Annotated[Path, typer.Option("--out", help="Folder of the bundle.")],
     blocks: Annotated[str, typer.Option(help="Only these blocks, counted from 1: 1-3 or 1,4,6. Default: all.")] = "",
     resume: Annotated[bool, typer.Option(help="Continue the bundle in OUT.")] = True,
-    rehearse: Annotated[bool, typer.Option(help="First run one step of every arm; stop if one cannot run.")] = True,
+    rehearse: Annotated[bool, typer.Option(help="First try every back end and a step of every arm.")] = True,
     data_dir: Annotated[Path | None, typer.Option(help="Prepared data sets. Default: below OUT.")] = None,
     key: Annotated[
         Path | None,
@@ -181,8 +184,36 @@ def _fill(job: _Job, node: Node, bundle: Bundle, *, console: Console) -> ExecSum
         execution = ExecRun(job.plan_file, job.folder, runner, display, node_id=node_id)
         with display.shown():
             if job.rehearse and not any(block.attempt.node_id == node_id for block in bundle.blocks):
+                try_back_ends(plan, context, display.print_line)
                 execution.rehearse(missing[0])
             return execution.run(missing, bundle, stopping=stopping)
+
+
+def try_back_ends(plan: Plan, context: NodeContext, say: Callable[[str], None]) -> None:
+    """Run the small problem of every lane and back end that an arm of `plan` needs, unless it worked here before.
+
+    Lane reference is the definition that the others are compared with, and is not tried. Raises ExecRefused with the
+    reason of each that does not compute correct results.
+    """
+    node, home = context.node, state_folder()
+    needed = {
+        name
+        for arm in plan.arms
+        for name in (trainable(arm.config).lane(arm.gates), *trainable(arm.config).back_ends(arm.gates))
+    }
+    works = stored_lanes(node, home)
+    untried = sorted(needed.intersection(tried_on(node.node_class)) - works - {str(Lane.REFERENCE)})
+    if not untried:
+        return
+    say(f"trying {', '.join(untried)} with a small problem each")
+    results = run_lanes(node, context.runner.server, data_dir=context.data_dir, works=works, only=untried) or {}
+    try:
+        keep_lanes(node, {**dict.fromkeys(sorted(works)), **results}, home)
+    except OSError as error:
+        say(f"cannot store these results, so the next run tries again: {error}")
+    problems = [f"{name}: {problem}" for name, problem in results.items() if problem is not None]
+    if problems:
+        raise ExecRefused("; ".join(problems))
 
 
 @contextmanager

@@ -60,9 +60,17 @@ def stored_lanes(node: Node, home: Path) -> frozenset[str]:
 
 
 def run_lanes(
-    node: Node, server: ForkServer, *, data_dir: Path, works: Collection[str] = frozenset()
+    node: Node,
+    server: ForkServer,
+    *,
+    data_dir: Path,
+    works: Collection[str] = frozenset(),
+    only: Collection[str] | None = None,
 ) -> LaneResults | None:
-    """Run every lane of the node's class except those in `works`; None on a node that executes nothing."""
+    """Run every lane and back end of the node's class, or `only` these, except those in `works`.
+
+    Returns None on a node that executes nothing.
+    """
     node_class = node.node_class
     if node_class.compiles_only:
         return None
@@ -76,6 +84,7 @@ def run_lanes(
             caches=chosen_caches(),
         )
         for name in tried_on(node_class)
+        if only is None or name in only
     ]
     return {order.name: None if order.name in works else _ask(server, order) for order in orders}
 
