@@ -573,8 +573,8 @@ def check_tensor_parallel(config: TrainConfig) -> None:
 def generates_code(config: TrainConfig) -> bool:
     """Return whether a pass before step 0 compiles something for `config`.
 
-    True for torch.compile, flex attention and the scan in lanes cuda and peer. False on XLA, which compiles the graph
-    of a step when the step ends: its first steps compile, and none after them.
+    True for torch.compile, flex attention, compiled updates and the scan in lanes cuda and peer. False on XLA, which
+    compiles the graph of a step when the step ends: its first steps compile, and none after them.
     """
     return uses_inductor(config) or ("M" in config.model.pattern and config.model.scan.lane in GENERATED_LANES)
 
@@ -582,4 +582,4 @@ def generates_code(config: TrainConfig) -> bool:
 def uses_inductor(config: TrainConfig) -> bool:
     """Return whether torch's compiler generates code for `config`."""
     flex = "A" in config.model.pattern and config.model.attention.backend == "flex"
-    return config.compile or flex or config.loss == "compiled"
+    return config.compile or flex or config.loss == "compiled" or config.optim.update == "compiled"

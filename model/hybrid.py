@@ -89,8 +89,9 @@ class Hybrid(nn.Module):
             for block in self.blocks:
                 x_BSD, update_BSD = block(x_BSD, update_BSD, segment_ids_BS, rotary)
         x_BSD, hidden_BSD = self.final_norm.of_sum(x_BSD, update_BSD)
+        hidden_BSD = hidden_BSD.to(self.compute_dtype)
         _record(x_BSD.dtype)
-        return hidden_BSD.to(self.compute_dtype)
+        return hidden_BSD
 
     def _rotary(self, tokens_BS: Tensor) -> Rotary | None:
         """Return the tables of all attention layers, which are equal; None without such a layer."""

@@ -71,7 +71,10 @@ class StateExchange(Protocol):
 
 
 class Mamba3(nn.Module):
-    """Token mixer with a rank-R state space recurrence. All parameters are float32 for every compute dtype."""
+    """Token mixer with a rank-R state space recurrence.
+
+    All parameters except the projections are float32 for every compute dtype.
+    """
 
     def __init__(self, config: HybridConfig, *, compute_dtype: torch.dtype) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def update(
 ) -> Tensor:
     """Update the parameters by the gradients of `loss_now`; return [2]: loss, gradient norm before clipping.
 
-    Records the facts `ModelFact.OPTIMIZER` and `ModelFact.ADAMW_UPDATE`, except on XLA.
+    Records the facts `ModelFact.OPTIMIZER`, `ADAMW_UPDATE` and `ADAMW_MOMENTS`, except on XLA.
     """
     loss_now.backward()  # type: ignore[no-untyped-call]
     if config.optim.update in ("clip_in_update", "compiled"):

@@ -47,6 +47,7 @@ from model.training.compilation import (
     record_compilation,
     start_compilation,
 )
+from model.training.compiled_adamw import CompiledAdamW
 from model.training.measurement import HostLoad, HostShares, MemoryPeak, PeakMeter, read_clock_mhz
 from model.training.mesh import OneDevice, XlaMesh
 from model.training.optim_step import DeviceBatch, batch_loss, update
@@ -296,6 +297,8 @@ class _Trainer:
         # step 0 records the facts of a pass, so the counters of this pass are collected apart
         with facts.collect() as of_pass:
             self.one_pass()
+            if isinstance(self._optimizer, CompiledAdamW):
+                self._optimizer.compile()
         self._wait()
         self.compilation = record_compilation(self.config, time.perf_counter() - start, of_pass)
 

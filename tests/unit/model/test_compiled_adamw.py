@@ -14,6 +14,7 @@ from model.config import HybridConfig, MambaConfig, OptimConfig, TrainConfig
 from model.errors import ConfigError
 from model.facts import ModelFact
 from model.layers.linear import Linear
+from model.training import compiled_adamw
 from model.training.compiled_adamw import CompiledAdamW
 from model.training.optim_step import DeviceBatch, batch_loss, set_learning_rate, update
 from model.training.optimizers import adamw, optimizer_of
@@ -51,7 +52,11 @@ def recount(
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_drawn_updates_equal_a_recount_in_float64(dtype: torch.dtype, moments: str) -> None:
+def test_drawn_updates_equal_a_recount_in_float64(
+    dtype: torch.dtype, moments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mathematics. The compiler would compile each of these sizes; its results are compared below."""
+    monkeypatch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
     for seed in range(24):
         draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - a reproducible draw
         model = Maps(draw, dtype)
@@ -94,6 +99,28 @@ def test_drawn_updates_equal_a_recount_in_float64(dtype: torch.dtype, moments: s
             assert {state["exp_avg"].dtype, state["exp_avg_sq"].dtype} == {getattr(torch, moments)}
             limit = 1e-5 if moments == "float32" else 2e-3  # a moment at half of a rounding step may fall either way
             torch.testing.assert_close(master.double(), want, rtol=limit, atol=limit * sum(rates) + 1e-9)
+
+
+@pytest.mark.parametrize("moments", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_compiled_update_equals_the_plain_one(dtype: torch.dtype, moments: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((30, 100), (64, 48), (17, 129)):
+        start, first, second, gradient = (torch.randn(shape, generator=generator) for _ in range(4))
+        numbers = (torch.tensor(1.7), torch.tensor(0.999), torch.tensor([3e-3, 2.1]))
+        results = []
+        for compiled in (True, False):
+            rounded = None if dtype == torch.float32 else start.to(dtype)
+            slots = (start.clone(), first.to(moments, copy=True), second.square().to(moments))
+            matrix = compiled_adamw._Matrix(*slots, rounded)
+            with pytest.MonkeyPatch.context() as patch:
+                if not compiled:
+                    patch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
+                assert compiled_adamw._run(matrix, gradient.to(dtype), *numbers, (0.9, 0.95)) is compiled
+            results.append([slot for slot in matrix if slot is not None])
+        assert not torch.equal(results[0][0], start)
+        for own, plain in zip(*results, strict=True):
+            torch.testing.assert_close(own, plain, rtol=1e-6 if own.dtype == torch.float32 else 8e-3, atol=1e-6)
 
 
 MODEL = HybridConfig(vocab_size=512, d_model=32, pattern="MFA", mamba=MambaConfig(d_state=8, headdim=16, mimo_rank=2))

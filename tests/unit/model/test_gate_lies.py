@@ -24,7 +24,7 @@ from model.config import StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.facts import ModelFact
 from model.layers import attention
-from model.training import loss, mesh, traced_step, train
+from model.training import compiled_adamw, loss, mesh, traced_step, train
 from tests.unit.model.test_train import config_for, run
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -73,6 +73,10 @@ def two_rows(patch: pytest.MonkeyPatch) -> None:
 
 def uncompiled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "compile", lambda function, **_: function)
+
+
+def uncompiled_update(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
 
 
 def float32_model(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +128,7 @@ LIES: dict[str, tuple[Any, Plant]] = {
     "projections": ("fp8", another_model(projections="as_dtype")),
     "cuda_graph": (True, without_a_graph),
     "optimizer": ("muon", another_optimizer(algorithm="adamw")),
-    "adamw_update": ("compiled", uncompiled),
+    "adamw_update": ("compiled", uncompiled_update),
     "adamw_moments": ("bfloat16", another_optimizer(moments="float32")),
     "residual": ("bfloat16", another_model(residual="float32")),
     "norm_kernels": ("quack", another_model(norm_kernels="torch")),

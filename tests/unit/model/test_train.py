@@ -246,6 +246,18 @@ def test_every_gate_value_that_a_cpu_can_run_says_that_it_ran(
     assert reading.observed == value or gate.unused_because(gates), reading
 
 
+def test_compiled_updates_are_compiled_before_step_0(home: Path, dataset: Dataset) -> None:
+    config = config_for(home, steps=StepsConfig(warmup=0, timed=2, val_rows=0))
+    eager = run(config, dataset)
+    result = run(replace(config, optim=replace(config.optim, update="compiled")), dataset)
+    assert result.facts[ModelFact.ADAMW_UPDATE] == "compiled"
+    assert result.compile_s > 0 == eager.compile_s
+    assert [step.compilations for step in result.steps] == [0, 0, 0]
+    own, others = ([step.loss for step in one.steps] for one in (result, eager))
+    assert own[0] == others[0], "compiling the update changes no weight"
+    assert own == pytest.approx(others, rel=1e-6)
+
+
 def test_train_measures_itself(baseline: TrainResult) -> None:
     assert baseline.parameters > 512 * 32 * 2
     assert baseline.flops_per_step > 6 * 512 * 32 * 256
