@@ -104,7 +104,7 @@ def loop_is_unrolled(patch: pytest.MonkeyPatch) -> None:
 def blocks_run_one_by_one(patch: pytest.MonkeyPatch) -> None:
     def one_by_one(run: Any, x_BSD: torch.Tensor, segment_ids_BS: torch.Tensor) -> torch.Tensor:
         for block in run.blocks:
-            x_BSD = block(x_BSD, segment_ids_BS)
+            x_BSD = layer_loops._sum(block(x_BSD, None, segment_ids_BS))
         return x_BSD
 
     patch.setattr(layer_loops._Run, "__call__", one_by_one)
