@@ -18,8 +18,7 @@ OptimizerKind: TypeAlias = Literal["adamw", "muon"]
 AdamWUpdate: TypeAlias = Literal["fused", "foreach", "clip_in_update", "compiled"]
 ComputeDtype: TypeAlias = Literal["float32", "bfloat16"]
 NormKernels: TypeAlias = Literal["torch", "quack"]
-MomentsDtype: TypeAlias = Literal["float32", "bfloat16"]
-ResidualDtype: TypeAlias = Literal["float32", "bfloat16"]
+StoredDtype: TypeAlias = Literal["float32", "bfloat16"]
 Sharding: TypeAlias = Literal["fsdp", "replicated", "hsdp"]
 ProjectionKind: TypeAlias = Literal["as_dtype", "fp8_forward", "fp8"]
 NormKind: TypeAlias = Literal["rms", "layer"]
@@ -140,7 +139,7 @@ class HybridConfig:
     projections: ProjectionKind = "as_dtype"
     """Products of the blocks' projections: in the compute dtype, or in float8 forward (`fp8_forward`), or also for the
     gradients of their inputs (`fp8`). The head stays in the compute dtype."""
-    residual: ResidualDtype = "float32"
+    residual: StoredDtype = "float32"
     """Dtype of the residual stream between blocks."""
     mamba: MambaConfig = field(default_factory=MambaConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
@@ -256,7 +255,7 @@ class OptimConfig:
     """`muon` updates the matrices of the blocks by Muon, with AdamW's rate and decay, and everything else by AdamW."""
     update: AdamWUpdate = "fused"
     """Implementation of AdamW's update and of the clipping, see model/training/optimizers.py."""
-    moments: MomentsDtype = "float32"
+    moments: StoredDtype = "float32"
     """Dtype in which compiled updates store both moments of the matrices of the blocks."""
     learning_rate: float = 3e-3
     weight_decay: float = 0.1

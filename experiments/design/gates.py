@@ -16,12 +16,11 @@ from model.config import (
     AttentionBackend,
     ComputeDtype,
     LossKind,
-    MomentsDtype,
     NormKernels,
     OptimizerKind,
     ProjectionKind,
-    ResidualDtype,
     Sharding,
+    StoredDtype,
 )
 from model.facts import ModelFact
 
@@ -358,12 +357,11 @@ _ENTRIES = (
     Gate(
         name="adamw_moments",
         question="What do moments in bfloat16 save in time and memory, and what do they cost in loss?",
-        values=get_args(MomentsDtype),
+        values=get_args(StoredDtype),
         path="optim.moments",
         claim=Claim.CHANGES_MODEL,
         device_types={"bfloat16": ("cpu", "cuda")},
         requires={"adamw_update": "compiled"},
-        free=("float32",),
         unused_with=NOT_ON_XLA,
         proof="the dtype of the moments of the optimiser that stepped",
         blind_to="the moments of embedding, head, norms and small tensors, which stay float32",
@@ -372,7 +370,7 @@ _ENTRIES = (
     Gate(
         name="residual",
         question="What does a residual stream in bfloat16 save in time and memory, and what does it cost in loss?",
-        values=get_args(ResidualDtype),
+        values=get_args(StoredDtype),
         path="model.residual",
         claim=Claim.CHANGES_MODEL,
         requires={"dtype": "bfloat16"},

@@ -85,7 +85,7 @@ def float32_model(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_model(**changes: Any) -> Plant:
-    """The model has these settings, whatever it is asked."""
+    """The model has these settings in place of those of the configuration."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         plain = hybrid.build
