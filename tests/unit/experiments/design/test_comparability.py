@@ -68,11 +68,16 @@ def test_a_gate_that_changes_work_says_that_it_changes_the_model() -> None:
     base = HYBRID_TINY.config
     for gate in GATES.values():
         for value in gate.values:
+            needed = gate.needs(value)
+            start = replace_fields(base, {GATES[name].path: GATES[name].typed(needed[name]) for name in needed})
             try:
-                changed = gate.apply(base, value)
+                changed = gate.apply(start, value)
             except ConfigError:
                 continue
-            if other_work(METRICS["step_s"], json_of(changed), json_of(base)) and gate.claim is not Claim.CHANGES_MODEL:
+            if (
+                other_work(METRICS["step_s"], json_of(changed), json_of(start))
+                and gate.claim is not Claim.CHANGES_MODEL
+            ):
                 wrong.append((gate.name, value))
     assert wrong == []
 
