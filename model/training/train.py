@@ -358,10 +358,9 @@ class _Trainer:
     def _update(self, index: int) -> Tensor:
         """Begin step `index`. On XLA this only records the step, which runs at the next wait."""
         optim_step.set_learning_rate(self._optimizer, optim_step.learning_rate(index, self.config.optim))
-        batch = self._batch(index)
         if self._graph is not None:
-            return self._graph.run(batch)
-        return self.devices.update(self.devices.loss(self._forward, batch), self._optimizer)
+            return self._graph.run(index)
+        return self.devices.update(self.devices.loss(self._forward, self._batch(index)), self._optimizer)
 
     def _step(self, batch: DeviceBatch) -> Tensor:
         loss = batch_loss(self._forward, self._model.lm_head.weight, batch, self.config)
@@ -373,8 +372,7 @@ class _Trainer:
             return
         if self.device.type != "cuda":
             raise KernelUnsupported(f"CUDA graphs run on NVIDIA GPUs; the model is on {self.device.type}")
-        batches = (self._batch(index) for index in range(1, self.config.steps.total))
-        self._graph = StepGraph(self._step, batches, self.device)
+        self._graph = StepGraph(self._step, self._batch, range(1, self.config.steps.total), self.device)
 
     @property
     def replays(self) -> int:
