@@ -1,5 +1,7 @@
 """Compare the cuda lane with the official kernels on this GPU: accuracy, speed, and attention beside the scan.
 
+Part chain needs no scan: it times three chained matrix products in CuTe DSL and by torch.bmm.
+
 Usage: python -m tests.kernels.bench [--only PART] [--quick] [--out DIR] [--peer-site DIR] [--jobs N]
 [--compile-only]
 """
@@ -15,13 +17,14 @@ from kernels.backends import Lane
 from kernels.errors import KernelError, KernelUnsupported
 from tests.kernels.bench import cases, parts
 from tests.kernels.bench.cases import BenchCase
+from tests.kernels.bench.chain import CHAINS
 from tests.kernels.bench.compiling import compile_first, needed
 from tests.kernels.bench.lane_process import LaneProcess, lane_process
 from tests.kernels.bench.render import page
 from tests.kernels.bench.report import Machine, Row, TablePart, sorted_rows, store, stored
 from tests.kernels.bench.runs import ATTENTION_BACKENDS
 
-PARTS = ("accuracy", "speed", "attention")
+PARTS = ("accuracy", "speed", "attention", "chain")
 PAGE = "README.md"
 
 
@@ -64,7 +67,7 @@ def _problems(part: str, quick: bool) -> tuple[BenchCase, ...]:
 
 
 def _run(part: str, arguments: argparse.Namespace) -> None:
-    problems = _problems(part, arguments.quick)
+    problems = () if part == "chain" else _problems(part, arguments.quick)
     requested = (Lane.CUDA, Lane.PEER) if part in ("accuracy", "speed") else (Lane.CUDA,)
     with _lanes(requested, arguments.peer_site) as (lanes, absent):
         if arguments.jobs > 0:
@@ -98,6 +101,8 @@ def _rows(part: str, bench: parts.BenchRun, problems: tuple[BenchCase, ...]) -> 
         return parts.accuracy(bench, problems)
     if part == "speed":
         return parts.speed(bench, problems)
+    if part == "chain":
+        return parts.chain(bench, CHAINS)
     return parts.attention(bench, problems, ATTENTION_BACKENDS)
 
 
