@@ -56,7 +56,7 @@ def test_drawn_updates_equal_a_recount_in_float64(
     dtype: torch.dtype, moments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mathematics. The compiler would compile each of these sizes; its results are compared below."""
-    monkeypatch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
+    monkeypatch.setattr(compiled_adamw, "_compiler", lambda _aligned: compiled_adamw._update)
     for seed in range(24):
         draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - a reproducible draw
         model = Maps(draw, dtype)
@@ -115,7 +115,7 @@ def test_a_compiled_update_equals_the_plain_one(dtype: torch.dtype, moments: tor
             matrix = compiled_adamw._Matrix(*slots, rounded)
             with pytest.MonkeyPatch.context() as patch:
                 if not compiled:
-                    patch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
+                    patch.setattr(compiled_adamw, "_compiler", lambda _aligned: compiled_adamw._update)
                 assert compiled_adamw._run(matrix, gradient.to(dtype), *numbers, (0.9, 0.95)) is compiled
             results.append([slot for slot in matrix if slot is not None])
         assert not torch.equal(results[0][0], start)
