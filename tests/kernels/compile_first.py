@@ -49,7 +49,8 @@ def problems_of(item: pytest.Item) -> list["ScanProblem"]:
 def pytest_collection_finish(session):
     """Compile the kernels of the selected tests."""
     config = session.config
-    if not config.getoption("--compile-kernels") or config.option.collectonly or session.testsfailed:
+    stops = session.testsfailed and not config.option.continue_on_collection_errors
+    if not config.getoption("--compile-kernels") or config.option.collectonly or stops:
         return
     if hasattr(config, "workerinput"):
         raise pytest.UsageError("--compile-kernels with several test processes; allowed: one, it uses all cores itself")
