@@ -100,7 +100,7 @@ def _run_and_exit(run: Callable[..., Any], *arguments: Any, **options: Any) -> N
     accept_every_text()
     try:
         code = run(*arguments, **{**options, "standalone_mode": False})
-        code = _flush() or code
+        code = _flush(reported=code == ExitCode.ERROR) or code
     except BrokenPipeError:
         code = _silence_output()
     except SystemExit as exit_request:
@@ -118,15 +118,16 @@ def _run_and_exit(run: Callable[..., Any], *arguments: Any, **options: Any) -> N
     sys.exit(code or ExitCode.DONE)
 
 
-def _flush() -> ExitCode | None:
-    """Write the rest of the output. Return ERROR if that fails, for example on a full disk."""
+def _flush(*, reported: bool) -> ExitCode | None:
+    """Write the rest of the output. Return ERROR if that fails, for example on a full disk, which may be `reported`."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         _silence_output()
-        sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+        if not reported:
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
         return ExitCode.ERROR
     return None
 

@@ -57,10 +57,17 @@ def test_a_character_that_the_stream_lacks_becomes_ascii() -> None:
     assert done.stdout == b"+/- \\u0141 \\ud83d\\ude00 \\udcff \\u2014\n"
 
 
-def test_a_full_disk_and_closed_streams_give_a_sentence_or_nothing() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_an_error_in_one_sentence(unbuffered: str) -> None:
+    variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([ABLATE, "recipes"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+        done = subprocess.run(
+            [ABLATE, "recipes"], stdout=full, stderr=subprocess.PIPE, env=variables, check=False, timeout=60
+        )
     assert (done.returncode, done.stderr) == (5, b"error: [Errno 28] No space left on device\n")
+
+
+def test_closed_streams_give_no_traceback() -> None:
     for closed in (">&-", "2>&-", ">&- 2>&-"):
         shell = subprocess.run(["sh", "-c", f"{ABLATE} recipes {closed}"], capture_output=True, check=False, timeout=60)
         assert (shell.returncode, b"Traceback" in shell.stderr) == (0, False)
