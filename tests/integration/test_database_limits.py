@@ -20,17 +20,15 @@ ROW = {"duty": "a", "holder": "b", "until": 0.0}
 
 
 @pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = {"statement_timeout": "700ms", "lock_timeout": "300ms", "idle_in_transaction_session_timeout": "500ms"}
-    monkeypatch.setattr(session, "_LIMITS", short)
-    monkeypatch.setattr(session._Limited, "answer_s", 1.0)
-
-
-@pytest.fixture
-def store(tmp_path: Path, limits: None) -> Iterator[Store]:
+def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(migrated_url("postgresql", tmp_path))
     yield opened
     opened.close()
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, **limits: str) -> None:
+    """Shorten these limits of new connections. The others stay long, so that no busy core reaches them first."""
+    monkeypatch.setattr(session, "_LIMITS", session._LIMITS | limits)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -55,7 +53,8 @@ def test_sqlite_writes_a_commit_to_the_disk(tmp_path: Path) -> None:
     store.close()
 
 
-def test_silent_server_is_given_up_and_its_connection_replaced(store: Store) -> None:
+def test_silent_server_is_given_up_and_its_connection_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session._Limited, "answer_s", 1.0)
     now = text("SELECT pg_backend_pid()")
     connection = store.writer.connect()
     pid = connection.scalar(now)
@@ -105,20 +104,24 @@ def test_silent_pooled_connections_are_replaced_long_before_an_answer_would_be_g
         store.close()
 
 
-def test_long_statement_ends(store: Store) -> None:
+def test_long_statement_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, statement_timeout="700ms")
     with pytest.raises(OperationalError, match="statement timeout"), store.read() as connection:
         connection.execute(text("SELECT pg_sleep(30)"))
 
 
-def test_migration_may_take_longer(store: Store) -> None:
-    with store.write_for_long() as connection:
+def test_migration_may_take_longer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, statement_timeout="700ms")
+    with monkeypatch.context() as patched, store.write_for_long() as connection:
+        patched.setattr(session._Limited, "answer_s", 1.0)
         connection.execute(text("SELECT pg_sleep(1.2)"))
     with pytest.raises(OperationalError, match="statement timeout"), store.read() as connection:
         connection.execute(text("SELECT pg_sleep(30)"))
     upgrade(store)
 
 
-def test_lock_of_a_client_that_went_silent_ends(store: Store) -> None:
+def test_lock_of_a_client_that_went_silent_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, lock_timeout="300ms", idle_in_transaction_session_timeout="2s")
     with store.write() as connection:
         connection.execute(insert(leaders).values(ROW))
     other = Store(store.url)
@@ -126,7 +129,7 @@ def test_lock_of_a_client_that_went_silent_ends(store: Store) -> None:
     silent.execute(update(leaders).values(until=1.0))
     with pytest.raises(OperationalError, match="lock timeout"), store.write() as connection:
         connection.execute(update(leaders).values(until=2.0))
-    time.sleep(1)
+    time.sleep(3)  # ends after its limit
     with store.write() as connection:
         assert connection.execute(update(leaders).values(until=3.0)).rowcount == 1
     with pytest.raises(DBAPIError, match="idle-in-transaction"):
@@ -135,13 +138,13 @@ def test_lock_of_a_client_that_went_silent_ends(store: Store) -> None:
     other.close()
 
 
-def test_locked_ablation_stops_no_worker_of_another_one(tmp_path: Path, limits: None) -> None:
+def test_locked_ablation_stops_no_worker_of_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, lock_timeout="1s")
     with running_api("postgresql", tmp_path) as api:
         node, made = api.register(), [api.submit()["id"], api.submit()["id"]]
         claims = [api.claim(node) for _ in made]
         blocks = {block["ablation_id"]: block for block in claims if block is not None}
         with api.store.writer.connect() as connection:
-            connection.exec_driver_sql("SET idle_in_transaction_session_timeout = 0")
             connection.execute(select(ablations.c.id).where(ablations.c.id == made[0]).with_for_update())
             for _ in range(3):
                 assert beat(api, blocks[made[0]]) == 503

@@ -39,7 +39,7 @@ def test_block_of_two_arms_is_reported_whole(rig: Rig) -> None:
     for receipt in (first, second):
         assert receipt_check.verify(receipt) == []
         assert receipt["outcome"] == "measured"
-        assert len(receipt["steps"]) == 5
+        assert len(receipt["steps"]) == 14
         assert receipt["ids"]["node"] == "nod_1"
         assert receipt["wall_s"] > receipt["training_s"] > 0
     assert first["summary"]["loss_step1"] == second["summary"]["loss_step1"]
@@ -104,7 +104,7 @@ def test_repeated_timeout_is_the_arms_result_and_the_others_are_measured(rig: Ri
     trials = (claimed.trials[0], claimed.trials[1].model_copy(update=late), claimed.trials[2])
     rig.service.blocks.append(claimed.model_copy(update={"trials": trials}))
     (report,) = until(lambda: rig.service.bodies(":report"))
-    assert report["failure_class"] is None, report
+    assert report["failure_class"] is None, report["message"]
     assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured", "timeout", "measured"]
     late_receipt = report["receipts"][1]
     assert (late_receipt["failure_class"], late_receipt["summary"]) == ("timeout", None)
