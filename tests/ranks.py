@@ -5,10 +5,12 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from model.config import MeshConfig
 from tests.ports import free_port
@@ -17,7 +19,10 @@ LONGEST_S = {"cpu": 120.0, "cuda": 900.0}
 """Seconds of one call. On a GPU the scan's kernels are compiled first."""
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["model.training.ranked_step", "tests.unit.model.test_train"])  # seconds of imports
+_server = forkserver.ForkServer()
+"""A fork server of the ranks alone: the one of multiprocessing may have been started by a test of workers, without
+torch, and every rank would then import that itself, for seconds."""
+_server.set_forkserver_preload(["model.training.ranked_step", "tests.unit.model.test_train"])
 
 
 def run_ranks(
@@ -35,7 +40,8 @@ def run_ranks(
             ours, theirs = _context.Pipe(duplex=False)
             job = (rank, mesh, meeting, theirs, device, work, arguments)
             process = _context.Process(target=_rank, args=job, daemon=True)
-            process.start()
+            with patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
+                process.start()
             theirs.close()
             pipes.append(ours)
             processes.append(process)
