@@ -4,20 +4,24 @@ Settings of the shell that would change what is tested are left behind: the prod
 on, and the repository that git commands are told to use when a hook starts the tests.
 
 A file is never divided. Long groups of files run each in one process and begin first: whole stacks and what measures,
-what starts processes and waits for them, and what compiles kernels. The rest runs when one of them is done.
+what starts processes and waits for them, what starts ranks, and what compiles kernels. The rest runs when one of them
+is done.
 
 `make test` runs the short tests, `make test-long` the long ones (long_tests.py); pytest alone runs all.
 """
 
+import gc
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.long_tests import is_long
+from tests.long_tests import is_long, is_long_file
 
 pytest_plugins = ["tests.kernels.compile_first"]
 LENGTHS = ("short", "long")
+ROOT = Path(__file__).resolve().parents[1]
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 _MEASURING = ("arm_outcome", "exec", "part_run", "planted", "sentinels", "stack_")
 _WAITING = (
@@ -28,6 +32,7 @@ GROUPS = {
     "stacks": ("tests/acceptance/", *(f"tests/integration/test_{name}" for name in _MEASURING)),
     "compiled kernels": ("tests/kernels/test_mamba3_cuda_budgets.py",),
     "processes": tuple(f"tests/integration/test_{name}" for name in _WAITING),
+    "ranks": ("tests/unit/model/parallel/",),
 }
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
@@ -49,6 +54,24 @@ def group_of(nodeid: str) -> str:
 def pytest_addoption(parser):
     """Add --length."""
     parser.addoption("--length", choices=LENGTHS, help="run tests that are (long) or are not (short) in long_tests.py")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Skip the files that have only long tests."""
+    if config.getoption("--length") == "short" and collection_path.is_relative_to(ROOT):
+        return is_long_file(collection_path.relative_to(ROOT).as_posix()) or None
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect no garbage meanwhile, and leave the tests out of later collections: each training starts one."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

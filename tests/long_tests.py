@@ -106,6 +106,11 @@ EXCEPT = (
 SQLITE, POSTGRESQL = "[sqlite", "[postgresql"
 
 
+def is_long_file(path: str) -> bool:
+    """Return whether `make test` leaves out every test of a file, so that it need not import the file."""
+    return path.startswith(LONG) and not any(name.startswith(path) or path.startswith(name) for name in EXCEPT)
+
+
 def is_long(nodeid: str, every: Collection[str] = ()) -> bool:
     """Return whether `make test` leaves a test out: it is listed, or its twin on PostgreSQL is among `every` test.
 

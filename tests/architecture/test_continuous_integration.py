@@ -18,7 +18,7 @@ import pytest
 from kernels import xla_device
 from tests import nightly
 from tests.architecture.pages import ROOT
-from tests.long_tests import EXCEPT, LONG, is_long
+from tests.long_tests import EXCEPT, LONG, is_long, is_long_file
 
 MAKE = """#!/bin/sh
 echo "$1" >> targets
@@ -201,3 +201,12 @@ def test_the_lengths_divide_all_tests() -> None:
     ends = ("[sqlite]", "[postgresql]", "[sqlite-1]", "[postgresql-2]")
     stores = [f"tests/integration/test_x.py::test_y{end}" for end in ends]
     assert [is_long(name, stores) for name in stores] == [True, False, False, False], "only a twin stands for a test"
+
+
+def test_a_file_is_left_out_whole_only_if_all_its_tests_are_long() -> None:
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    left_out = {path for path in files if is_long_file(path)}
+    assert {"tests/simulation/test_words.py", "tests/acceptance/test_demo.py"} <= left_out
+    short = ("tests/unit/model/test_train.py", "tests/kernels/test_oracle.py", "tests/acceptance/test_stack.py")
+    assert not left_out & {*short, *(name.partition("::")[0] for name in EXCEPT)}
+    assert all(is_long(f"{path}::test_x") for path in left_out)
