@@ -121,6 +121,7 @@ def _killed_parts_start_again(home: Home, first: dict[str, Any]) -> None:
     for pid in first["pids"].values():
         os.kill(pid, signal.SIGKILL)
     assert home.wait_until(lambda: home.run("status").returncode == 6, patience_s=30)
+    assert wait_until(lambda: all_started_again(home), patience_s=180), home.files.state.read_text()
     assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=180), home.run("status").stdout
     stack = json.loads(home.run("status", "--json").stdout)["stack"]
     assert {name: part["restarts"] for name, part in stack["parts"].items()} == dict.fromkeys(first["pids"], 1)
@@ -140,6 +141,12 @@ def _one_part_is_given_up(home: Home) -> None:
     status = home.run("status")
     assert status.returncode == 6
     assert "given up after 8 failures in a row" in status.stdout.replace("\n", " ")
+
+
+def all_started_again(home: Home) -> bool:
+    """Read the stack's file: each call of the command `status` would need a second of a processor."""
+    parts = json.loads(home.files.state.read_text())["parts"].values()
+    return all(part["restarts"] and part["phase"] == "ready" for part in parts)
 
 
 def phase_of(home: Home, part: str) -> str:
