@@ -66,7 +66,7 @@ class Run:
         return open_bundle(read_bundle_files(self.bundle))
 
 
-def tiny(folder: Path, *, timed: int = 3, **steps: int) -> Run:
+def tiny(folder: Path, *, timed: int = 12, **steps: int) -> Run:
     """A plan of two arms that trains a step in milliseconds."""
     workload = {
         "recipe": "hybrid-tiny",

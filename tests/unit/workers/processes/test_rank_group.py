@@ -72,7 +72,7 @@ def outcome(work: Callable[[int], TrialResult], folder: Path) -> tuple[int, Tria
 
     process = _fork.Process(target=first_process)
     process.start()
-    process.join(20)
+    process.join(60)
     assert process.exitcode is not None, "it hangs"
     left = folder / "left"
     assert not left.exists() or left.read_text() == "[]"
@@ -181,7 +181,7 @@ def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None
         outside.listen()
         process = _fork.Process(target=first_process)
         process.start()
-        process.join(20)
+        process.join(60)
     assert process.exitcode == 0
     result = read_result(result_path(tmp_path, 1))
     assert result is not None
