@@ -4,8 +4,8 @@ Settings of the shell that would change what is tested are left behind: the prod
 on, and the repository that git commands are told to use when a hook starts the tests.
 
 A file is never divided. Long groups of files run each in one process and begin first: whole stacks and what measures,
-what starts processes and waits for them, what starts ranks, and what compiles kernels. The rest runs when one of them
-is done.
+what starts processes and waits for them, what starts ranks, what trains, and what compiles kernels. The rest runs when
+one of them is done.
 
 `make test` runs the short tests, `make test-long` the long ones (long_tests.py); pytest alone runs all.
 """
@@ -33,6 +33,7 @@ GROUPS = {
     "compiled kernels": ("tests/kernels/test_mamba3_cuda_budgets.py",),
     "processes": tuple(f"tests/integration/test_{name}" for name in _WAITING),
     "ranks": ("tests/unit/model/parallel/",),
+    "training": ("tests/unit/model/test_train.py",),
 }
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
