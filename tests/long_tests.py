@@ -23,6 +23,7 @@ LONG = (
     f"{ACCEPTANCE}secrets.py",
     f"{ACCEPTANCE}sentinels.py",
     f"{ACCEPTANCE}several_nodes.py",
+    f"{ACCEPTANCE}stack.py::test_killed_parts_start_again",
     f"{ACCEPTANCE}stack.py::test_up_joins_a_running_stack",
     f"{INTEGRATION}access_walk.py",
     f"{INTEGRATION}arm_outcome.py",
