@@ -119,9 +119,8 @@ class Environment:
 
     def compile(self) -> None:
         """Compile the installed modules on all cores; pip would use one. Files for other Pythons fail silently."""
-        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        folder = subprocess.run([self.python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-        subprocess.run([self.python, "-m", "compileall", "-qq", "-j", "0", folder], check=False)
+        folder = Path(self.python).parents[1] / "lib"
+        subprocess.run([self.python, "-m", "compileall", "-qq", "-j", "0", str(folder)], check=False)
 
     def check(self) -> None:
         """Raise SystemExit unless every package has what it needs."""

@@ -12,7 +12,6 @@ one of them is done.
 
 import gc
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -21,7 +20,6 @@ from tests.long_tests import is_long, is_long_file
 
 pytest_plugins = ["tests.kernels.compile_first"]
 LENGTHS = ("short", "long")
-ROOT = Path(__file__).resolve().parents[1]
 NOT_OURS = ("ABLATE_", "GIT_", "FORCE_COLOR", "TTY_COMPATIBLE")
 _MEASURING = ("arm_outcome", "exec", "part_run", "planted", "sentinels", "stack_")
 _WAITING = (
@@ -59,8 +57,8 @@ def pytest_addoption(parser):
 
 def pytest_ignore_collect(collection_path, config):
     """Skip the files that have only long tests."""
-    if config.getoption("--length") == "short" and collection_path.is_relative_to(ROOT):
-        return is_long_file(collection_path.relative_to(ROOT).as_posix()) or None
+    if config.getoption("--length") == "short" and collection_path.is_relative_to(config.rootpath):
+        return is_long_file(collection_path.relative_to(config.rootpath).as_posix()) or None
     return None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, with_gates
 from experiments.design.package_arms import package_arms, package_problems, unknown_recipe
 from experiments.design.packages import installed
 from experiments.design.problems import listed, pointer, without_repeats
@@ -278,9 +278,7 @@ def _arm(
 ) -> Resolution:
     where = _Where(arm=name, own=frozenset(own), inherited=frozenset(inherited))
     try:
-        config = replace_fields(
-            base, {GATES[gate].path: GATES[gate].typed(value) for gate, value in {**inherited, **own}.items()}
-        )
+        config = with_gates(base, {**inherited, **own})
         check_mesh(config)
         _check_loss_chunks(config)
         _check_scan_chunks(config)

@@ -7,6 +7,7 @@ field of TrainConfig. Model code reads that field and never a gate's name.
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Claim, Facts, Gate, GateValue, show
 from kernels.backends import Lane
 from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
@@ -21,6 +22,7 @@ from model.config import (
     ProjectionKind,
     Sharding,
     StoredDtype,
+    TrainConfig,
 )
 from model.facts import ModelFact
 
@@ -500,6 +502,11 @@ GATES: dict[str, Gate] = {gate.name: gate for gate in _ENTRIES}
 
 BACK_ENDS = tuple(f"{gate.name}={show(value)}" for gate in _ENTRIES for value in gate.tried_on_gpus)
 """Names of the values that a worker on a GPU tries, such as "attention=fa4"."""
+
+
+def with_gates(config: TrainConfig, values: Mapping[str, GateValue]) -> TrainConfig:
+    """Return `config` with these values of gates, all set at once. Raises ConfigError if they do not fit together."""
+    return replace_fields(config, {GATES[name].path: GATES[name].typed(value) for name, value in values.items()})
 
 
 def back_ends_of(gates: Mapping[str, Any], pattern: str) -> frozenset[str]:

@@ -145,12 +145,15 @@ def _one_part_is_given_up(home: Home) -> None:
 
 def all_started_again(home: Home) -> bool:
     """Read the stack's file: each call of the command `status` would need a second of a processor."""
-    parts = json.loads(home.files.state.read_text())["parts"].values()
-    return all(part["restarts"] and part["phase"] == "ready" for part in parts)
+    return all(part["restarts"] and part["phase"] == "ready" for part in parts_of(home).values())
 
 
 def phase_of(home: Home, part: str) -> str:
-    return str(json.loads(home.files.state.read_text())["parts"][part]["phase"])
+    return str(parts_of(home)[part]["phase"])
+
+
+def parts_of(home: Home) -> dict[str, Any]:
+    return dict(json.loads(home.files.state.read_text())["parts"])
 
 
 EXACT = """

@@ -63,11 +63,13 @@ def _problems(part: str, quick: bool) -> tuple[BenchCase, ...]:
         return tuple(case for case in cases.ACCURACY if not quick or case.name in ("N64 P64 R4", "S8191", "G4"))
     if part == "attention":
         return cases.ATTENTION
+    if part == "chain":
+        return ()
     return cases.SPEED[: 1 if quick else None]
 
 
 def _run(part: str, arguments: argparse.Namespace) -> None:
-    problems = () if part == "chain" else _problems(part, arguments.quick)
+    problems = _problems(part, arguments.quick)
     requested = (Lane.CUDA, Lane.PEER) if part in ("accuracy", "speed") else (Lane.CUDA,)
     with _lanes(requested, arguments.peer_site) as (lanes, absent):
         if arguments.jobs > 0:

@@ -23,8 +23,7 @@ ROW_STEP = 64
 ALIGNMENT = 16
 """Bytes to which the operands must be aligned for TMA."""
 BMM, ONE_LAUNCH, THREE_LAUNCHES = "torch.bmm, three launches", "CuTe DSL, one launch", "CuTe DSL, three launches"
-LAUNCHES = {BMM: 3, THREE_LAUNCHES: 3, ONE_LAUNCH: 1}
-"""Variant -> launches of a chain."""
+VARIANTS = (BMM, THREE_LAUNCHES, ONE_LAUNCH)
 CALLS = 20
 """Chains in one sample, because one chain is too short to time between two events."""
 LARGEST, NORM = 2**-6, 1e-3

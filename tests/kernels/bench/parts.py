@@ -96,7 +96,7 @@ def attention(bench: BenchRun, problems: Iterable[BenchCase], backends: Iterable
 def chain(bench: BenchRun, problems: Iterable[chains.ChainCase]) -> Iterator[ChainRow]:
     """Yield the errors and times of every variant of each chain of matrix products."""
     for problem in problems:
-        rows = {variant: _prepared_chain(bench.ours, problem, variant) for variant in chains.LAUNCHES}
+        rows = {variant: _prepared_chain(bench.ours, problem, variant) for variant in chains.VARIANTS}
         jobs = [Job(bench.ours, variant, row) for variant, row in rows.items() if row.refused is None]
         _sample(bench, jobs, ("forward",), chains.CALLS)
         rows |= {job.name: job.row.model_copy(update={"times": job.times("forward")}) for job in jobs}

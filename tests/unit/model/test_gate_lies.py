@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.design.config_fields import replace_fields
 from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, with_gates
 from kernels import facts
 from kernels import mamba3_mimo as operation
 from kernels.backends import Lane
@@ -137,8 +136,7 @@ LIES: dict[str, tuple[Any, Plant]] = {
 
 
 def asked(home: Path, changes: dict[str, Any]) -> TrainConfig:
-    settings = {GATES[name].path: GATES[name].typed(value) for name, value in changes.items()}
-    return replace_fields(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=4)), settings)
+    return with_gates(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=4)), changes)
 
 
 def not_live(home: Path, dataset: Dataset, changes: dict[str, Any]) -> list[str]:

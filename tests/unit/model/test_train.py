@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Gate, GateValue, show
 from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, with_gates
 from kernels.backends import NODE_CLASSES, Lane
 from kernels.scan_switches import ScanFact, ScanSwitches
 from model.config import AttentionConfig, HybridConfig, MambaConfig, OptimConfig, StepsConfig, TrainConfig
@@ -238,8 +237,7 @@ def test_every_gate_value_that_a_cpu_can_run_says_that_it_ran(
     gate: Gate, value: GateValue, home: Path, dataset: Dataset
 ) -> None:
     chosen = {**gate.needs(value), gate.name: value}
-    settings = {GATES[name].path: GATES[name].typed(chosen[name]) for name in chosen}
-    config = replace_fields(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), settings)
+    config = with_gates(config_for(home, steps=StepsConfig(warmup=0, timed=1, val_rows=0)), chosen)
     gates = {name: known.read(config) for name, known in GATES.items()}
     reading = read_gates(gates, run(config, dataset).facts)[gate.name]
     assert reading.live, reading

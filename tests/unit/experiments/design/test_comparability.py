@@ -12,7 +12,7 @@ from experiments.design.comparison.comparability import other_model, other_work
 from experiments.design.comparison.equal_work import resolve_with_steps
 from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Claim
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, with_gates
 from experiments.design.metrics import METRICS
 from experiments.design.plan import make_plan
 from experiments.design.recipes import HYBRID_TINY
@@ -68,8 +68,7 @@ def test_a_gate_that_changes_work_says_that_it_changes_the_model() -> None:
     base = HYBRID_TINY.config
     for gate in GATES.values():
         for value in gate.values:
-            needed = gate.needs(value)
-            start = replace_fields(base, {GATES[name].path: GATES[name].typed(needed[name]) for name in needed})
+            start = with_gates(base, gate.needs(value))
             try:
                 changed = gate.apply(start, value)
             except ConfigError:

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from experiments.design.config_fields import replace_fields
 from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gates import BACK_ENDS, GATES, back_ends_of
+from experiments.design.gates import BACK_ENDS, GATES, back_ends_of, with_gates
 from experiments.design.listings import public_gates
 from experiments.design.recipes import RECIPES
 from kernels.backends import NODE_CLASSES, Lane
@@ -42,8 +41,7 @@ def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateVa
         mesh=MeshConfig(devices={"sharding": 4, "tensor_parallel": 8, "context_parallel": 8}.get(gate.name, 1)),
         micro_batch=48,
     )
-    needed = gate.needs(value)
-    base = replace_fields(base, {GATES[name].path: GATES[name].typed(needed[name]) for name in needed})
+    base = with_gates(base, gate.needs(value))
     changed = gate.apply(base, value)
     before, after = flat(asdict(base)), flat(asdict(changed))
     assert {path for path in before if before[path] != after[path]} == {gate.path}
