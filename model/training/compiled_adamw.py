@@ -22,7 +22,7 @@ from model.layers.linear import Linear
 
 EPS = 1e-8
 ALIGNED = 16
-"""Numbers. The compiler does not look for this divisor of open sizes itself."""
+"""Numbers of a line, see `_lines`."""
 
 
 class _Matrix(NamedTuple):
@@ -131,26 +131,28 @@ def _run(
     matrix: _Matrix, gradient: Tensor, divisor: Tensor, kept: Tensor, sizes: Tensor, betas: tuple[float, float]
 ) -> bool:
     """Update one matrix by its gradient; return whether torch's compiler traced the update."""
-    master, exp_avg, exp_avg_sq = (slot.view(-1) for slot in matrix[:3])
-    rounded = None if matrix.rounded is None else matrix.rounded.view(-1)
-    compiled = _compiler(master.numel() % ALIGNED == 0)
-    return compiled(rounded, master, exp_avg, exp_avg_sq, gradient.reshape(-1), divisor, kept, sizes, betas)
+    master, exp_avg, exp_avg_sq = (_lines(slot) for slot in matrix[:3])
+    rounded = None if matrix.rounded is None else _lines(matrix.rounded)
+    return _compiler()(rounded, master, exp_avg, exp_avg_sq, _lines(gradient.contiguous()), divisor, kept, sizes, betas)
+
+
+def _lines(tensor: Tensor) -> Tensor:
+    """Return a view of the contiguous `tensor` as [N / ALIGNED, ALIGNED], or as [N, 1] if ALIGNED does not divide N.
+
+    Code is compiled for any number of lines of this length. So the compiler knows the divisor, and a thread reads 16
+    bytes at a time. Without the divisor it reads single numbers, which with one of the two block sizes between which
+    the compiler chooses takes 2.4 times as long (moments in bfloat16, H100).
+    """
+    lines = tensor.view(-1, ALIGNED if tensor.numel() % ALIGNED == 0 else 1)
+    torch._dynamo.maybe_mark_dynamic(lines, 0)
+    torch._dynamo.mark_static(lines, 1)
+    return lines
 
 
 @cache
-def _compiler(aligned: bool) -> Callable[..., bool]:
-    update: Callable[..., bool] = _aligned_update if aligned else _update
-    return torch.compile(update, dynamic=True, fullgraph=True)
-
-
-def _aligned_update(rounded: Tensor | None, master: Tensor, *others: Any) -> bool:
-    """Do the same as `_update` where N is a multiple of ALIGNED, which the compiler may rely on.
-
-    Then no mask keeps the kernel from reading 16 bytes at a time. Without it one of the two block sizes between which
-    the compiler chooses takes up to 2.4 times as long (moments in bfloat16, H100).
-    """
-    torch._check(master.numel() % ALIGNED == 0)  # type: ignore[no-untyped-call]
-    return _update(rounded, master, *others)
+def _compiler() -> Callable[..., bool]:
+    compiled: Callable[..., bool] = torch.compile(_update, fullgraph=True)
+    return compiled
 
 
 def _update(  # noqa: PLR0913, PLR0917 - one call for each matrix, whose tensors are arguments of the compiled code
@@ -164,7 +166,7 @@ def _update(  # noqa: PLR0913, PLR0917 - one call for each matrix, whose tensors
     sizes: Tensor,
     betas: tuple[float, float],
 ) -> bool:
-    """Update one matrix [N] in place by its gradient [N]; return whether torch's compiler traced this function.
+    """Update one matrix in place by its gradient, all in lines; return whether torch's compiler traced this function.
 
     Numbers that change are tensors, because a function is compiled for each number: the `divisor` of the gradient, the
     share of the weights that decay leaves (`kept`), and in `sizes` the learning rate without the bias of the first

@@ -56,7 +56,7 @@ def test_drawn_updates_equal_a_recount_in_float64(
     dtype: torch.dtype, moments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mathematics. The compiler would compile each of these sizes; its results are compared below."""
-    monkeypatch.setattr(compiled_adamw, "_compiler", lambda _aligned: compiled_adamw._update)
+    monkeypatch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
     for seed in range(24):
         draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)  # noqa: S311 - a reproducible draw
         model = Maps(draw, dtype)
@@ -101,26 +101,61 @@ def test_drawn_updates_equal_a_recount_in_float64(
             torch.testing.assert_close(master.double(), want, rtol=limit, atol=limit * sum(rates) + 1e-9)
 
 
+@pytest.fixture
+def nothing_compiled() -> None:
+    """The compiler refuses a ninth variant of a function, and the dtypes here are more than those of one trial."""
+    torch.compiler.reset()
+
+
+def run_once(shape: tuple[int, int], dtype: torch.dtype, moments: torch.dtype) -> tuple[list[Tensor], bool]:
+    """Return the slots of a drawn matrix after one update, and whether the compiler traced it."""
+    generator = torch.Generator().manual_seed(0)
+    start, first, second, gradient = (torch.randn(shape, generator=generator) for _ in range(4))
+    numbers = (torch.tensor(1.7), torch.tensor(0.999), torch.tensor([3e-3, 2.1]))
+    rounded = None if dtype == torch.float32 else start.to(dtype)
+    slots = (start.clone(), first.to(moments, copy=True), second.square().to(moments))
+    matrix = compiled_adamw._Matrix(*slots, rounded)
+    compiled = compiled_adamw._run(matrix, gradient.to(dtype), *numbers, (0.9, 0.95))
+    assert not torch.equal(matrix.master, start)
+    return [slot for slot in matrix if slot is not None], compiled
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 @pytest.mark.parametrize("moments", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_compiled_update_equals_the_plain_one(dtype: torch.dtype, moments: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for shape in ((30, 100), (64, 48), (17, 129)):
-        start, first, second, gradient = (torch.randn(shape, generator=generator) for _ in range(4))
-        numbers = (torch.tensor(1.7), torch.tensor(0.999), torch.tensor([3e-3, 2.1]))
-        results = []
-        for compiled in (True, False):
-            rounded = None if dtype == torch.float32 else start.to(dtype)
-            slots = (start.clone(), first.to(moments, copy=True), second.square().to(moments))
-            matrix = compiled_adamw._Matrix(*slots, rounded)
-            with pytest.MonkeyPatch.context() as patch:
-                if not compiled:
-                    patch.setattr(compiled_adamw, "_compiler", lambda _aligned: compiled_adamw._update)
-                assert compiled_adamw._run(matrix, gradient.to(dtype), *numbers, (0.9, 0.95)) is compiled
-            results.append([slot for slot in matrix if slot is not None])
-        assert not torch.equal(results[0][0], start)
-        for own, plain in zip(*results, strict=True):
-            torch.testing.assert_close(own, plain, rtol=1e-6 if own.dtype == torch.float32 else 8e-3, atol=1e-6)
+def test_a_compiled_update_equals_the_plain_one(
+    dtype: torch.dtype, moments: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shape in ((30, 100), (64, 48), (17, 129), (4, 4), (1, 1), (128, 3)):
+        own, compiled = run_once(shape, dtype, moments)
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
+            plain, traced = run_once(shape, dtype, moments)
+        assert (compiled, traced) == (True, False)
+        for one, other in zip(own, plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6 if one.dtype == torch.float32 else 8e-3, atol=1e-6)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_one_graph_serves_all_sizes_with_the_divisor_and_its_compiler_knows_the_divisor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a thread on a GPU reads single numbers."""
+    graphs: list[list[Tensor]] = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: object) -> torch.fx.GraphModule:
+        graphs.append([node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")])
+        return graph
+
+    compiled = torch.compile(compiled_adamw._update, fullgraph=True, backend=keep)
+    monkeypatch.setattr(compiled_adamw, "_compiler", lambda: compiled)
+    sizes = [(64, 48), (17, 129), (30, 100), (16, 3), (2048, 33)]
+    for shape in (*sizes, *reversed(sizes)):
+        run_once(shape, torch.bfloat16, torch.bfloat16)
+    matrices = [[one for one in graph if isinstance(one, Tensor) and one.dim() == 2] for graph in graphs]
+    assert [{one.shape[1] for one in graph} for graph in matrices] == [{compiled_adamw.ALIGNED}, {1}]
+    assert all(isinstance(one.shape[0], torch.SymInt) for graph in matrices for one in graph)
+    assert [len(graph) for graph in matrices] == [5, 5]
 
 
 MODEL = HybridConfig(vocab_size=512, d_model=32, pattern="MFA", mamba=MambaConfig(d_state=8, headdim=16, mimo_rank=2))
