@@ -139,9 +139,9 @@ def _run(
 def _lines(tensor: Tensor) -> Tensor:
     """Return a view of the contiguous `tensor` as [N / ALIGNED, ALIGNED], or as [N, 1] if ALIGNED does not divide N.
 
-    Code is compiled for any number of lines of this length. So the compiler knows the divisor, and a thread reads 16
-    bytes at a time. Without the divisor it reads single numbers, which with one of the two block sizes between which
-    the compiler chooses takes 2.4 times as long (moments in bfloat16, H100).
+    Code is compiled for any number of lines of this length. So the compiler knows the divisor, and a thread reads up to
+    16 bytes at a time. Of plain open sizes torch 2.11 knows none, and a thread reads single numbers, which with one of
+    the two block sizes between which the compiler chooses takes 2.4 times as long (moments in bfloat16, H100).
     """
     lines = tensor.view(-1, ALIGNED if tensor.numel() % ALIGNED == 0 else 1)
     torch._dynamo.maybe_mark_dynamic(lines, 0)
