@@ -6,7 +6,7 @@ ENV PIP_NO_CACHE_DIR=1
 WORKDIR /src
 COPY pyproject.toml ./
 COPY requirements/install.py requirements/*.lock requirements/
-RUN python3 requirements/install.py --only /opt/mlflow mlflow-server && /opt/mlflow/bin/python -m compileall -q /opt/mlflow/lib
+RUN python3 requirements/install.py --only /opt/mlflow mlflow-server
 
 FROM ${PYTHON_IMAGE}
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/mlflow mlflow
