@@ -31,7 +31,7 @@ import numpy as np
 import torch
 import yaml
 
-from experiments.design.gates import GATES
+from experiments.design.gates import with_gates
 from experiments.design.recipes import RECIPES
 from kernels.errors import KernelError
 from model import counts
@@ -104,9 +104,8 @@ def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
         micro_batch=options.rows,
         mesh=MeshConfig(devices=options.ranks),
     )
-    for setting in filter(None, gates.split(",")):
-        name, _, value = setting.partition("=")
-        config = GATES[name].apply(config, yaml.safe_load(value))
+    settings = (setting.partition("=") for setting in gates.split(",") if setting)
+    config = with_gates(config, {name: yaml.safe_load(value) for name, _, value in settings})
     return replace(config, micro_batch=options.rows * config.mesh.data)
 
 
