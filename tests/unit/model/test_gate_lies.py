@@ -75,7 +75,7 @@ def uncompiled(patch: pytest.MonkeyPatch) -> None:
 
 
 def uncompiled_update(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(compiled_adamw, "_compiler", lambda _aligned: compiled_adamw._update)
+    patch.setattr(compiled_adamw, "_compiler", lambda: compiled_adamw._update)
 
 
 def float32_model(patch: pytest.MonkeyPatch) -> None:
