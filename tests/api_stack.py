@@ -1,5 +1,6 @@
 """The real API in this process on a real database, and a worker's side of the protocol, for tests of the service."""
 
+import atexit
 import itertools
 import json
 import shutil
@@ -69,9 +70,10 @@ def _postgres() -> Any:
 
 @lru_cache(maxsize=1)
 def _mute_socket() -> socket.socket:
-    held = socket.socket()
-    held.bind(("127.0.0.1", 0))  # never listens: whoever connects is refused, and nobody else is given the port
-    return held
+    mute = socket.socket()
+    atexit.register(mute.close)
+    mute.bind(("127.0.0.1", 0))  # never listens: whoever connects is refused, and nobody else is given the port
+    return mute
 
 
 def nobody_url() -> str:
