@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from experiments.design.config_fields import read_field, replace_fields
+from experiments.design.config_fields import read_field
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from model.config import TrainConfig
 
@@ -76,10 +76,6 @@ class Gate:
     def default(self) -> GateValue:
         """The gate's value in the default configuration."""
         return self.read(_DEFAULTS)
-
-    def apply(self, config: TrainConfig, value: GateValue) -> TrainConfig:
-        """Return `config` with this gate at `value`."""
-        return replace_fields(config, {self.path: self.typed(value)})
 
     def typed(self, value: GateValue) -> GateValue:
         """Return `value` with the type of the gate's field."""

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
 from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, with_gates
 from kernels import facts, xla_attention, xla_device, xla_partition
 from kernels.backends import Lane
 from kernels.mamba3_mimo.xla import scan
@@ -56,9 +56,7 @@ def _traced_anew() -> Iterator[None]:
 
 def not_live(changes: dict[str, Any], pattern: str = BASE.model.pattern) -> dict[str, Any]:
     """Trace a step of the default configuration with the gates in `changes`; return the readings that are not live."""
-    config = replace(BASE, model=replace(BASE.model, pattern=pattern))
-    for name, value in changes.items():
-        config = GATES[name].apply(config, value)
+    config = with_gates(replace(BASE, model=replace(BASE.model, pattern=pattern)), changes)
     observed = trace_step(config).facts
     xla_device.forget_pending()
     readings = read_gates({gate.name: gate.read(config) for gate in GATES.values()}, observed, pattern=pattern)

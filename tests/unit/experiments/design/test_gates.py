@@ -31,7 +31,7 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("gate", GATES.values(), ids=lambda gate: gate.name)
 def test_gate_default_leaves_the_default_configuration_equal(gate: Gate) -> None:
     config = TrainConfig()
-    assert gate.apply(config, gate.default) == config
+    assert with_gates(config, {gate.name: gate.default}) == config
     assert gate.default in gate.values
 
 
@@ -42,7 +42,7 @@ def test_gate_value_changes_exactly_the_declared_field(gate: Gate, value: GateVa
         micro_batch=48,
     )
     base = with_gates(base, gate.needs(value))
-    changed = gate.apply(base, value)
+    changed = with_gates(base, {gate.name: value})
     before, after = flat(asdict(base)), flat(asdict(changed))
     assert {path for path in before if before[path] != after[path]} == {gate.path}
     assert gate.read(changed) == value

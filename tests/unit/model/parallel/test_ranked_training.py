@@ -12,7 +12,7 @@ import pytest
 
 from experiments.design.gate import GateValue
 from experiments.design.gate_readings import read_gates
-from experiments.design.gates import GATES
+from experiments.design.gates import GATES, with_gates
 from kernels.backends import NODE_CLASSES, Lane
 from model.config import (
     AttentionConfig,
@@ -144,7 +144,7 @@ def test_every_gate_of_the_mesh_says_that_it_ran(name: str, value: GateValue, ho
     model = replace(config_for(home).model, attention=AttentionConfig(num_heads=4))
     steps = StepsConfig(warmup=0, timed=1, val_rows=0)
     base = config_for(home, model=model, mesh=MeshConfig(devices=4), steps=steps)
-    config = GATES[name].apply(base, value)
+    config = with_gates(base, {name: value})
     check_mesh(config)
     result = run_ranks(config.mesh, trained, config, dataset.folder)[0][0]
     gates = {known: gate.read(config) for known, gate in GATES.items()}
@@ -212,7 +212,7 @@ def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[st
 def test_a_division_that_was_asked_for_and_did_not_happen_is_found(gate: str, home: Path, dataset: Dataset) -> None:
     config = config_for(home, mesh=MeshConfig(devices=2), steps=StepsConfig(warmup=0, timed=1, val_rows=0))
     if gate not in ("devices", "sharding"):
-        config = GATES[gate].apply(config, 2)
+        config = with_gates(config, {gate: 2})
     observed = run_ranks(config.mesh, lying, config, dataset.folder, gate)[0]
     gates = {known: entry.read(config) for known, entry in GATES.items()}
     readings = read_gates(gates, observed, pattern=config.model.pattern, devices=2)
