@@ -21,7 +21,7 @@ from model.config import OptimConfig
 from model.layers.linear import Linear
 
 EPS = 1e-8
-ALIGNED = 16
+LINE = 16
 """Numbers of a line, see `_lines`."""
 
 
@@ -137,13 +137,13 @@ def _run(
 
 
 def _lines(tensor: Tensor) -> Tensor:
-    """Return a view of the contiguous `tensor` as [N / ALIGNED, ALIGNED], or as [N, 1] if ALIGNED does not divide N.
+    """Return a view of the contiguous `tensor` as [N / LINE, LINE], or as [N, 1] if LINE does not divide N.
 
     Code is compiled for any number of lines of this length. So the compiler knows the divisor, and a thread reads up to
     16 bytes at a time. Of plain open sizes torch 2.11 knows none, and a thread reads single numbers, which with one of
     the two block sizes between which the compiler chooses takes 2.4 times as long (moments in bfloat16, H100).
     """
-    lines = tensor.view(-1, ALIGNED if tensor.numel() % ALIGNED == 0 else 1)
+    lines = tensor.view(-1, LINE if tensor.numel() % LINE == 0 else 1)
     torch._dynamo.maybe_mark_dynamic(lines, 0)
     torch._dynamo.mark_static(lines, 1)
     return lines
