@@ -49,8 +49,8 @@ class Mark:
 class Ended:
     """The result of `end_all`."""
 
-    killed: int
-    """Number of processes that got SIGKILL."""
+    killed: tuple[int, ...]
+    """Processes that got SIGKILL."""
     survivors: tuple[int, ...]
     """Processes that survived it."""
 
@@ -94,9 +94,9 @@ def end_family_with_parent() -> None:
     die_with_parent(signal.SIGTERM)
 
 
-def group_members(pgid: int) -> list[int]:
-    """Return the living processes of a group, except this one."""
-    return [pid for pid in _others() if _group_of(pid) == pgid]
+def group_members(*pgids: int) -> list[int]:
+    """Return the living processes of some groups, except this one."""
+    return [pid for pid in _others() if _group_of(pid) in pgids]
 
 
 def children_of(pid: int) -> list[int]:
@@ -200,7 +200,7 @@ def end_all(find: Callable[[], Sequence[int]], *, grace_s: float) -> Ended:
         send(pids, signal.SIGKILL)
         killed.update(pids)
         time.sleep(_POLL_S)
-    return Ended(killed=len(killed), survivors=tuple(pids))
+    return Ended(killed=tuple(sorted(killed)), survivors=tuple(pids))
 
 
 def wait_until(condition: Callable[[], bool], *, patience_s: float) -> bool:

@@ -97,7 +97,7 @@ def kill_marked(mark: Mark, *, grace_s: float) -> int:
     result = end_all(mark.members, grace_s=grace_s)
     if result.survivors:
         raise TimeoutError(f"processes {list(result.survivors)} survived SIGKILL")
-    return result.killed
+    return len(result.killed)
 
 
 class PartRun:

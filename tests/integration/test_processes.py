@@ -66,13 +66,13 @@ def test_end_all_asks_first_and_kills_who_does_not_listen(family: Family) -> Non
             willing.wait(60)
         return family.pids()
 
-    assert end_all(find, grace_s=0.5) == Ended(killed=1, survivors=())
+    assert end_all(find, grace_s=0.5) == Ended(killed=(deaf.pid,), survivors=())
     assert (willing.wait(10), deaf.wait(10)) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_end_all_without_grace_kills_at_once(family: Family) -> None:
     willing = family.start(WILLING)
-    assert end_all(family.pids, grace_s=0) == Ended(killed=1, survivors=())
+    assert end_all(family.pids, grace_s=0) == Ended(killed=(willing.pid,), survivors=())
     assert willing.wait(10) == -signal.SIGKILL
 
 
@@ -80,7 +80,7 @@ def test_end_all_names_who_survives(family: Family, monkeypatch: pytest.MonkeyPa
     """No test can make a process survive SIGKILL; one that is found for ever stands for it."""
     monkeypatch.setattr("experiments.runtime.processes._KILL_PATIENCE_S", 0.1)
     pid = family.start(WILLING).pid
-    assert end_all(lambda: [pid], grace_s=0) == Ended(killed=1, survivors=(pid,))
+    assert end_all(lambda: [pid], grace_s=0) == Ended(killed=(pid,), survivors=(pid,))
 
 
 def test_zombies_do_not_count(family: Family) -> None:

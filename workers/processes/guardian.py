@@ -28,6 +28,7 @@ from experiments.runtime.processes import (
     end_all,
     group_members,
     parent_of,
+    send,
     start_of,
     wait_until,
 )
@@ -232,20 +233,25 @@ class Watch:
         return max(0.0, self._until - boot_time_s())
 
     def end_overdue(self) -> list[int]:
-        """End the trials of a worker whose lease is over; return their processes."""
-        self._until = math.inf
-        overdue = self._overdue()
-        end_all(self._overdue, grace_s=0)
-        return overdue
+        """End the trials of a worker whose lease is over; return their processes.
 
-    def _overdue(self) -> list[int]:
-        """Return the processes of all trials, including one that the worker started but could not report."""
-        trainers = {pid for child in children_of(self._worker) for pid in children_of(child)}
-        groups = {pgid for pgid, _trial in self.running} | trainers
-        strays = {pid for _pgid, trial in self.running for pid in trial_mark(trial).members()}
-        return sorted(
-            trainers | strays | {*descendants_of(trainers)} | {pid for pgid in groups for pid in group_members(pgid)}
-        )
+        The trainers and all below them end first, also those that the worker could not report: the search for strays
+        reads the environment of every process, which is slow on a busy machine.
+        """
+        self._until = math.inf
+        family = self._family()
+        send(family, signal.SIGKILL)
+        groups = {*family, *(pgid for pgid, _trial in self.running)}
+        marks = [trial_mark(trial_id) for _pgid, trial_id in self.running]
+
+        def find() -> list[int]:
+            strays = (pid for mark in marks for pid in mark.members())
+            return sorted({*self._family(), *group_members(*groups), *strays})
+
+        return sorted({*family, *end_all(find, grace_s=0).killed})
+
+    def _family(self) -> list[int]:
+        return descendants_of(children_of(self._worker))  # its children are fork servers, and theirs are trainers
 
     def end_left_behind(self) -> None:
         """End the trials of a dead worker."""

@@ -1,5 +1,10 @@
 import math
+import subprocess
 
+import pytest
+
+from experiments.runtime.processes import Mark, children_of, is_alive
+from tests.waiting import until
 from workers.lease import boot_time_s
 from workers.processes.guardian import Watch
 
@@ -25,3 +30,27 @@ def test_watch_counts_down_to_the_last_deadline() -> None:
     assert watch.left_s() == 0.0
     watch.read("until inf\n")
     assert math.isinf(watch.left_s())
+
+
+def test_watch_ends_the_trainers_before_it_searches_for_strays(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = subprocess.Popen(["sh", "-c", "(sleep 600 & echo; wait) & wait"], stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    (server,) = children_of(worker.pid)
+    (trainer,) = children_of(server)
+    searches = []
+
+    def members(mark: Mark) -> list[int]:
+        until(lambda: not is_alive(trainer), 10, what="the end of the trainer")
+        searches.append(mark.value)
+        return []
+
+    monkeypatch.setattr(Mark, "members", members)
+    watch = Watch(worker.pid)
+    watch.read(f"+{trainer} a\n")
+    try:
+        assert trainer in watch.end_overdue()
+        assert "a" in searches
+    finally:
+        worker.kill()
+        worker.communicate()
