@@ -31,13 +31,16 @@ import numpy as np
 import torch
 import yaml
 
-from experiments.design.gates import with_gates
+from experiments.design.gate import show
+from experiments.design.gates import GATES, with_gates
+from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
 from kernels.errors import KernelError
 from model import counts
 from model.config import MeshConfig, StepsConfig, TrainConfig
 from model.data.dataset import Dataset
 from model.data.packing import PackedRows
+from model.errors import ConfigError
 from model.parallel.ranks import Ranks
 from model.training.executed import ATTENTION_KERNELS
 from model.training.train import TrainResult, train
@@ -71,12 +74,17 @@ def main() -> None:
     options = parser.parse_args()
     num_rows = options.rows * options.ranks * (options.steps + 4)
     dataset = _rows_of_random_tokens(num_rows, options.tokens, options.documents)
-    for gates in options.set or [""]:
+    if torch.cuda.device_count() < options.ranks:
+        parser.error(f"needs {options.ranks} GPU(s); this machine has {torch.cuda.device_count()}")
+    try:
+        sets = [(gates, _config(options, gates)) for gates in options.set or [""]]
+    except ConfigError as error:
+        parser.error(str(error))
+    for gates, config in sets:
         began = time.monotonic()
         row: dict[str, Any] = {"gates": gates, "pattern": options.pattern, "rows": options.rows}
         row |= {"tokens": options.tokens, "documents": options.documents, "ranks": options.ranks}
         try:
-            config = _config(options, gates)
             if options.ranks > 1:
                 row |= run_ranks(config.mesh, _trained_by_ranks, config, dataset, device="cuda")[0]
             else:
@@ -105,7 +113,14 @@ def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
         mesh=MeshConfig(devices=options.ranks),
     )
     settings = (setting.partition("=") for setting in gates.split(",") if setting)
-    config = with_gates(config, {name: yaml.safe_load(value) for name, _, value in settings})
+    values = {name: yaml.safe_load(value) for name, _, value in settings}
+    for name, value in values.items():
+        if name not in GATES:
+            raise ConfigError("--set", f"unknown gate {shown(name)}; known: {listed(GATES)}")
+        if not GATES[name].allows(value):
+            allowed = listed(map(show, GATES[name].values))
+            raise ConfigError("--set", f"gate '{name}' is {shown(value)}; allowed: {allowed}")
+    config = with_gates(config, values)
     return replace(config, micro_batch=options.rows * config.mesh.data)
 
 
