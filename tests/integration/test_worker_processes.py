@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -36,6 +36,19 @@ def runner() -> Iterator[tuple[TrialRunner, WakeEvent]]:
         yield TrialRunner(server(), guardian, wake_event, grace_s=0.2, preempted=lambda: False), wake_event
 
 
+def _once_started(folder: Path, wake_event: WakeEvent, act: Callable[[], None]) -> threading.Thread:
+    """Act and wake the runner when the family of its trial runs, in a thread."""
+
+    def wait_and_act() -> None:
+        _family(folder)
+        act()
+        wake_event.set()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
+
+
 class Clock:
     """The runner's clock, which a test can move past every deadline."""
 
@@ -59,17 +72,14 @@ def test_run_stopped_kills_the_whole_family(
     lease = Lease(300.0, sent_at=boot_time_s())
 
     def interfere() -> None:
-        _family(tmp_path)
         if reason is StopReason.CANCELLED:
             lease.cancel()
         elif reason is StopReason.FENCED:
             lease.revoke()
         else:
             clock.ahead_s = 1000.0
-        runner[1].set()
 
-    thread = threading.Thread(target=interfere)
-    thread.start()
+    thread = _once_started(tmp_path, runner[1], interfere)
     ending = runner[0].run(order(tmp_path), lease, timeout_s=600.0)
     thread.join()
     assert ending.stopped is reason
@@ -103,8 +113,10 @@ def test_a_process_without_its_mark_ends_with_its_trial(
     tmp_path: Path, runner: tuple[TrialRunner, WakeEvent], leaves: bool
 ) -> None:
     lease = Lease(300.0, sent_at=boot_time_s())
-    ending = runner[0].run(order(tmp_path, leaves=leaves, bare=True), lease, timeout_s=60.0 if leaves else 3.0)
-    assert (ending.stopped is None, ending.survivors) == (leaves, ())
+    thread = _once_started(tmp_path, runner[1], (lambda: None) if leaves else lease.cancel)
+    ending = runner[0].run(order(tmp_path, leaves=leaves, bare=True), lease, timeout_s=600.0)
+    thread.join()
+    assert (ending.stopped, ending.survivors) == (None if leaves else StopReason.CANCELLED, ())
     assert len(_family(tmp_path)) == 4
     assert all(map(is_gone, _family(tmp_path)))
 
