@@ -21,6 +21,7 @@ from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from kernels.scan_switches import CHUNK_SIZES
+from model.back_end_limits import check_back_ends
 from model.config import BLOCK_KINDS, DIVISIBLE_ATTENTION, StepsConfig, TrainConfig, check_mesh, layer_runs
 from model.errors import ConfigError
 
@@ -127,10 +128,8 @@ def resolve(spec: AblationSpec) -> Resolution:
         problems += own_problems
     if problems or base is None:
         return Resolution(arms=(), problems=tuple(problems))
-    inherited = spec.baseline.gates
-    arms = [_arm(base, BASELINE, inherited, {}, node_class)]
-    arms += [
-        _arm(bases[name] or base, name, own.gates or {}, inherited, node_class) for name, own in spec.variants.items()
+    arms = [
+        _arm(bases.get(name) or base, _Where(spec=spec, arm=name), node_class) for name in (BASELINE, *spec.variants)
     ]
     resolved = tuple(arm for part in arms for arm in part.arms)
     legal = [arm for part in arms for arm in part.arms if not part.problems]
@@ -142,10 +141,9 @@ def resolve(spec: AblationSpec) -> Resolution:
 
 def _device_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
     """Find arms that need other devices than the placement gives to a block."""
-    placement, inherited = spec.placement, frozenset(spec.baseline.gates)
+    placement = spec.placement
     for arm in arms:
-        own = inherited if arm.name == BASELINE else frozenset(spec.variants[arm.name].gates or {})
-        where = _Where(arm=arm.name, own=own, inherited=inherited).pointer("devices")
+        where = _Where(spec=spec, arm=arm.name).pointer("devices")
         wanted = arm.gates["devices"]
         if wanted > placement.devices:
             detail = f"gate 'devices' = {wanted}, and placement.devices gives a block {placement.devices}"
@@ -203,14 +201,8 @@ def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProb
 
 
 def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, list[SpecProblem]]:
-    """Apply steps, devices and overrides; report and leave out each illegal override, to find all of them."""
-    devices = spec.placement.devices
-    if devices not in (spec.placement.nodes * each for each in NODE_CLASSES[spec.placement.node_class].devices):
-        devices = 1  # recipe_problems refuses it
-    fixed = {
-        "steps": StepsConfig(**spec.workload.steps.model_dump(exclude={"equal"})),
-        "mesh.devices": devices,
-    }
+    """Apply steps and overrides; report and leave out each illegal override, to find all of them."""
+    fixed = {"steps": StepsConfig(**spec.workload.steps.model_dump(exclude={"equal"}))}
     left = dict(sorted(spec.workload.overrides.items()))
     problems: list[SpecProblem] = []
     while True:
@@ -225,6 +217,13 @@ def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, l
             del left[guilty]
         else:
             return (None if problems else config), problems
+
+
+def _devices(spec: AblationSpec) -> int:
+    """Return the devices of a block; 1 for a number that `recipe_problems` refuses."""
+    each = NODE_CLASSES[spec.placement.node_class].devices
+    able = spec.placement.devices in (spec.placement.nodes * devices for devices in each)
+    return spec.placement.devices if able else 1
 
 
 def _not_its_own(spec: AblationSpec, name: str, own: VariantSpec) -> Iterator[SpecProblem]:
@@ -269,30 +268,65 @@ def _override_problem(key: str | None, error: ConfigError) -> SpecProblem:
     return SpecProblem(pointer="#/workload/overrides", detail=detail, hint=hint)
 
 
-def _arm(
-    base: TrainConfig,
-    name: str,
-    own: Mapping[str, GateValue],
-    inherited: Mapping[str, GateValue],
-    node_class: NodeClass,
-) -> Resolution:
-    where = _Where(arm=name, own=frozenset(own), inherited=frozenset(inherited))
+@dataclass(frozen=True, kw_only=True)
+class _Where:
+    """Lines of the spec that set the values of an arm."""
+
+    spec: AblationSpec
+    arm: str
+
+    @property
+    def own(self) -> Mapping[str, GateValue]:
+        """Gates that the spec sets for this arm itself."""
+        return self.spec.baseline.gates if self.arm == BASELINE else self.spec.variants[self.arm].gates or {}
+
+    @property
+    def gates(self) -> Mapping[str, GateValue]:
+        """Gates that the spec sets for this arm, those of the baseline included."""
+        return {**self.spec.baseline.gates, **self.own}
+
+    def pointer(self, gate: str) -> str:
+        """Return the line that sets a gate's value: as a gate, as an override, or by the recipe."""
+        line = ("baseline",) if self.arm == BASELINE else ("variants", self.arm)
+        if gate in self.own:
+            return pointer(*line, "gates", gate)
+        if gate in self.gates:
+            return pointer("baseline", "gates", gate)
+        if self.arm != BASELINE and gate in self.spec.variants[self.arm].overrides:
+            return pointer(*line, "overrides", gate)
+        return pointer("workload", "overrides", gate) if gate in self.spec.workload.overrides else "#/workload/recipe"
+
+    def problem(self, error: ConfigError) -> SpecProblem:
+        """Return the problem of an illegal value at its line."""
+        gate = next(gate.name for gate in GATES.values() if gate.path == error.field)
+        where = self.pointer(gate)
+        if "/overrides/" in where:
+            return SpecProblem(pointer=where, detail=f"override '{gate}' {error.message}")
+        hint = f"set workload.overrides.{gate}" if gate in OVERRIDES and where == "#/workload/recipe" else None
+        detail = f"the gates do not fit together: {gate} {error.message}"
+        return SpecProblem(pointer=where, detail=detail, hint=hint)
+
+
+def _arm(base: TrainConfig, where: _Where, node_class: NodeClass) -> Resolution:
     try:
-        config = with_gates(base, {**inherited, **own})
+        config = with_gates(base, {"devices": _devices(where.spec), **where.gates})
         check_mesh(config)
         _check_loss_chunks(config)
         _check_scan_chunks(config)
         _check_layer_loops(config)
     except ConfigError as error:
-        guilty = next(gate.name for gate in GATES.values() if gate.path == error.field)
-        detail = f"the gates do not fit together: {guilty} {error.message}"
-        return Resolution(arms=(), problems=(SpecProblem(pointer=where.pointer(guilty), detail=detail),))
+        return Resolution(arms=(), problems=(where.problem(error),))
     gates = {gate.name: gate.read(config) for gate in GATES.values()}
     problems = without_repeats(_gate_problems(gate, gates, where, config, node_class) for gate in GATES.values())
+    if not problems:
+        try:
+            check_back_ends(config)
+        except ConfigError as error:
+            problems = [where.problem(error)]
     values = asdict(config)
     del values["seed"]
-    role: ArmRole = BASELINE if name == BASELINE else VARIANT
-    arm = Arm(name=name, role=role, gates=gates, config=values, digest=arm_digest(gates, values))
+    role: ArmRole = BASELINE if where.arm == BASELINE else VARIANT
+    arm = Arm(name=where.arm, role=role, gates=gates, config=values, digest=arm_digest(gates, values))
     return Resolution(arms=(arm,), problems=tuple(problems))
 
 
@@ -327,20 +361,6 @@ def _check_layer_loops(config: TrainConfig) -> None:
     without = "" if backend in DIVISIBLE_ATTENTION else f" without attention by kernel '{backend}'"
     detail = f"is true; no group of adjacent blocks{without} repeats in pattern {model.pattern}, so there is no loop"
     raise ConfigError("model.scan_layers", f"{detail}; allowed: false, or a pattern such as MFMF")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Where:
-    """Lines of the spec that set the gates of an arm."""
-
-    arm: str
-    own: frozenset[str]
-    inherited: frozenset[str]
-
-    def pointer(self, gate: str) -> str:
-        if gate in self.own:
-            return pointer(*(("baseline",) if self.arm == BASELINE else ("variants", self.arm)), "gates", gate)
-        return pointer("baseline", "gates", gate) if gate in self.inherited else "#/workload/recipe"
 
 
 def _gate_problems(

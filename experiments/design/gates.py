@@ -323,6 +323,7 @@ _ENTRIES = (
         claim=Claim.CHANGES_MODEL,
         device_types=dict.fromkeys(("fp8_forward", "fp8"), ("cuda",)),
         tried_on_gpus=("fp8_forward", "fp8"),
+        requires={"dtype": "bfloat16"},
         proof="the kind of every linear map of the blocks in the model that trained; on a GPU: the number of float8 "
         "products in one step, one or two for each map, by the names of the kernels",
         blind_to="which operand has which of the two formats",

@@ -33,6 +33,7 @@ from torch.nn import functional
 from kernels import facts
 from kernels.documents import documents, once_per_batch
 from kernels.errors import KernelUnsupported
+from model.back_end_limits import FA4_WIDTHS
 from model.config import HybridConfig
 from model.facts import ModelFact
 from model.layers.linear import projections
@@ -47,9 +48,6 @@ Rotary: TypeAlias = tuple[Tensor, Tensor]
 """Cosine and sine [S,1,E/2] of the angles of a row's positions, float32."""
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-FA4_WIDTHS = tuple(range(32, 257, 32))
-"""Head widths whose results were compared with float64. Release 4.0.0b36 takes every multiple of 8 up to 256, but on an
-H100 the gradient of q was wrong for heads of 8, 16, 48, 80 and 112 numbers."""
 HOPPER = 9
 """Major compute capability of an H100 or H200."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.errors import KernelUnsupported
+from model.back_end_limits import FLOAT8_MULTIPLE
 from model.config import HybridConfig, NormKind, ProjectionKind
 
 NORM_EPS = 1e-5
@@ -49,10 +50,6 @@ class Linear(nn.Module):
         x_TK = x.to(self.compute_dtype).flatten(0, -2)
         y_TN: Tensor = _Float8Linear.apply(x_TK, self.weight, self.products == "fp8")  # type: ignore[no-untyped-call]
         return y_TN.view(*x.shape[:-1], -1)
-
-
-FLOAT8_MULTIPLE = 16
-"""Both axes of a float8 product's operands must be multiples of it."""
 
 
 def _check_float8(x: Tensor, weight_NK: Tensor, compute_dtype: torch.dtype) -> None:

@@ -83,7 +83,8 @@ class CompiledAdamW:
         self._steps += 1
         rate, betas = torch.zeros_like(self._steps) + self.param_groups[0]["lr"], self._betas
         divisor = torch.ones_like(self._steps) if self.grad_scale is None else self.grad_scale
-        sizes = torch.stack([rate / (1 - betas[0] ** self._steps), (1 - betas[1] ** self._steps).rsqrt()])
+        steps = self._steps.double()  # the difference to 1 of a beta near 1 would lose its digits in float32
+        sizes = torch.stack([rate / (1 - betas[0] ** steps), (1 - betas[1] ** steps).rsqrt()]).float()
         kept = 1 - rate * self._config.weight_decay
         traced = []
         for one, matrix in zip(self._maps, self._matrices, strict=True):

@@ -268,3 +268,68 @@ def test_orders_are_random_in_the_seed_and_the_same_for_one_seed() -> None:
 
 def test_orders_are_the_same_on_every_machine() -> None:
     assert orders(["a", "b"], blocks=4, seed=20261120) == [("b", "a"), ("a", "b"), ("a", "b"), ("b", "a")]
+
+
+def problems_of(recipe: str, gates: dict[str, Any], **changes: Any) -> list[tuple[str, str]]:
+    """Return pointer and detail of all problems of one variant on an H100."""
+    asked: dict[str, Any] = {"workload__recipe": recipe, "baseline": {"gates": {}}, "variants": {"v": {"gates": gates}}}
+    asked |= {"placement": {"node_class": "h100"}, **changes}
+    return [(found.pointer, found.detail) for found in resolve(make_spec(**asked)).problems]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gates", "overrides", "pointer", "problem"),
+    [
+        ("hybrid-tiny", {"projections": "fp8"}, {}, "variants/v/gates/projections", "requires dtype = bfloat16"),
+        (
+            "hybrid-ref-h200",
+            {"projections": "fp8"},
+            {"d_model": 768},
+            "variants/v/gates/projections",
+            "multiples of 16; the width of the mixer's input projection is 3,672",
+        ),
+        ("hybrid-tiny", {"lane": "cuda"}, {}, "variants/v/gates/lane", "allowed with dtype float32: reference"),
+        ("hybrid-tiny", {"attention": "fa4"}, {}, "variants/v/gates/attention", "fa4, which takes bfloat16"),
+        ("hybrid-ref-h200", {"loss": "chunked"}, {"softcap": 30.0}, "workload/recipe", "fa4, which cannot cap scores"),
+        ("hybrid-ref-h200", {"loss": "chunked"}, {"num_heads": 32}, "workload/recipe", "numbers; these have 16"),
+        (
+            "hybrid-ref-h200",
+            {"cuda_graph": True, "loss": "liger"},
+            {},
+            "variants/v/gates/cuda_graph",
+            "allowed with loss liger: false",
+        ),
+    ],
+)
+def test_what_every_trial_would_refuse_is_refused_in_the_plan(
+    recipe: str, gates: dict[str, Any], overrides: dict[str, Any], pointer: str, problem: str
+) -> None:
+    found = problems_of(recipe, gates, workload__overrides=overrides)
+    assert (f"#/{pointer}", True) in [(where, problem in detail) for where, detail in found], found
+
+
+def test_float8_counts_the_tokens_of_the_last_validation_batch() -> None:
+    def problems(val_rows: int) -> list[tuple[str, str]]:
+        steps = {"warmup": 2, "timed": 8, "val_rows": val_rows}
+        asked: dict[str, Any] = {"workload__overrides": {"seq_len": 1000}, "workload__steps": steps}
+        return problems_of("hybrid-ref-h200", {"projections": "fp8"}, **asked)
+
+    ((pointer, detail),) = problems(9)
+    assert pointer == "#/variants/v/gates/projections"
+    assert "a validation batch (rows: 1) is 1,000" in detail
+    assert problems(8) == []
+
+
+def test_rows_are_divided_by_the_devices_that_compute_different_ones() -> None:
+    asked: dict[str, Any] = {
+        "workload__overrides": {"micro_batch": 1, "seq_len": 65536},
+        "placement": {"node_class": "h100", "devices": 2},
+    }
+    shared = asked | {"baseline": {"gates": {"context_parallel": 2}}}
+    assert problems_of("hybrid-ref-h200", {"loss": "chunked"}, **shared) == []
+    ((pointer, detail),) = problems_of("hybrid-ref-h200", {"loss": "chunked"}, **asked)
+    assert pointer == "#/workload/overrides/micro_batch"
+    assert detail == "override 'micro_batch' is 1; allowed: a multiple of the 2 devices that compute different rows"
+    own = {"variants": {"v": {"gates": {"loss": "chunked"}, "overrides": {"micro_batch": 3}}}}
+    found = problems_of("hybrid-ref-h200", {}, **asked | own | {"workload__overrides": {}})
+    assert [pointer for pointer, _ in found] == ["#/variants/v/overrides/micro_batch"]

@@ -1,0 +1,75 @@
+"""Limits of GPU back ends that a configuration alone shows, so that a plan refuses what every trial would. Torch-free.
+
+Back ends that some nodes lack are tried on each node instead (model/back_ends.py).
+"""
+
+from collections.abc import Iterator
+
+from kernels.backends import Lane
+from model.config import TrainConfig
+from model.errors import ConfigError
+
+FA4_WIDTHS = tuple(range(32, 257, 32))
+"""Head widths whose results were compared with float64. Release 4.0.0b36 takes every multiple of 8 up to 256, but on an
+H100 the gradient of q was wrong for heads of 8, 16, 48, 80 and 112 numbers."""
+HALF_LANES = (Lane.CUDA, Lane.PEER)
+"""Lanes of the scan whose kernels take bfloat16 only."""
+HALF_ONLY = ("flash", "fa4", "cudnn")
+"""Attention that takes 16-bit numbers only on a GPU."""
+NEVER_CAPPED = (*HALF_ONLY, "flex")
+"""Attention that cannot cap scores on a GPU."""
+FLOAT8_MULTIPLE = 16
+"""Both axes of a float8 product's operands must be multiples of it."""
+
+
+def check_back_ends(config: TrainConfig) -> None:
+    """Raise ConfigError if a back end of `config` would refuse its sizes, its dtype or its neighbours."""
+    lane = config.model.scan.lane
+    if "M" in config.model.pattern and lane in HALF_LANES and config.dtype != "bfloat16":
+        detail = f"is {lane}, which takes bfloat16; allowed with dtype {config.dtype}: {Lane.REFERENCE}"
+        raise ConfigError("model.scan.lane", detail)
+    if "A" in config.model.pattern and lane is not Lane.XLA:
+        _check_attention(config)
+    if config.model.projections != "as_dtype":
+        _check_float8(config)
+    if config.cuda_graph and config.loss == "liger":
+        detail = "is true; liger reads the number of targets back to the host, which cannot be recorded"
+        raise ConfigError("cuda_graph", f"{detail}; allowed with loss liger: false")
+
+
+def _check_attention(config: TrainConfig) -> None:
+    where, attention = "model.attention.backend", config.model.attention
+    name, width = attention.backend, config.model.d_model // attention.num_heads
+    if name in HALF_ONLY and config.dtype != "bfloat16":
+        raise ConfigError(where, f"is {name}, which takes bfloat16; allowed with dtype {config.dtype}: sdpa, flex")
+    if name in NEVER_CAPPED and attention.softcap:
+        raise ConfigError(where, f"is {name}, which cannot cap scores; allowed with softcap {attention.softcap}: sdpa")
+    if name == "fa4" and width not in FA4_WIDTHS:
+        detail = f"is fa4, which takes heads of {', '.join(map(str, FA4_WIDTHS))} numbers; these have {width}"
+        raise ConfigError(where, f"{detail}; allowed: sdpa, flash, cudnn, flex")
+
+
+def _check_float8(config: TrainConfig) -> None:
+    for name, size in (*_widths(config), *_tokens(config)):
+        if size % FLOAT8_MULTIPLE:
+            detail = f"is {config.model.projections}, which takes multiples of {FLOAT8_MULTIPLE}; {name} is {size:,}"
+            raise ConfigError("model.projections", f"{detail}; allowed: as_dtype")
+
+
+def _widths(config: TrainConfig) -> Iterator[tuple[str, int]]:
+    model = config.model
+    yield "d_model", model.d_model
+    if "M" in model.pattern:
+        yield "the width of the mixer's input projection", sum(model.mixer_widths)
+        yield "d_model * expand", model.d_inner
+    if "F" in model.pattern:
+        yield "d_model * mlp_ratio", model.mlp_width
+
+
+def _tokens(config: TrainConfig) -> Iterator[tuple[str, int]]:
+    """Yield the tokens that one device multiplies at a time, in a step and in validation."""
+    data, mesh, rows = config.data, config.mesh, config.micro_batch
+    yield "the number of a device's tokens in a step", rows // mesh.data * (data.seq_len // mesh.context)
+    for batch in {min(rows, config.steps.val_rows), config.steps.val_rows % rows} - {0}:
+        what = f"the number of a device's tokens in a validation batch (rows: {batch})"
+        yield what, -(-batch // mesh.data) * (data.val_row // mesh.context)
