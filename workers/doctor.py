@@ -152,14 +152,17 @@ def _lanes(settings: Settings) -> list[DoctorCheck]:
             server = ForkServer()
             server.check()
             results = run_lanes(here, server, data_dir=settings.data_path)
-            if results is not None:
-                keep_lanes(here, results, settings.home_dir)
     except DeviceMissing:
         return []  # the check of the device reports it
     except (DeviceBusy, PreloadError, OSError) as error:
         return [_check("lanes", f"not run: {error}", needed=not isinstance(error, DeviceBusy))]
     if results is None:
         return [_check("lanes", None, "this class of node executes nothing", needed=False)]
+    not_stored = []
+    try:
+        keep_lanes(here, results, settings.home_dir)
+    except OSError as error:
+        not_stored = [_check("lanes", f"their results are not stored: {error}", needed=False)]
     lanes = set(map(str, here.node_class.lanes))
     needed = None not in (problem for name, problem in results.items() if name in lanes)
     return [
@@ -170,7 +173,7 @@ def _lanes(settings: Settings) -> list[DoctorCheck]:
             needed=needed and name in lanes,
         )
         for name, problem in results.items()
-    ]
+    ] + not_stored
 
 
 def _recipes() -> list[DoctorCheck]:

@@ -1,5 +1,6 @@
 """Resolve the arms of a spec: complete configurations, or problems with pointers into the spec."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -296,15 +297,27 @@ class _Where:
             return pointer(*line, "overrides", gate)
         return pointer("workload", "overrides", gate) if gate in self.spec.workload.overrides else "#/workload/recipe"
 
-    def problem(self, error: ConfigError) -> SpecProblem:
-        """Return the problem of an illegal value at its line."""
-        gate = next(gate.name for gate in GATES.values() if gate.path == error.field)
-        where = self.pointer(gate)
+    def problem(self, error: ConfigError, base: TrainConfig) -> SpecProblem:
+        """Return the problem of an illegal value at its line; `base` has the values that no gate sets."""
+        gate = next(gate for gate in GATES.values() if gate.path == error.field)
+        where, message = self.pointer(gate.name), _in_names_of_specs(error.message)
         if "/overrides/" in where:
-            return SpecProblem(pointer=where, detail=f"override '{gate}' {error.message}")
-        hint = f"set workload.overrides.{gate}" if gate in OVERRIDES and where == "#/workload/recipe" else None
-        detail = f"the gates do not fit together: {gate} {error.message}"
-        return SpecProblem(pointer=where, detail=detail, hint=hint)
+            return SpecProblem(pointer=where, detail=f"override '{gate.name}' {message}")
+        values = {name: other.read(base) for name, other in GATES.items()} | {**self.gates}
+        needs = gate.needs(values[gate.name]).items()
+        hint = next((f"add {other}: {show(value)}" for other, value in needs if values[other] != value), None)
+        if hint is None and gate.name in OVERRIDES and where == "#/workload/recipe":
+            hint = f"set workload.overrides.{gate.name}"
+        return SpecProblem(pointer=where, detail=f"the gates do not fit together: {gate.name} {message}", hint=hint)
+
+
+def _in_names_of_specs(text: str) -> str:
+    """Replace paths of TrainConfig in `text` by the gates and overrides that set them."""
+    names = {gate.path: gate.name for gate in GATES.values()} | {one.path: key for key, one in OVERRIDES.items()}
+    return _PATH.sub(lambda path: names.get(path[0], path[0]), text)
+
+
+_PATH = re.compile(r"\b(?:model|optim|mesh|data|steps)(?:\.[a-z_0-9]+)+")
 
 
 def _arm(base: TrainConfig, where: _Where, node_class: NodeClass) -> Resolution:
@@ -315,14 +328,14 @@ def _arm(base: TrainConfig, where: _Where, node_class: NodeClass) -> Resolution:
         _check_scan_chunks(config)
         _check_layer_loops(config)
     except ConfigError as error:
-        return Resolution(arms=(), problems=(where.problem(error),))
+        return Resolution(arms=(), problems=(where.problem(error, base),))
     gates = {gate.name: gate.read(config) for gate in GATES.values()}
     problems = without_repeats(_gate_problems(gate, gates, where, config, node_class) for gate in GATES.values())
     if not problems:
         try:
             check_back_ends(config)
         except ConfigError as error:
-            problems = [where.problem(error)]
+            problems = [where.problem(error, base)]
     values = asdict(config)
     del values["seed"]
     role: ArmRole = BASELINE if where.arm == BASELINE else VARIANT

@@ -223,7 +223,8 @@ _ENTRIES = (
         "traced it; liger and quack: also the names of the kernels of one step on the GPU; lane xla: chunked is a loop "
         "of the lowered step with one trip for each chunk",
         blind_to="whether a step's peak memory is in the loss: with few tokens or a small vocabulary it is elsewhere, "
-        "and both values take the same memory",
+        "and both values take the same memory; torch_linear_ce: that torch rounds the loss of each token to the "
+        "compute dtype, by up to 0.2 % in bfloat16 (the mean of 8,192 tokens was off by 0.0007), not its gradients",
         **_attested_by(ModelFact.LOSS),
     ),
     _kernel_gate(

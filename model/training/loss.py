@@ -7,7 +7,8 @@ float32.
     compiled         the same mathematics, compiled by torch's compiler, which stores them once in the compute dtype
     chunked          the logits of `chunk_tokens` tokens at a time, and the finished gradients [T,D] and [V,D]. On XLA
                      it is one loop of the graph
-    torch_linear_ce  torch's own fused linear cross entropy, in chunks of its choice (torch 2.12 or newer)
+    torch_linear_ce  torch's own fused linear cross entropy, in chunks of its choice (torch 2.12 or newer). It rounds
+                     the loss of each token to the compute dtype; the gradients are not affected
     liger            Liger's fused linear cross entropy (package liger-kernel), in chunks; sums in float32
     quack            QuACK's cross entropy kernel (package quack-kernels) over all logits in the compute dtype
 

@@ -1,6 +1,7 @@
 """Nodes that are drained, quarantined and resumed, and which node gets what; on SQLite and on PostgreSQL."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,7 @@ def test_block_goes_only_where_its_lanes_ran(api: Api) -> None:
 def test_block_goes_only_where_its_back_ends_work(api: Api) -> None:
     spec = {
         "placement": {"node_class": "h100"},
-        "baseline": {"gates": {"attention": "sdpa"}},
+        "baseline": {"gates": {"attention": "sdpa", "dtype": "bfloat16"}},
         "variants": {"fa4": {"gates": {"attention": "fa4"}}, "fp8": {"gates": {"projections": "fp8"}}},
     }
     refused = "refused: attention 'fa4' needs the package flash-attn-4"
@@ -311,7 +312,17 @@ def test_block_goes_only_where_its_back_ends_work(api: Api) -> None:
     assert words is not None
     assert words.startswith(f"does not work with attention fa4 ({refused}) and projections fp8 (crashed: no answer")
     assert len(words) < 300
-    assert lacks(second, stored) == "did not run the lanes reference in its check"
+    assert lacks(second, stored) == "does not work with lane reference (the answer was wrong)"
+    api.register("untried", "h100", lanes={"cuda": None})
+    with api.store.read() as connection:
+        (untried,) = (row for row in queue.nodes_of(connection, ["h100"]) if row.name == "untried")
+    assert lacks(untried, stored) == "did not run lane reference in its check"
+    wanted = replace(stored, lanes="cuda,peer")
+    assert lacks(untried, wanted) == "did not run lane peer in its check"
+    api.register("untried", "h100", lanes={"cuda": None, "peer": "refused: no package"})
+    with api.store.read() as connection:
+        (untried,) = (row for row in queue.nodes_of(connection, ["h100"]) if row.name == "untried")
+    assert lacks(untried, wanted) == "does not work with lane peer (refused: no package)"
 
 
 def needs_of(api: Api, ablation_id: str) -> Needs:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from experiments.design.trainable import trainable
 from experiments.documents import write_whole
+from experiments.outcomes import FailureClass
 from experiments.runtime.processes import adopt_orphans, die_with_parent
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
@@ -123,7 +124,17 @@ def _failure_of(error: Exception) -> TrialResult:
     _limit_files(None)  # the traceback and the result still have to be written
     traceback.print_exc()
     failure, message = describe(error)
-    return TrialResult.partial(failure_class=failure, message=message)
+    peaks = _gpu_peaks() if failure is FailureClass.OOM and not isinstance(error, MemoryError) else {}
+    return TrialResult.partial(failure_class=failure, message=message, **peaks)
+
+
+def _gpu_peaks() -> dict[str, int]:
+    """Return the peaks of this process's memory on its GPU in bytes; empty where it used none."""
+    torch = sys.modules.get("torch")  # a process that did not import it had no tensors
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {"peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved}
 
 
 def _isolate(order: TrialOrder, *, alone: bool = True) -> None:

@@ -87,8 +87,12 @@ def lanes_that_ran(lanes: Mapping[str, str | None] | None) -> str | None:
 
 
 def back_ends_that_failed(results: Mapping[str, str | None] | None) -> str | None:
-    """Return the back ends that a node tried in vain, as nodes store them: a JSON object of reasons, None for none."""
-    failed = {name: problem for name, problem in (results or {}).items() if name in BACK_ENDS and problem is not None}
+    """Return the lanes and back ends that a node tried in vain, as nodes store them: a JSON object of reasons, or None.
+
+    Programs, which are registered as lanes, are not among them.
+    """
+    tried = {*BACK_ENDS, *map(str, Lane)}
+    failed = {name: problem for name, problem in (results or {}).items() if name in tried and problem is not None}
     return json.dumps(failed) if failed else None
 
 
@@ -119,7 +123,7 @@ def _runnable(lanes: list[str]) -> list[str]:
 
 
 def _failed(node: Row[Any]) -> dict[str, str]:
-    """Return the reasons of the back ends that a node tried in vain; empty for a node that tried none."""
+    """Return the reasons of the lanes and back ends that a node tried in vain; empty for a node that tried none."""
     return {} if node.failed_back_ends is None else dict(json.loads(node.failed_back_ends))
 
 
@@ -133,15 +137,19 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
         name, _at, digest = needs.lanes.removeprefix(f"{LANE}:").partition("@")
         own = [lane for lane in lanes if lane.startswith(f"{LANE}:{name}@")]
         return f"has other code of recipe '{name}' than {digest}" if own else f"has no recipe '{name}'"
-    if node.lanes is not None and not set(needs.lanes.split(",")) <= {ANY_LANE, *lanes}:
-        return f"did not run the lanes {needs.lanes} in its check"
-    failed = {name: reason for name, reason in sorted(_failed(node).items()) if f",{name}," in needs.back_ends}
+    scans = [] if node.lanes is None else [lane for lane in needs.lanes.split(",") if lane not in {ANY_LANE, *lanes}]
+    reasons = _failed(node)
+    if untried := [lane for lane in scans if lane not in reasons]:
+        return f"did not run lane {' and '.join(untried)} in its check"
+    failed = {f"lane {lane}": reasons[lane] for lane in scans}
+    failed |= {
+        name.replace("=", " "): reason for name, reason in sorted(reasons.items()) if f",{name}," in needs.back_ends
+    }
     if failed:
-        reasons = (
-            f"{name.replace('=', ' ')} ({textwrap.shorten(reason, _REASON_LIMIT, placeholder=' ...')})"
-            for name, reason in failed.items()
+        named = (
+            f"{name} ({textwrap.shorten(reason, _REASON_LIMIT, placeholder=' ...')})" for name, reason in failed.items()
         )
-        return f"does not work with {' and '.join(reasons)}"
+        return f"does not work with {' and '.join(named)}"
     return _lacks_devices(node, needs)
 
 

@@ -92,3 +92,16 @@ def test_the_doctor_says_how_many_devices_a_command_may_use(tmp_path: Path, monk
         assert found.passed
         assert found.detail.endswith(words), found.detail
     assert "command" not in doctor._devices(Settings(home=tmp_path, node_class="cpu")).detail
+
+
+def test_results_of_lanes_that_cannot_be_stored_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "run_lanes", lambda *_arguments, **_options: {"reference": None})
+    settings = Settings(home=tmp_path, node_class="cpu")
+    assert [(check.name, check.passed) for check in doctor._lanes(settings)] == [("lane reference", True)]
+    stored = settings.home_dir / "lanes.json"
+    stored.unlink()
+    stored.mkdir()
+    first, second = doctor._lanes(settings)
+    assert (first.name, first.passed) == ("lane reference", True)
+    assert second.detail.startswith("their results are not stored: ")
+    assert (second.passed, second.needed) == (False, False)

@@ -333,3 +333,31 @@ def test_rows_are_divided_by_the_devices_that_compute_different_ones() -> None:
     own = {"variants": {"v": {"gates": {"loss": "chunked"}, "overrides": {"micro_batch": 3}}}}
     found = problems_of("hybrid-ref-h200", {}, **asked | own | {"workload__overrides": {}})
     assert [pointer for pointer, _ in found] == ["#/variants/v/overrides/micro_batch"]
+
+
+@pytest.mark.parametrize(
+    ("gates", "detail", "hint"),
+    [
+        (
+            {"adamw_moments": "bfloat16"},
+            "adamw_moments is bfloat16; allowed with adamw_update fused: float32",
+            "add adamw_update: compiled",
+        ),
+        (
+            {"residual": "bfloat16"},
+            "residual is bfloat16; allowed with dtype float32: float32",
+            "add dtype: bfloat16",
+        ),
+        (
+            {"optimizer": "muon", "adamw_update": "compiled"},
+            "adamw_update is compiled, which Muon's update cannot do; allowed with optimizer muon: fused, foreach",
+            "add optimizer: adamw",
+        ),
+    ],
+)
+def test_gates_that_do_not_fit_are_named_as_in_a_spec_with_what_they_need(
+    gates: dict[str, Any], detail: str, hint: str
+) -> None:
+    (found,) = resolve(make_spec(baseline={"gates": {}}, variants={"v": {"gates": gates}})).problems
+    assert found.detail == f"the gates do not fit together: {detail}"
+    assert found.hint == hint

@@ -136,3 +136,19 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
     assert "to one file, such as its log" in (result.message or "")
     assert 2**20 <= paths.log.stat().st_size < 2**20 + 10_000 < tries * 40
     assert "File too large" in paths.log.read_text()[-1000:]
+
+
+def test_a_gpu_that_runs_out_of_memory_says_how_much_was_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, host = torch.OutOfMemoryError("CUDA out of memory"), MemoryError()
+    results = [trial._failure_of(error) for error in (full, host)]
+    assert [result.peak_allocated_bytes for result in results] == [None, None]  # no GPU was used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 70 << 30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 75 << 30)
+    results = [trial._failure_of(error) for error in (full, host, ValueError("no memory error"))]
+    assert [(result.peak_allocated_bytes, result.peak_reserved_bytes) for result in results] == [
+        (70 << 30, 75 << 30),
+        (None, None),
+        (None, None),
+    ]
+    assert results[0].failure_class is results[1].failure_class is FailureClass.OOM
