@@ -116,7 +116,8 @@ def test_nodes_of_an_earlier_version_keep_the_results_of_their_back_ends(url: st
         command.upgrade(config, "0023")
     with store.read() as connection:
         failed = {row.id: row.failed_back_ends for row in connection.execute(text("SELECT * FROM nodes"))}
-    assert failed == {"tried": '{"attention=fa4": "refused: no package"}', "works": None, "untried": None}
+    reasons = {"peer": "missing", "attention=fa4": "refused: no package"}
+    assert failed == {"tried": json.dumps(reasons), "works": None, "untried": None}
 
 
 @pytest.mark.parametrize(("revision", "advice"), [("0014", "upgrades only from '0015'"), ("9999", "backup")])
