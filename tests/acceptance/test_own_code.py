@@ -67,35 +67,43 @@ def is_projected(home: Home, ablation: str) -> bool:
     return answer(home, "show", ablation)["ablation"]["mlflow_url"] is not None
 
 
+def judged(home: Home, code: Path, folder: Path) -> tuple[str, Any]:
+    """Run the ablation, again if the other tests stalled its arms unequally; return its name and verdict."""
+    for name in ("sleeper", "sleeper-2", "sleeper-3"):
+        spec = folder / "spec.json"
+        spec.write_text(json.dumps(spec_for(code, ablation=name)))
+        ran = home.run("run", str(spec))
+        assert ran.returncode in range(5), ran.stdout + ran.stderr
+        verdict = answer(home, "verdict", name)
+        if all(variant["cause"] != "stalls differ" for variant in verdict["variants"]):
+            break
+    return name, verdict
+
+
 def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     home: Home, folder: Path, tmp_path: Path
 ) -> None:
-    code = write_program(folder / "code" / "sleeper")
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps(spec_for(code)))
-    ran = home.run("run", str(spec))
-    assert ran.returncode in range(5), ran.stdout + ran.stderr
-    verdict = answer(home, "verdict", "sleeper")
-    slow, same = (next(one for one in verdict["variants"] if one["arm"] == name) for name in ("slow", "same"))
+    name, verdict = judged(home, write_program(folder / "code" / "sleeper"), tmp_path)
+    slow, same = (next(one for one in verdict["variants"] if one["arm"] == arm) for arm in ("slow", "same"))
     assert slow["measured"] == "worse", slow
     assert -45 < slow["primary"]["delta_pct"] < -20
     assert slow["verdict"] == "inconclusive", "no A/A blocks admit this node"
     assert same["measured"] != "worse"
     assert slow["gates_live"] == "declared, not attested"
     assert "declared, not attested" in " ".join(slow["notes"])
-    _receipts(home)
+    _receipts(home, name)
     page = tmp_path / "page.html"
-    assert home.run("report", "sleeper", "-o", str(page)).returncode == 0
+    assert home.run("report", name, "-o", str(page)).returncode == 0
     assert "Commands: declared, not attested" in page.read_text()
     assert "val_bpb" in page.read_text()
-    assert home.wait_until(lambda: is_projected(home, "sleeper"), patience_s=120)
-    again = home.run("aa", "cpu", "--like", "sleeper", "--blocks", "6")
+    assert home.wait_until(lambda: is_projected(home, name), patience_s=120)
+    again = home.run("aa", "cpu", "--like", name, "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
     assert answer(home, "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
 
 
-def _receipts(home: Home) -> None:
-    receipts = json.loads(home.run("receipts", "get", "sleeper").stdout)
+def _receipts(home: Home, ablation: str) -> None:
+    receipts = json.loads(home.run("receipts", "get", ablation).stdout)
     assert len(receipts) == 18
     for receipt in receipts:
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
