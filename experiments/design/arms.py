@@ -269,6 +269,9 @@ def _override_problem(key: str | None, error: ConfigError) -> SpecProblem:
     return SpecProblem(pointer="#/workload/overrides", detail=detail, hint=hint)
 
 
+_RECIPE = "#/workload/recipe"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Where:
     """Lines of the spec that set the values of an arm."""
@@ -295,18 +298,19 @@ class _Where:
             return pointer("baseline", "gates", gate)
         if self.arm != BASELINE and gate in self.spec.variants[self.arm].overrides:
             return pointer(*line, "overrides", gate)
-        return pointer("workload", "overrides", gate) if gate in self.spec.workload.overrides else "#/workload/recipe"
+        return pointer("workload", "overrides", gate) if gate in self.spec.workload.overrides else _RECIPE
 
     def problem(self, error: ConfigError, base: TrainConfig) -> SpecProblem:
         """Return the problem of an illegal value at its line; `base` has the values that no gate sets."""
         gate = next(gate for gate in GATES.values() if gate.path == error.field)
         where, message = self.pointer(gate.name), _in_names_of_specs(error.message)
-        if "/overrides/" in where:
+        by_recipe = where == _RECIPE
+        if gate.name not in self.gates and not by_recipe:
             return SpecProblem(pointer=where, detail=f"override '{gate.name}' {message}")
-        values = {name: other.read(base) for name, other in GATES.items()} | {**self.gates}
+        values = {**{name: other.read(base) for name, other in GATES.items()}, **self.gates}
         needs = gate.needs(values[gate.name]).items()
         hint = next((f"add {other}: {show(value)}" for other, value in needs if values[other] != value), None)
-        if hint is None and gate.name in OVERRIDES and where == "#/workload/recipe":
+        if hint is None and gate.name in OVERRIDES and by_recipe:
             hint = f"set workload.overrides.{gate.name}"
         return SpecProblem(pointer=where, detail=f"the gates do not fit together: {gate.name} {message}", hint=hint)
 

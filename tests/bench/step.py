@@ -72,14 +72,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
-    num_rows = options.rows * options.ranks * (options.steps + 4)
-    dataset = _rows_of_random_tokens(num_rows, options.tokens, options.documents)
     if torch.cuda.device_count() < options.ranks:
         parser.error(f"needs {options.ranks} GPU(s); this machine has {torch.cuda.device_count()}")
     try:
         sets = [(gates, _config(options, gates)) for gates in options.set or [""]]
     except ConfigError as error:
         parser.error(str(error))
+    num_rows = options.rows * options.ranks * (options.steps + 4)
+    dataset = _rows_of_random_tokens(num_rows, options.tokens, options.documents)
     for gates, config in sets:
         began = time.monotonic()
         row: dict[str, Any] = {"gates": gates, "pattern": options.pattern, "rows": options.rows}

@@ -304,8 +304,8 @@ def problems_of(recipe: str, gates: dict[str, Any], **changes: Any) -> list[tupl
 def test_what_every_trial_would_refuse_is_refused_in_the_plan(
     recipe: str, gates: dict[str, Any], overrides: dict[str, Any], pointer: str, problem: str
 ) -> None:
-    found = problems_of(recipe, gates, workload__overrides=overrides)
-    assert (f"#/{pointer}", True) in [(where, problem in detail) for where, detail in found], found
+    problems = problems_of(recipe, gates, workload__overrides=overrides)
+    assert (f"#/{pointer}", True) in [(where, problem in detail) for where, detail in problems], problems
 
 
 def test_float8_counts_the_tokens_of_the_last_validation_batch() -> None:
@@ -331,8 +331,8 @@ def test_rows_are_divided_by_the_devices_that_compute_different_ones() -> None:
     assert pointer == "#/workload/overrides/micro_batch"
     assert detail == "override 'micro_batch' is 1; allowed: a multiple of the 2 devices that compute different rows"
     own = {"variants": {"v": {"gates": {"loss": "chunked"}, "overrides": {"micro_batch": 3}}}}
-    found = problems_of("hybrid-ref-h200", {}, **asked | own | {"workload__overrides": {}})
-    assert [pointer for pointer, _ in found] == ["#/variants/v/overrides/micro_batch"]
+    problems = problems_of("hybrid-ref-h200", {}, **asked | own | {"workload__overrides": {}})
+    assert [pointer for pointer, _ in problems] == ["#/variants/v/overrides/micro_batch"]
 
 
 @pytest.mark.parametrize(
@@ -361,3 +361,10 @@ def test_gates_that_do_not_fit_are_named_as_in_a_spec_with_what_they_need(
     (found,) = resolve(make_spec(baseline={"gates": {}}, variants={"v": {"gates": gates}})).problems
     assert found.detail == f"the gates do not fit together: {detail}"
     assert found.hint == hint
+
+
+def test_a_gate_of_a_variant_named_overrides_is_a_gate() -> None:
+    asked: dict[str, Any] = {"baseline": {"gates": {}}, "variants": {"overrides": {"gates": {"residual": "bfloat16"}}}}
+    (problem,) = resolve(make_spec(**asked)).problems
+    assert problem.pointer == "#/variants/overrides/gates/residual"
+    assert problem.detail.startswith("the gates do not fit together: residual is bfloat16")
