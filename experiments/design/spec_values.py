@@ -267,18 +267,25 @@ def of_a_package(info: ValidationInfo) -> bool:
     return info.context == PACKAGE
 
 
+def gate_refusal(name: object, value: object) -> tuple[str, str | None] | None:
+    """Return why no gate of this name can have this value, and a hint; None if one can."""
+    gate = GATES.get(str(name))
+    if gate is None:
+        return f"unknown gate {shown(name)}; known: {listed(GATES)}", nearest(str(name), GATES)
+    if gate.allows(value):
+        return None
+    detail = f"gate '{name}' is {shown(value)}; allowed: {listed(map(show, gate.values))}"
+    return detail, nearest(str(value), map(show, gate.values))
+
+
 def _check_gates(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, Mapping) or of_a_package(info):
         return value
     errors: Problems = []
     for name, setting in value.items():
-        gate = GATES.get(name)
-        if gate is None:
-            detail = f"unknown gate {shown(name)}; known: {listed(GATES)}"
-            errors.append((str(name), refuse(detail, nearest(str(name), GATES)), setting))
-        elif not gate.allows(setting):
-            detail = f"gate '{name}' is {shown(setting)}; allowed: {listed(map(show, gate.values))}"
-            errors.append((name, refuse(detail, nearest(str(setting), map(show, gate.values))), setting))
+        refusal = gate_refusal(name, setting)
+        if refusal is not None:
+            errors.append((str(name), refuse(*refusal), setting))
     raise_all(errors)
     return value
 

@@ -31,10 +31,9 @@ import numpy as np
 import torch
 import yaml
 
-from experiments.design.gate import show
-from experiments.design.gates import GATES, with_gates
-from experiments.design.problems import listed, shown
+from experiments.design.gates import with_gates
 from experiments.design.recipes import RECIPES
+from experiments.design.spec_values import gate_refusal
 from kernels.errors import KernelError
 from model import counts
 from model.config import MeshConfig, StepsConfig, TrainConfig
@@ -115,11 +114,9 @@ def _config(options: argparse.Namespace, gates: str) -> TrainConfig:
     settings = (setting.partition("=") for setting in gates.split(",") if setting)
     values = {name: yaml.safe_load(value) for name, _, value in settings}
     for name, value in values.items():
-        if name not in GATES:
-            raise ConfigError("--set", f"unknown gate {shown(name)}; known: {listed(GATES)}")
-        if not GATES[name].allows(value):
-            allowed = listed(map(show, GATES[name].values))
-            raise ConfigError("--set", f"gate '{name}' is {shown(value)}; allowed: {allowed}")
+        refusal = gate_refusal(name, value)
+        if refusal is not None:
+            raise ConfigError("--set", refusal[0])
     config = with_gates(config, values)
     return replace(config, micro_batch=options.rows * config.mesh.data)
 
