@@ -11,7 +11,7 @@ export ABLATE_HOME ?= $(CURDIR)/.ablate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos troubles faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ SEED ?= 1
 STORE ?= both
 chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite, postgresql, both) and check its books; SEED=1
 	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --store $(STORE) $(CHAOS)
+
+troubles: $(STAMP)  ## run 40 drawn programs of trouble COUNT times through a stack; check values and leftovers; SEED=1 COUNT=500
+	$(BIN)/python -m tests.troubles --count $(COUNT) --seed $(SEED)
 
 faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product; the tests must find each; hours; SEED=1
 	$(BIN)/python -m tests.faults --count $(COUNT) --seed $(SEED) $(FAULTS)
