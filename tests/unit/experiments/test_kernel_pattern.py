@@ -48,7 +48,7 @@ def test_it_finds_what_python_finds(seed: int) -> None:
             assert pattern.search(name) is (re.search(text, name, re.ASCII) is not None), (text, name)
             compared += 1
     assert compared > 300
-    assert all("characters" in why or re.search(text, "", re.ASCII) for text, why in refused), refused
+    assert all("allowed: 1 to" in why or re.search(text, "", re.ASCII) for text, why in refused), refused
 
 
 @pytest.mark.parametrize(
@@ -56,29 +56,25 @@ def test_it_finds_what_python_finds(seed: int) -> None:
     [
         ("", "0 characters"),
         ("a" * (MAX_PATTERN + 1), "characters"),
-        ("(a{100}){100}", "written out"),
-        ("((((a{50}){50}){50}){50}){50}", "written out"),
+        ("((((a{50}){50}){50}){50}){50}", "repetition size"),
         ("a*", "empty text"),
-        ("(a", "unclosed '('"),
-        ("a)", "unmatched ')'"),
-        ("[a", "unclosed '['"),
-        ("[z-a]", "illegal class"),
-        ("*a", "repeats nothing"),
-        ("a**", "repeats a count"),
-        ("a++", "possessive"),
-        ("a{3,2}", "count from 3 to 2"),
-        ("^*a", "repeats an anchor"),
-        (r"(a)\1", "unknown escape"),
-        (r"a\b", "unknown escape"),
-        ("a\\", "unknown escape"),
-        ("(?=a)b", "special group"),
-        ("(?P<n>a)", "special group"),
-        ("(?i)a", "special group"),
+        ("(a", "missing )"),
+        ("a)", "unexpected )"),
+        ("[a", "missing ]"),
+        ("[z-a]", "class range"),
+        ("*a", "no argument"),
+        ("a++", "repetition operator"),
+        (r"(a)\1", "escape sequence"),
+        ("(?=a)b", "(?="),
     ],
 )
 def test_other_patterns_are_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(PatternError, match=re.escape(words)):
         KernelPattern(text)
+
+
+def test_a_name_with_half_a_character_is_searched() -> None:
+    assert KernelPattern("gemm").search("\udc80gemm")
 
 
 @pytest.mark.parametrize(

@@ -294,11 +294,11 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
     ("patterns", "where", "words"),
     [
         ({"fusde": "liger"}, "#/workload/require_kernels/fusde", "arms: baseline, fused"),
-        ({"fused": "(a+"}, "#/workload/require_kernels/fused", "unclosed '('"),
+        ({"fused": "(a+"}, "#/workload/require_kernels/fused", "missing )"),
         ({"fused": ".*"}, "#/workload/require_kernels/fused", "matches the empty text"),
         ({"fused": "a" * 121}, "#/workload/require_kernels/fused", "120"),
         ({"fused": ""}, "#/workload/require_kernels/fused", "empty"),
-        ({"fused": r"(a)\1"}, "#/workload/require_kernels/fused", "unknown escape"),
+        ({"fused": r"(a)\1"}, "#/workload/require_kernels/fused", "invalid escape"),
         ({"fused": 3}, "#/workload/require_kernels/fused", "a string"),
         ({"No such": "a"}, "#/workload/require_kernels/No%20such", "name"),
     ],
