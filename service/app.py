@@ -22,7 +22,6 @@ from service import routes
 from service.errors import ConfigurationError
 from service.http import openapi, problems
 from service.http.authentication import Authenticator, RateLimiter, bootstrap
-from service.http.connection_limits import BoundedHttp
 from service.http.deps import Services
 from service.http.event_streams import Streams
 from service.http.metrics import StoreMetrics
@@ -122,6 +121,7 @@ def main() -> int:
     try:
         settings = get_settings()
         configure_logging(settings.log_format)
+        settings.check_address()
         for name in ("admin", "worker"):
             settings.checked_secret(name)
         store = Store(settings.sqlalchemy_url)
@@ -135,7 +135,7 @@ def main() -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=BoundedHttp,
+        http="httptools",
         ws="none",
         access_log=False,
         log_config=None,

@@ -122,13 +122,6 @@ class CodeStorageFull(ServiceError):
     slug = "code-storage-full"
 
 
-class HeadTooLarge(ServiceError):
-    """Request line and headers are larger than allowed."""
-
-    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    slug = "head-too-large"
-
-
 class UnsupportedMediaType(ServiceError):
     """The body's content type is not supported."""
 

@@ -55,6 +55,8 @@ class ServiceSettings(BaseSettings):
     """Folder of all files of an embedded stack."""
     host: str = "127.0.0.1"
     """Address to listen on; off loopback ABLATE_ADMIN_TOKEN is needed. An embedded stack has its broker there."""
+    gateway: bool = False
+    """Whether a gateway, such as that of the compose file, limits heads, times and connections; needed off loopback."""
     port: int = Field(default=8321, ge=1, le=65535)
     """Port of the API; an embedded stack takes the next free one."""
     database_url: ServerAddress = ""
@@ -166,6 +168,14 @@ class ServiceSettings(BaseSettings):
     def makes_tokens(self) -> bool:
         """Whether missing tokens are generated into the home."""
         return self.is_loopback or self.generate_tokens
+
+    def check_address(self) -> None:
+        """Raise ConfigurationError if other machines can reach the API past a gateway."""
+        if not (self.is_loopback or self.gateway):
+            raise ConfigurationError(
+                f"ABLATE_HOST is {self.host!r}, which other machines can reach, and the API does not limit slow or "
+                "endless requests; put a gateway in front (docker/gateway/nginx.conf) and set ABLATE_GATEWAY=true"
+            )
 
     def checked_secret(self, name: str) -> str | None:
         """Return the secret of ABLATE_<NAME>_TOKEN, None when it is not set.

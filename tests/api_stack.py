@@ -29,7 +29,6 @@ from experiments.design.spec import AblationSpec
 from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.signing import Signer
 from service.app import create_app
-from service.http.connection_limits import BoundedHttp
 from service.settings import ServiceSettings
 from service.store.migrate import upgrade
 from service.store.session import Store
@@ -289,7 +288,7 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
         create_app(settings, store),
         host="127.0.0.1",
         port=0,
-        http=BoundedHttp,
+        http="httptools",
         ws="none",
         log_config=None,
         access_log=False,

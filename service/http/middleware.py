@@ -17,10 +17,9 @@ from starlette.exceptions import HTTPException
 
 from experiments.ids import new_id
 from experiments.runtime.logs import requested_by
-from service.errors import HeadTooLarge, Unauthorized
+from service.errors import Unauthorized
 from service.http import problems
 from service.http.authentication import Authenticator
-from service.http.connection_limits import MAX_HEAD_BYTES
 from service.http.links import inner_path, served_below
 from service.http.metrics import observe_request
 from service.principals import Principal, Scope
@@ -122,7 +121,6 @@ class RequestMiddleware:
 
     async def _admit(self, scope: HttpScope, path: str, headers: Headers, receive: Receive, send: Send) -> None:
         try:
-            _check_head(scope)
             principal = await self._principal(path, headers)
         except problems.ANSWERED as error:
             answer = await problems.answer(Request(scope), error)
@@ -171,13 +169,6 @@ def _extra_headers(headers: list[tuple[bytes, bytes]], request_id: str) -> list[
     if not any(name == b"x-request-id" for name, _ in headers):
         extra.append((b"x-request-id", request_id.encode()))
     return extra
-
-
-def _check_head(scope: HttpScope) -> None:
-    size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-    size += sum(len(name) + len(value) for name, value in scope["headers"])
-    if size > MAX_HEAD_BYTES:
-        raise HeadTooLarge(f"request line and headers have {size} bytes; allowed: {MAX_HEAD_BYTES}")
 
 
 def _has_body(headers: Headers) -> bool:

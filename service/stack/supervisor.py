@@ -323,6 +323,7 @@ def _update_views(server: httpx.Client, experiment: dict[str, Any]) -> str | Non
 
 def _choose_ports(files: StackFiles, report: Report) -> Addresses:
     settings = get_settings()
+    settings.check_address()
     first, host = settings.port, settings.host
     api = free_port(first, host=host)
     mlflow = free_port(first + 1, taken=frozenset({api}))

@@ -42,6 +42,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         "ABLATE_WEBHOOK_URL": f"{receiver.url}?key={OF_THE_SHELL}",
         "ABLATE_WEBHOOK_SECRET": f" whsec_{webhook}\r\n",
         "ABLATE_HOST": "0.0.0.0",  # noqa: S104
+        "ABLATE_GATEWAY": "true",  # as if there were one
         **dict.fromkeys(("MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "REDISCLI_AUTH"), OF_THE_SHELL),
     }
     spec.write_text(EXACT)

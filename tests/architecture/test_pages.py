@@ -48,7 +48,12 @@ def test_everything_that_the_compose_file_lets_people_set_is_explained() -> None
 
 SET_OTHERWISE = {
     "api": {
-        *("ABLATE_HOME", "ABLATE_HOST", "ABLATE_PORT"),  # fixed in the image; ABLATE_PUBLISH opens another port
+        *(
+            "ABLATE_HOME",
+            "ABLATE_HOST",
+            "ABLATE_GATEWAY",
+            "ABLATE_PORT",
+        ),  # fixed in the image; ABLATE_PUBLISH opens another port
         *("ABLATE_DATABASE_URL", "ABLATE_BROKER_URL", "ABLATE_MLFLOW_URL", "ABLATE_ADMIN_TOKEN"),  # files of secrets
         "ABLATE_WORKER_TOKEN",  # a file of a secret
         *("ABLATE_GENERATE_TOKENS", "ABLATE_RESTART_PAUSE_S"),  # of the embedded stack

@@ -5,14 +5,11 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from service.http.connection_limits import MAX_HEAD_BYTES
 from tests.api_stack import ADMIN, WORKER, Api, api_fixture, served_api
 from tests.bundles import archive_of
 from tests.factories import spec_values
@@ -45,18 +42,6 @@ def _answer(connection: socket.socket) -> tuple[int, bytes]:
     except ConnectionResetError:
         pass
     return (int(data.split(b" ", 2)[1]) if data else 0), data
-
-
-def _is_closed(connection: socket.socket, within_s: float) -> bool:
-    connection.settimeout(within_s)
-    try:
-        while connection.recv(65536):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionResetError:
-        return True
-    return True
 
 
 BODIES = [
@@ -98,57 +83,6 @@ def test_the_large_limit_is_for_those_who_may_send_such_bodies(api: Api) -> None
     assert api.client.post("/v1/ablations:import", content=body, headers={**api.worker, **headers}).status_code == 413
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_head_is_taken_up_to_its_limit_and_refused_beyond(api: Api, seed: int) -> None:
-    draw = random.Random(seed)  # noqa: S311 - draws that repeat
-    size = draw.choice([0, 10, 1000, MAX_HEAD_BYTES - 200, MAX_HEAD_BYTES + 1, 3 * MAX_HEAD_BYTES, 4 * MIB])
-    size = max(0, size - draw.randrange(100))
-    head = _head("/healthz", method="GET", Connection="close")[:-2]
-    sizes = [draw.randrange(1, 5000) for _ in range(draw.choice([0, 0, 20]))]
-    fillers = [f"X-{n}: {'a' * one}\r\n".encode() for n, one in enumerate(sizes) if sum(sizes[: n + 1]) < size]
-    left = size - sum(len(one) for one in fillers)
-    head += b"".join(fillers) + (b"X-Filler: " + b"b" * left + b"\r\n" if left > 0 else b"") + b"\r\n"
-    with _connect(api) as connection:
-        try:
-            for start in range(0, len(head), piece := draw.choice([7001, 65_536, len(head)])):
-                connection.sendall(head[start : start + piece])
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        status, said = _answer(connection)
-    lines = head.split(b"\r\n")[1:-2]
-    counted = len("/healthz") + sum(len(line) - len(": ") for line in lines)  # what is between them is not
-    if len(head) <= MAX_HEAD_BYTES:
-        assert status == 200, said[:300]
-    elif counted > MAX_HEAD_BYTES:
-        assert status in (0, 431), said[:300]
-
-
-def _send_until_closed(connection: socket.socket, piece: bytes, *, pause_s: float = 0.0) -> int:
-    """Send a piece again and again, 100 MB at most; return how much went out before the other side closed."""
-    sent = 0
-    try:
-        while sent < 100 * MIB:
-            connection.sendall(piece)
-            sent += len(piece)
-            time.sleep(pause_s)
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    return sent
-
-
-def test_an_endless_head_is_cut_off(api: Api) -> None:
-    with _connect(api) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Endless: ")
-        assert _send_until_closed(connection, b"a" * 65_536) < 32 * MIB  # what the kernel's buffers took
-
-
-def test_endless_trailers_are_cut_off(api: Api) -> None:
-    head = _head("/v1/ablations", ADMIN, Content_Type="application/json", Transfer_Encoding="chunked")
-    with _connect(api) as connection:
-        connection.sendall(head + b"1\r\n{\r\n0\r\n")
-        assert _send_until_closed(connection, b"X-Trailer: " + b"a" * 8000 + b"\r\n") < 32 * MIB
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_an_honest_body_in_pieces_of_any_size_is_taken(api: Api, seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 - draws that repeat
@@ -183,102 +117,6 @@ def test_many_requests_sent_at_once_are_all_answered(api: Api) -> None:
             assert piece
             said += piece
         sender.join()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Api]:
-    for name in ("HEAD_S", "BODY_S", "STUCK_S"):
-        monkeypatch.setattr(f"service.http.connection_limits.{name}", 0.5)
-    with served_api("sqlite", tmp_path, max_report_bytes=16 * MIB) as running:
-        yield running
-
-
-def _says_nothing(connection: socket.socket) -> None:
-    """Only connects."""
-
-
-def _half_a_head(connection: socket.socket) -> None:
-    connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half")
-
-
-def _stray_bytes_after_an_answer(connection: socket.socket) -> None:
-    connection.sendall(_head("/healthz", method="GET"))
-    connection.recv(65536)
-    connection.sendall(b"\r\n")
-
-
-def _half_a_body(connection: socket.socket) -> None:
-    connection.sendall(_head("/v1/ablations", ADMIN, Content_Type="application/json", Content_Length="5000") + b"{")
-
-
-def _half_a_chunk(connection: socket.socket) -> None:
-    head = _head("/v1/ablations", ADMIN, Content_Type="application/json", Transfer_Encoding="chunked")
-    connection.sendall(head + b"5\r\n{")
-
-
-STALLED = [_says_nothing, _half_a_head, _stray_bytes_after_an_answer, _half_a_body, _half_a_chunk]
-
-
-def test_300_stalled_connections_are_closed_and_hold_nobody_up(
-    impatient: Api, caplog: pytest.LogCaptureFixture
-) -> None:
-    held = [(_connect(impatient), STALLED[n % len(STALLED)]) for n in range(300)]
-    for connection, stall in held:
-        with suppress(BrokenPipeError, ConnectionResetError):  # on a busy machine the first are closed by now
-            stall(connection)
-    started = time.monotonic()
-    assert impatient.get("/v1/gates").status_code == 200
-    assert time.monotonic() - started < 20
-    still_open = [stall.__name__ for connection, stall in held if not _is_closed(connection, within_s=10)]
-    for connection, _ in held:
-        connection.close()
-    assert still_open == []
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
-
-
-def test_a_drip_of_a_head_is_cut_off(impatient: Api) -> None:
-    """A byte now and then does not count as progress."""
-    with _connect(impatient) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
-        assert _send_until_closed(connection, b"x", pause_s=0.05) < 200
-
-
-def test_a_quiet_stream_outlives_the_time_for_requests(impatient: Api) -> None:
-    made = impatient.submit()
-    with _connect(impatient) as connection:
-        connection.sendall(_head(made["links"]["events"], ADMIN, method="GET"))
-        while b"event: ablation.state" not in connection.recv(65536):
-            pass
-        assert not _is_closed(connection, within_s=2.0)
-        impatient.cancel(made["id"])
-        connection.settimeout(20)
-        data = b""
-        while b"event: end" not in data:
-            data += connection.recv(65536)
-
-
-def test_a_reader_that_takes_nothing_is_cut_off(impatient: Api) -> None:
-    impatient.submit()
-    node = impatient.register()
-    block = impatient.claim(node)
-    assert block is not None
-    trial, text = block["trials"][0]["trial_id"], "x" * 900_000
-    for number in range(4):
-        chunk = {"trial_id": trial, "offset": number * len(text), "text": text}
-        assert impatient.attempt(block, "heartbeat", logs=[chunk]).status_code == 200
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", impatient.client.base_url.port or 0))
-        connection.sendall(_head(f"/v1/trials/{trial}/log", ADMIN, method="GET"))
-        time.sleep(3)
-        connection.settimeout(10)
-        taken = 0
-        try:
-            while piece := connection.recv(65536):
-                taken += len(piece)
-        except ConnectionResetError:
-            pass
-    assert taken < 4 * len(text)
 
 
 def test_bodies_that_are_read_at_once_stay_within_a_budget(api: Api) -> None:

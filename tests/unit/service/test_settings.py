@@ -44,6 +44,14 @@ def test_checked_secret_refuses_an_open_address_without_an_administrator(host: s
     assert ServiceSettings(host=host).checked_secret("worker") is None, "nodes get keys of their own"
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "api.example.org"])  # noqa: S104  # refused below
+def test_check_address_refuses_an_open_address_without_a_gateway(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="ABLATE_GATEWAY=true"):
+        ServiceSettings(host=host).check_address()
+    ServiceSettings(host=host, gateway=True).check_address()
+    ServiceSettings(host="127.0.0.1").check_address()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
 def test_checked_secret_may_be_absent_on_loopback(host: str) -> None:
     assert ServiceSettings(host=host).checked_secret("admin") is None
