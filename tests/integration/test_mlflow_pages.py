@@ -70,7 +70,9 @@ def test_a_stranger_reads_nothing(api: Api, run_id: str) -> None:
             assert "ablate open" in answer.text
 
 
-READING = re.compile(r"_?(deprecated_)?(batch_)?(get|list|search|query|serve|health|version|download|graphql|calculate|filter)")
+READING = re.compile(
+    r"_?(deprecated_)?(batch_)?(get|list|search|query|serve|health|version|download|graphql|calculate|filter)"
+)
 """How names of MLflow's functions begin that change nothing."""
 
 
