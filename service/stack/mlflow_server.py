@@ -37,7 +37,7 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", port))
     password = generated_secret(password_file)
     _shut_in(folder)
-    os.environ.update(_options(folder))
+    _set(_options(folder))
     uvicorn.Server(uvicorn.Config(_Gate(_mlflow(folder), password))).run(sockets=[listener])
 
 
@@ -45,13 +45,18 @@ def _shut_in(folder: Path) -> None:
     """Close the rest of this machine to this process, except to read programs, where the kernel can do that."""
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
-    os.environ |= {"HOME": str(folder), "TMPDIR": str(temporary)}
+    _set({"HOME": str(folder), "TMPDIR": str(temporary)})
     os.chdir(folder)
     if not (landlock_version() and can_filter_calls()):
         _log.warning("this kernel cannot isolate processes: whoever has the password reads all files of this user")
         return
     readable = (*system_folders(), *(SOURCE_ROOT / name for name in _PACKAGES))
     Isolation(readable=readable, writable=(folder,), hidden=(folder.parent,), devices=PLAIN_DEVICES).enter()
+
+
+def _set(variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        os.environ[name] = value
 
 
 def _options(folder: Path) -> dict[str, str]:
