@@ -44,6 +44,10 @@ class ReceiptError(ExperimentError, ValueError):
     """A receipt is damaged or was altered."""
 
 
+class IsolationFailed(ExperimentError):
+    """A process could not be kept away from the rest of this machine, so it did not run."""
+
+
 class ProjectionError(ExperimentError):
     """MLflow is unreachable or rejected a call; nothing is lost, and the projection can be repeated."""
 

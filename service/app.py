@@ -31,7 +31,7 @@ from service.queue.wake_ups import WakePublisher
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
 from service.store.session import OTHERS_AT_ONCE, Store
-from service.web import actions, html, interface_page, pages, sign_in
+from service.web import actions, html, interface_page, mlflow_pages, pages, sign_in
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         wakes.start()
         yield
         app.state.stopping = True
+        await app.state.mlflow.aclose()
         await to_thread.run_sync(wakes.stop)
         store.close()
 
@@ -68,6 +69,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     )
     app.state.readiness = ReadinessMonitor(store, settings)
     app.state.store_metrics = StoreMetrics(store, settings)
+    app.state.mlflow = mlflow_pages.mlflow_client(settings)
     app.state.stopping = False
     app.state.streams = Streams(
         store,
@@ -86,9 +88,8 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
 def _routes() -> list[BaseRoute]:
     """Return the routes of every module in `service.routes` and of the pages, in one flat list."""
     modules = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
-    return [
-        route for module in (*modules, pages, actions, sign_in, interface_page, html) for route in module.router.routes
-    ]
+    modules += [pages, actions, sign_in, mlflow_pages, interface_page, html]
+    return [route for module in modules for route in module.router.routes]
 
 
 def _prepare(store: Store, settings: ServiceSettings) -> None:

@@ -6,6 +6,7 @@ Without any variable the embedded stack runs on loopback below ./.ablate.
 import fcntl
 import logging
 import os
+import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from experiments.runtime.setting_values import (
     ServerAddress,
     ServiceAddress,
     WebhookAddress,
+    home_broker,
     secrets_folder,
     without_credentials,
 )
@@ -40,6 +42,9 @@ PLACEHOLDERS = frozenset(
 """Placeholders of templates; the service does not start with one as a secret."""
 
 MIN_SECRET_CHARS = 16
+
+MLFLOW_PAGES = "/mlflow"
+"""Path below which the API forwards MLflow's pages."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,11 +67,13 @@ class ServiceSettings(BaseSettings):
     database_url: ServerAddress = ""
     """SQLAlchemy URL; empty means SQLite at $ABLATE_HOME/ablate.db."""
     broker_url: ServerAddress = ""
-    """Celery URL; empty means the Valkey socket at $ABLATE_HOME/run/valkey.sock."""
+    """Celery URL; empty means the broker of an embedded stack in ABLATE_HOME."""
     mlflow_url: MlflowAddress = "http://127.0.0.1:8322"
     """Base URL of the MLflow server, as the service reaches it; user name and password are allowed."""
     mlflow_public_url: ServiceAddress = ""
     """Base URL of the MLflow server in links for people; empty means ABLATE_MLFLOW_URL."""
+    forward_mlflow: bool = False
+    """Whether people who are signed in read MLflow's pages below /mlflow; an embedded stack sets this."""
     public_url: ServiceAddress = ""
     """Base URL of the API as people reach it, for links; with a path if a reverse proxy serves it below one."""
     mlflow_experiment: str = "ablate"
@@ -142,7 +149,7 @@ class ServiceSettings(BaseSettings):
     @property
     def celery_url(self) -> str:
         """The broker URL with the default filled in."""
-        return self.broker_url or f"redis+socket://{self.home / 'run' / 'valkey.sock'}"
+        return self.broker_url or home_broker(self.home)
 
     @property
     def mlflow_link_url(self) -> str:
@@ -251,17 +258,30 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def child_environment(changes: Mapping[str, str], *, knows: Collection[str] = ()) -> dict[str, str]:
+def child_environment(
+    changes: Mapping[str, str], *, knows: Collection[str] = (), is_ours: bool = True
+) -> dict[str, str]:
     """Return this process's environment with `changes`, for processes of the embedded stack.
 
-    It lacks the addresses and secrets of other installations, because the stack creates its own, and the secrets of
-    this one, except the variables in `knows`.
+    It lacks the addresses and secrets of other installations, because the stack creates its own, the secrets of this
+    one, except the variables in `knows`, and settings of the service's libraries. A program that is not ours inherits
+    only what every program needs.
     """
     hidden = _NOT_INHERITED.difference(knows)
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden and not _OF_LIBRARIES.match(name)}
+    if not is_ours:
+        kept = {name: value for name, value in kept.items() if _OF_EVERY_PROGRAM.fullmatch(name)}
     return {**kept, **_UTF8, **changes}
 
 
+_OF_LIBRARIES = re.compile(
+    r"_?MLFLOW_|DATABRICKS_|CELERY_|KOMBU_|FLASK_|UVICORN_|OTEL_|WEB_CONCURRENCY$|FORWARDED_ALLOW_IPS$|PYTHONWARNINGS$"
+)
+"""Variables of a shell that would change MLflow, Celery or a server behind our settings."""
+_OF_EVERY_PROGRAM = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|VIRTUAL_ENV|"
+    "PYTHON(PATH|HOME|DONTWRITEBYTECODE|PYCACHEPREFIX)"
+)
 _UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 """Our logs and files are UTF-8 in every shell."""
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from service.stack.parts import mlflow_command, mlflow_environment
+from service.settings import generated_secret
+from service.stack.layout import MLFLOW_USER
+from service.stack.parts import mlflow_command
 from tests.ports import free_port
 
 START_S = 240
@@ -22,7 +24,7 @@ class EndedEarly(AssertionError):
 
 @contextmanager
 def running(folder: Path) -> Iterator[str]:
-    """Run a server that keeps everything below `folder`, and yield its address."""
+    """Run a server that keeps everything below `folder`, and yield its address with its password."""
     with ExitStack() as stack:
         try:
             url = stack.enter_context(_serving(folder, free_port()))
@@ -33,13 +35,14 @@ def running(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _serving(folder: Path, port: int) -> Iterator[str]:
-    command, environment = mlflow_command(port), os.environ | mlflow_environment(folder / "mlflow.db")
-    log = folder / "server.log"
+    secret = folder.with_name(f"{folder.name}-password")
+    command, log = mlflow_command(port, folder, secret), folder / "server.log"
+    url = f"http://{MLFLOW_USER}:{generated_secret(secret)}@127.0.0.1:{port}"
     with log.open("a") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         try:
-            wait_until_it_answers(f"http://127.0.0.1:{port}", server, log)
-            yield f"http://127.0.0.1:{port}"
+            wait_until_it_answers(url, server, log)
+            yield url
         finally:
             with suppress(ProcessLookupError):  # it ended by itself
                 os.killpg(server.pid, signal.SIGTERM)

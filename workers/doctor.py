@@ -8,6 +8,7 @@ from pathlib import Path
 from experiments.design.packages import installed
 from experiments.errors import BadSetting, SigningUnavailable
 from experiments.records.signing import signing_problem
+from experiments.runtime.kernel_limits import landlock_version
 from model.data.corpus import BUILT_IN
 from model.measurements import GIB
 from workers.devices.device_lock import DeviceLock
@@ -17,7 +18,6 @@ from workers.errors import DeviceBusy, DeviceMissing, PreloadError, WorkerError
 from workers.identity import node
 from workers.identity.node_key import KEY_FILE, node_signer
 from workers.isolation import isolation_gaps, isolation_problem
-from workers.kernel_limits import landlock_version
 from workers.leases.service_api import ServiceApi, service_api
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import keep_lanes, run_lanes

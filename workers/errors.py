@@ -73,10 +73,6 @@ class OutputTooLarge(WorkerError):
     """A trial wrote a file beyond the limit, such as an endless log."""
 
 
-class IsolationFailed(WorkerError):
-    """A trial could not be kept away from the rest of this machine, so it did not run."""
-
-
 class BlockBroken(WorkerError):
     """A trial yields no result for its arm yet: the block is discarded and rerun whole.
 

@@ -1,182 +1,27 @@
-"""Isolation of trials: the files, the network and the other processes that a trial reaches.
+"""Isolation of trials on this node: the folders that every trial reads, and whether this machine can isolate.
 
-A trial enters its isolation in its own process, before it runs anything. A node either isolates every trial, or says at
-its registration, in its log and in `ablate worker doctor` that it isolates none. See docs/trust.md.
+A node either isolates every trial, or says at its registration, in its log and in `ablate worker doctor` that it
+isolates none. See docs/trust.md.
 """
 
-import os
-import site
 import subprocess
 import sys
-import sysconfig
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
-from workers.environment_variables import environment_with, library_folders, use_environment
-from workers.errors import IsolationFailed
-from workers.kernel_limits import (
-    CHANGE,
-    LIST,
-    READ,
-    WRITE,
-    FileRight,
-    can_filter_calls,
-    drop_capabilities,
-    drop_rights,
-    filter_calls,
-    landlock_version,
-)
+from experiments.runtime import isolation
+from experiments.runtime.kernel_limits import can_filter_calls, landlock_version
+from workers.environment_variables import environment_with, library_folders
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
 """Values of a node's version "isolation", which every receipt of the node contains."""
-
-_SYSTEM = ("usr", "lib", "lib32", "lib64", "bin", "sbin", "opt", "nix/store", "gnu/store", "proc", "sys")
-_CONFIGURATION = (
-    *("alternatives", "ca-certificates.conf", "debian_version", "fonts", "group", "host.conf", "hostname", "hosts"),
-    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf", "localtime", "machine-id"),
-    *("mime.types", "nsswitch.conf", "nvidia", "OpenCL", "os-release", "passwd", "pki/tls/certs", "protocols"),
-    *("python3", "resolv.conf", "services", "ssl/certs", "ssl/openssl.cnf", "timezone", "vulkan"),
-)
-"""Files in /etc without secrets. /etc as a whole contains keys and passwords of other programs."""
-_DEVICES = (
-    *("null", "zero", "full", "random", "urandom", "shm"),
-    *("nvidia*", "nvidia-caps", "nvidia-caps-imex-channels", "dri", "kfd", "accel*", "vfio", "infiniband"),
-)
-"""Patterns of files in /dev: what every program expects, and accelerators. Terminals and disks are missing."""
 _PACKAGES = ("kernels", "model", "experiments", "workers")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Isolation:
-    """What one trial, or any program that runs as one, may use. Everything else is closed."""
-
-    readable: tuple[Path, ...] = ()
-    """Files and folders to read and execute."""
-    writable: tuple[Path, ...] = ()
-    """Folders to change. None of them may contain a hidden one."""
-    hidden: tuple[Path, ...] = ()
-    """Folders with secrets. They stay closed inside of a readable folder; a readable folder inside of them is open."""
-    sockets: bool = False
-    """Whether it may connect: to networks, and to Unix sockets of the worker's user."""
-    programs: bool = False
-    """Whether it starts processes that may use CUDA, which names its threads in files of /proc. Not for root, who could
-    change settings of the kernel there: `compile_in_process` spares a built-in trial of root such processes."""
-    temporary: Path | None = None
-    """Its folder for temporary files, created on entry; it must be below a writable one."""
-
-    def use_temporary(self) -> None:
-        """Make the folder for temporary files, and let this process and its later children use it."""
-        if self.temporary is not None:
-            self.temporary.mkdir(exist_ok=True)
-            use_environment({"TMPDIR": _short(self.temporary)})
-            tempfile.tempdir = None
-
-    def enter(self, *, alone: bool = True) -> None:
-        """Isolate this process and all its later children for ever.
-
-        Processes that have to reach each other are not `alone`: an ancestor has called `kernel_limits.enclose`.
-
-        The process has one thread, and has taken its device locks, which are sockets. Only it may reset the peak of its
-        memory, none of its children.
-
-        Raises:
-            IsolationFailed: the kernel refused, or a folder cannot be opened without opening a secret.
-
-        """
-        drop_rights(self.rules() | _own_process(), alone=alone)
-        if os.geteuid() == 0:
-            drop_capabilities()
-        filter_calls(sockets=self.sockets)
-
-    def rules(self) -> dict[Path, FileRight]:
-        """Return the rights on every file or folder that is open. Raises IsolationFailed."""
-        hidden = tuple(path.resolve() for path in self.hidden)
-        rules: dict[Path, FileRight] = {}
-        for path in map(Path.resolve, self.readable):
-            for part, rights in _without(path, hidden):
-                rules[part] = rules.get(part, FileRight(0)) | rights
-        for path in map(Path.resolve, self.writable):
-            inside = [str(one) for one in hidden if one.is_relative_to(path)]
-            if inside:
-                raise IsolationFailed(
-                    f"a trial has to write to {path}, which contains {inside[0]} with the keys of this node; "
-                    "choose another folder for one of them"
-                )
-            if not path.is_dir():
-                raise IsolationFailed(f"a trial has to write to {path}, which is no folder")
-            rules[path] = rules.get(path, FileRight(0)) | WRITE
-        if self.programs and os.geteuid() != 0:
-            rules[Path("/proc")] = READ | CHANGE
-        rules[SOURCE_ROOT] = rules.get(SOURCE_ROOT, FileRight(0)) | LIST  # imports list the folder of the packages
-        return rules | dict.fromkeys(_devices(), WRITE)
-
-
-def _without(path: Path, hidden: tuple[Path, ...]) -> Iterator[tuple[Path, FileRight]]:
-    """Yield rights to read `path` except the folders `hidden` inside of it, whose names stay visible."""
-    if path in hidden:
-        return
-    if not any(one.is_relative_to(path) for one in hidden):
-        yield path, READ
-        return
-    yield path, LIST
-    for child in path.iterdir():
-        if not child.is_symlink():  # its target needs a rule of its own
-            yield from _without(child, hidden)
-
-
-def short_link(pid: int) -> Path:
-    """Return the short path of the temporary folder of an isolated trial by its process; the worker removes it.
-
-    The path of a Unix socket has at most 107 characters, and processes that load data make sockets among their
-    temporary files. Below a long state folder they failed, and their program waited for them for ever.
-    """
-    return Path("/tmp") / f"ablate-{os.getuid()}-{pid}"  # noqa: S108 - a link of this user, to a folder of the trial
-
-
-def _short(folder: Path) -> str:
-    link = short_link(os.getpid())
-    link.unlink(missing_ok=True)  # of a trial whose worker was killed
-    link.symlink_to(folder)
-    return str(link)
-
-
-def _own_process() -> dict[Path, FileRight]:
-    """Return the right to write to this process's files in /proc: the peak of its memory is reset there.
-
-    The folder stays open for the life of the process. Otherwise the kernel may forget the folder when it needs memory,
-    and make another one, to which no right belongs.
-    """
-    handle = os.open("/proc/self", os.O_PATH)
-    return {Path(f"/proc/self/fd/{handle}").resolve(): READ | CHANGE}
-
-
-def _devices() -> Iterator[Path]:
-    for pattern in _DEVICES:
-        yield from Path("/dev").glob(pattern)
-
-
 def system_folders() -> tuple[Path, ...]:
-    """Return the files and folders that Python, compilers and drivers read on this machine."""
-    python = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
-    if site.ENABLE_USER_SITE:
-        python.add(site.getusersitepackages())
-    return (
-        *(Path("/") / name for name in _SYSTEM),
-        *(Path("/etc") / name for name in _CONFIGURATION),
-        *map(Path, sorted(python)),
-        *(SOURCE_ROOT / name for name in _PACKAGES),
-        *library_folders(),
-    )
-
-
-def python_folders(prefix: Path) -> tuple[Path, ...]:
-    """Return the folders of the Python environment at `prefix`, and of the installation that it is based on."""
-    python = prefix / "bin" / "python"
-    return prefix, *(folder for folder in (python.resolve().parents[1],) if folder != Path("/"))
+    """Return the files and folders that trials read on this machine: the system's, our packages, named libraries."""
+    return *isolation.system_folders(), *(SOURCE_ROOT / name for name in _PACKAGES), *library_folders()
 
 
 def isolation_problem() -> str | None:
@@ -191,7 +36,7 @@ def isolation_problem() -> str | None:
 @lru_cache
 def _refusal() -> str | None:
     """Return why a process could not isolate itself, None if it could."""
-    command = [sys.executable, "-c", "from workers.isolation import Isolation; Isolation().enter()"]
+    command = [sys.executable, "-c", "from experiments.runtime.isolation import Isolation; Isolation().enter()"]
     environment = environment_with(SOURCE_ROOT)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     return None if done.returncode == 0 else f"isolation was refused: {done.stderr.strip().rpartition(': ')[2]}"

@@ -18,6 +18,7 @@ from experiments.runtime.setting_values import (
     Secret,
     ServerAddress,
     ServiceAddress,
+    home_broker,
     read_secret,
     secrets_folder,
 )
@@ -147,7 +148,7 @@ class Settings(BaseSettings):
     @property
     def broker(self) -> str:
         """Celery broker address."""
-        return self.broker_url or f"redis+socket://{self.home_dir}/run/valkey.sock"
+        return self.broker_url or home_broker(self.home_dir)
 
     @property
     def corpus_roots(self) -> tuple[Path, ...]:

@@ -25,6 +25,8 @@ PROFILED_DEVICES = ("cpu", "cuda")
 """Torch's names of devices whose kernels, or operators, its profiler reports."""
 DECLARED = "declared, not attested"
 """How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""
+SHORT_DIGEST_CHARS = 19
+"""Characters of an archive's digest that everybody may see; the whole one is for those who may use the archive."""
 CLOCK_SHARE = 0.001
 CLOCK_S = 0.002
 """The worker's clock and the program's may differ by this share of the window plus these seconds."""
@@ -200,7 +202,7 @@ def _plain(code: str | SpecPart | None) -> str | dict[str, str] | None:
 def _shown_code(code: str | Mapping[str, str] | None) -> str:
     if code is None or isinstance(code, str):
         return code or ""
-    return code[ARCHIVE][:19] if ARCHIVE in code else f"{code['git']} {code['commit'][:12]}"
+    return code[ARCHIVE][:SHORT_DIGEST_CHARS] if ARCHIVE in code else f"{code['git']} {code['commit'][:12]}"
 
 
 def code_of(spec: AblationSpec) -> Iterator[tuple[str, str | SpecPart]]:

@@ -5,7 +5,7 @@ whose arms differ by arguments, environment variables or code.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -43,6 +43,8 @@ COMMAND = "command"
 PLACEHOLDERS = ("seed", "out", "steps")
 """Words in braces that are filled in: the block's seed, a folder for the trial's files, the number of steps."""
 ARCHIVE = "archive"
+HIDDEN = "hidden"
+"""In place of the digest of an archive that a reader may not use."""
 """Key of code that was packed and sent, in place of a folder on the node."""
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
@@ -126,6 +128,9 @@ def _check_code(value: object) -> object:
         _check_commit(value["commit"])
         return dict(value)
     if isinstance(value, Mapping) and set(value) == {ARCHIVE}:
+        if value[ARCHIVE] == HIDDEN:
+            hint = "its sender types: ablate share ABLATION --code-with NAME"
+            raise refuse("the archive belongs to somebody else, who has not shared it with you", hint)
         if not isinstance(value[ARCHIVE], str) or not re.fullmatch(_DIGEST[1:-1], value[ARCHIVE]):
             raise refuse(f"archive is {shown(value[ARCHIVE])}; allowed: sha256: and 64 hexadecimal digits")
         return dict(value)
@@ -445,3 +450,10 @@ class VariantSpec(SpecPart):
         if ours and own:
             raise refuse(f"'{ours[0]}' belong to recipes and '{own[0]}' to commands; give one of them")
         return self
+
+
+def without_archives(text: str, digests: Iterable[str]) -> str:
+    """Return the text of a spec or a plan with `HIDDEN` in place of these digests."""
+    for digest in digests:
+        text = text.replace(digest, HIDDEN)
+    return text

@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ def end_family_with_parent() -> None:
     It adopts the orphans among its descendants: after its own end, nobody could find those without their mark.
     """
     adopt_orphans()
+    # multiprocessing's fork server warns in two lines about each adopted process that ends; a trial may leave thousands
+    warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
     own = os.getpid()
 
     def end_family(number: int, _frame: object) -> None:

@@ -55,6 +55,16 @@ def read_secret(path: Path) -> str | None:
     raise BadSetting(f"{path}: {problem}")
 
 
+def home_broker(home: Path) -> str:
+    """Return the address of the broker of the embedded stack in `home`, with its password once there is one."""
+    return broker_address(home / "run" / "valkey.sock", read_secret(home / "tokens" / "broker"))
+
+
+def broker_address(path: Path, password: str | None) -> str:
+    """Return Celery's address of a broker on a Unix socket."""
+    return f"redis+socket://{'' if password is None else f':{password}@'}{path}"
+
+
 def http_address(text: str, *, credentials: bool = False, query: bool = False) -> str:
     """Return an http or https address without surrounding whitespace and slashes at its end; empty stays empty.
 

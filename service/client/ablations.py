@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from experiments.records.plan_file import PlanFile
     from experiments.records.receipt_check import SignedReceipt
     from service.schemas.share_links import ShareLink, ShareLinkPublic
-    from service.schemas.submissions import AblationAccepted, ImportPublic, PlanPublic, SpecBody
+    from service.schemas.submissions import AblationAccepted, CodeShared, ImportPublic, PlanPublic, SpecBody
 
 _STREAM_TIMEOUT = httpx.Timeout(60.0, connect=3.0)
 _WATCH_PATIENCE_S = 60.0
@@ -186,6 +186,12 @@ class Ablations:
         from service.schemas.share_links import ShareLink
 
         return self._connection.post_once(f"/v1/ablations/{ablation_id}:share", ShareLink, {"hours": hours})
+
+    def share_code(self, ablation_id: str, *, name: str) -> "CodeShared":
+        """Let the token `name` submit with the code of an ablation; return what it could not use before."""
+        from service.schemas.submissions import CodeShared
+
+        return self._connection.post(f"/v1/ablations/{ablation_id}:share-code", CodeShared, {"name": name})
 
     def shares(self, ablation_id: str) -> "Sequence[ShareLinkPublic]":
         """Return the share links of an ablation, newest first."""

@@ -27,7 +27,7 @@ from service.schemas.public import Page
 from service.schemas.submissions import SpecText
 from service.settings import ServiceSettings
 from service.store.ablations import ablations as store_ablations
-from service.store.ablations import results
+from service.store.ablations import code_archives, results
 from service.store.ablations.names import find_ablation
 from service.store.access import tokens
 from service.store.blocks import turns
@@ -196,11 +196,12 @@ def list_trials(
     responses=secured(404, 422),
 )
 def get_spec(ablation_id: AblationId, services: ServicesDep, principal: Reader) -> SpecText:
-    """Return the submitted text with its content type."""
+    """Return the submitted text with its content type. Archives that this token may not use are `hidden` in it."""
     with services.store.read() as connection:
         store_ablations.check_exists(connection, ablation_id)
         body = results.read_spec(connection, ablation_id)
-    return SpecText(text=body.content.decode(), content_type=body.content_type)
+        text = code_archives.shown_spec(connection, body.content.decode(), principal)
+    return SpecText(text=text, content_type=body.content_type)
 
 
 @router.get(

@@ -10,10 +10,11 @@ from fastapi.responses import StreamingResponse
 from experiments.errors import SpecProblem
 from experiments.records.code_archive import MOST_BYTES, PIECE_BYTES
 from service.errors import Invalid, UnsupportedMediaType
-from service.http.deps import AttemptId, Coder, LongRoute, ServicesDep, Worker, media_type
+from service.http.deps import AblationId, AttemptId, Coder, LongRoute, ServicesDep, Worker, json_only, media_type
 from service.http.responses import secured
-from service.schemas.submissions import CodeDigest, CodeMissing, CodeStored, CodeWanted
+from service.schemas.submissions import CodeDigest, CodeMissing, CodeShare, CodeShared, CodeStored, CodeWanted
 from service.store.ablations import code_archives
+from service.store.access import tokens
 from service.store.nodes import nodes
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)
@@ -35,9 +36,13 @@ _ANSWER: dict[int | str, dict[str, Any]] = {
     "/code:find", operation_id="findCode", summary="Say which archives are missing", responses=secured(413, 415, 422)
 )
 def find_code(wanted: CodeWanted, services: ServicesDep, principal: Coder) -> CodeMissing:
-    """Return the archives that the service lacks. The others are kept for ABLATE_CODE_DAYS from now."""
+    """Return the archives that this token has to send. The others are kept for ABLATE_CODE_DAYS from now.
+
+    An archive that only others have sent counts as missing.
+    """
     with services.store.write() as connection:
-        return CodeMissing(missing=code_archives.lacking(connection, wanted.digests))
+        user = code_archives.user_of(principal)
+        return CodeMissing(missing=code_archives.lacking(connection, wanted.digests, user=user))
 
 
 async def _pieces(request: Request) -> list[bytes]:
@@ -67,7 +72,7 @@ def upload_code(
     digest: Annotated[CodeDigest, Query(description="Digest of the body, which the service checks.")],
     pieces: Annotated[list[bytes], Depends(_pieces)],
 ) -> CodeStored:
-    """Store the archive under its digest; sending it again changes nothing but the time of its last use."""
+    """Store the archive for this token. Sending it again changes nothing but the time of its last use."""
     whole = hashlib.sha256()
     for piece in pieces:
         whole.update(piece)
@@ -82,10 +87,29 @@ def upload_code(
             connection,
             digest,
             pieces,
-            sent_by=principal.name,
+            sender=principal,
             most_bytes=services.settings.max_code_bytes,
         )
     return CodeStored(digest=digest, size=size, changed=stored)
+
+
+@router.post(
+    "/ablations/{ablation_id}:share-code",
+    operation_id="shareCode",
+    summary="Let another token use the code of an ablation",
+    dependencies=[Depends(json_only)],
+    responses=secured(404, 409, 413, 415, 422),
+)
+def share_code(ablation_id: AblationId, wanted: CodeShare, services: ServicesDep, principal: Coder) -> CodeShared:
+    """Let the token `name` submit with the archives of this ablation, and see their digests. It cannot be undone.
+
+    Senders share their own code, operators any.
+    """
+    with services.store.write() as connection:
+        tokens.check_owner(connection, principal, ablation_id)
+        token = tokens.get_token(connection, wanted.name)
+        new = code_archives.share(connection, ablation_id, principal, token.id)
+    return CodeShared(name=wanted.name, digests=new)
 
 
 @router.get(

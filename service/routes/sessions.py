@@ -43,7 +43,7 @@ from service.routes.submissions import (
 )
 from service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 from service.schemas.submissions import SpecBody
-from service.store.ablations import sessions
+from service.store.ablations import code_archives, sessions
 from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
 from service.store.nodes.calibrations import read_calibrations
 from service.store.tables import rfc3339
@@ -72,14 +72,15 @@ def all_sessions(connection: Connection) -> list[SessionPublic]:
 def get_session(name: SessionName, services: ServicesDep, principal: Reader) -> SessionPath:
     """Return a session, all its proposals, and a spec to begin the next one with."""
     with services.store.read() as connection:
-        return session_path(connection, name)
+        return session_path(connection, name, principal)
 
 
-def session_path(connection: Connection, name: str) -> SessionPath:
-    """Return a session with its proposals. Raises NotFound."""
+def session_path(connection: Connection, name: str, principal: Principal) -> SessionPath:
+    """Return a session with its proposals, without digests of code that the principal may not use. Raises NotFound."""
     row, rows = sessions.get_session(connection, name), sessions.list_proposals(connection, name)
     path = [_proposal(one) for one in rows]
-    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=row.spec_text)
+    text = code_archives.shown_spec(connection, row.spec_text, principal)
+    return SessionPath(**_public(row, rows).model_dump(), path=path, spec=text)
 
 
 def _public(row: Row[Any], proposals: Sequence[Row[Any]]) -> SessionPublic:
@@ -131,7 +132,7 @@ def open_session(name: SessionName, body: SpecBodyDep, services: ServicesDep, pr
     with services.store.write() as connection:
         sessions.open_session(connection, name, spec, text, principal)
     with services.store.read() as connection:
-        return session_path(connection, name)
+        return session_path(connection, name, principal)
 
 
 @router.post(
@@ -145,7 +146,7 @@ def close_session(name: SessionName, services: ServicesDep, principal: Submitter
     with services.store.write() as connection:
         sessions.close_session(connection, principal, name)
     with services.store.read() as connection:
-        return session_path(connection, name)
+        return session_path(connection, name, principal)
 
 
 @router.post(

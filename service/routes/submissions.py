@@ -34,6 +34,7 @@ from service.queue.plan_cost import check_budget, expected_device_minutes, warni
 from service.queue.waiting import EligibleNodes, eligible_nodes
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.store.ablations.circumstances import family_if_asked_now
+from service.store.ablations.code_archives import user_of
 from service.store.ablations.quotas import check_quota, check_quota_for
 from service.store.ablations.submissions import (
     IdempotencyKey,
@@ -219,6 +220,7 @@ def prepared(services: Services, body: SpecBody, spec: AblationSpec, principal: 
         content_type=body.content_type,
         submitted_by=principal.name,
         token_id=principal.token_id,
+        code_user=user_of(principal),
     )
     _check_reports(spec, submission.plan, services.settings.max_report_bytes)
     return submission

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.ids import TOKEN_NAME
 from experiments.outcomes import AblationState
 from experiments.records.calibration import Sizing
 from experiments.records.circumstances import Countersignature
@@ -113,7 +114,7 @@ class CodeWanted(BaseModel):
 
 
 class CodeMissing(Public):
-    """The archives among them that the service lacks."""
+    """The archives among them that this token has to send."""
 
     missing: list[str]
 
@@ -124,7 +125,22 @@ class CodeStored(Public):
     digest: str
     size: int
     changed: bool
-    """False when the service had exactly this archive."""
+    """False when this token had sent exactly this archive."""
+
+
+class CodeShare(BaseModel):
+    """A token that may use code."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=TOKEN_NAME, description="Name of the token.", examples=["ada"])]
+
+
+class CodeShared(Public):
+    """The answer: what that token could not use before."""
+
+    name: str
+    digests: list[str]
 
 
 class SpecText(Public):

@@ -1,5 +1,6 @@
-"""The embedded stack's broker: Valkey on a Unix socket, and on a port with a password for other machines.
+"""The embedded stack's broker: Valkey behind a password, on a Unix socket and, for other machines, on a port.
 
+Trials run as the same user, and may be able to connect to the socket. They cannot read the password.
 The configuration is a file that only this user can read, so that no process list shows the password.
 """
 
@@ -7,6 +8,7 @@ import socket
 from pathlib import Path
 
 from experiments.documents import write_whole
+from experiments.runtime.setting_values import broker_address
 from service.settings import generated_secret
 from service.stack.layout import StackFiles
 
@@ -21,7 +23,7 @@ def command(files: StackFiles) -> tuple[str, ...]:
 
 
 def configure(files: StackFiles, *, host: str, port: int | None) -> None:
-    """Write the broker's configuration: the socket, and with a `port` also that port of `host`, behind a password."""
+    """Write the broker's configuration: the socket, and with a `port` also that port of `host`."""
     options = {
         "unixsocket": _quoted(files.broker_socket),
         "unixsocketperm": "700",
@@ -30,10 +32,11 @@ def configure(files: StackFiles, *, host: str, port: int | None) -> None:
         "maxmemory-policy": "noeviction",
         "save": '""',
         "set-proc-title": "no",  # a new title would overwrite the mark in its environment
+        "requirepass": password(files),
         "port": "0",
     }
     if port is not None:
-        options |= {"port": str(port), "bind": host, "requirepass": password(files)}
+        options |= {"port": str(port), "bind": host}
     write_whole(files.broker_config, "".join(f"{key} {value}\n" for key, value in options.items()), mode=0o600)
 
 
@@ -42,10 +45,14 @@ def password(files: StackFiles) -> str:
     return generated_secret(files.broker_password)
 
 
-def answers(files: StackFiles, *, protected: bool) -> bool:
+def address(files: StackFiles) -> str:
+    """Return the broker's URL for programs on this machine, with the password."""
+    return broker_address(files.broker_socket, password(files))
+
+
+def answers(files: StackFiles) -> bool:
     """Return whether the broker answers on its socket."""
-    hello = f"AUTH {password(files)}\r\nPING\r\n" if protected else "PING\r\n"
-    expected = b"+OK\r\n+PONG\r\n" if protected else b"+PONG\r\n"
+    hello, expected = f"AUTH {password(files)}\r\nPING\r\n", b"+OK\r\n+PONG\r\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_S)
         try:

@@ -10,11 +10,15 @@ from typing import TypeAlias
 
 from experiments.documents import move_aside, write_whole
 from experiments.runtime.processes import socket_folder
+from experiments.runtime.setting_values import broker_address
 from service.client.settings import get_client_settings
 from service.errors import StackError
 
 MAX_SOCKET_BYTES = 100
 """The kernel allows 107 bytes for the path of a Unix socket. The rest is for temporary names."""
+
+MLFLOW_USER = "ablate"
+"""The only account of the MLflow server, which may do everything."""
 
 Report: TypeAlias = Callable[[str, str], None]
 """Receives (kind, text) while the stack starts. Kinds: note, part, ready."""
@@ -57,18 +61,18 @@ class StackFiles:
         return socket_folder() / f"ablate-{os.getuid()}-{name}" / "valkey.sock"
 
     @property
-    def broker_url(self) -> str:
-        """The broker's URL for Celery."""
-        return f"redis+socket://{self.broker_socket}"
+    def broker_address(self) -> str:
+        """The broker's address on this machine, without its password."""
+        return broker_address(self.broker_socket, None)
 
     @property
     def broker_config(self) -> Path:
-        """Configuration of the broker, written at every start. It may contain the password."""
+        """Configuration of the broker, written at every start. It contains the password."""
         return self.home / "run" / "valkey.conf"
 
     @property
     def broker_password(self) -> Path:
-        """Password of the broker for workers on other machines."""
+        """Password of the broker. Workers on other machines need it, too."""
         return self.home / "tokens" / "broker"
 
     @property
@@ -80,6 +84,11 @@ class StackFiles:
     def mlflow(self) -> Path:
         """Database and artefacts of the MLflow server."""
         return self.home / "mlflow"
+
+    @property
+    def mlflow_password(self) -> Path:
+        """Password of the MLflow server, which the service alone uses."""
+        return self.home / "tokens" / "mlflow"
 
     @property
     def mlflow_database(self) -> Path:

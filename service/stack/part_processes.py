@@ -68,7 +68,7 @@ def start(part: StackPart, *, stack_id: str, log: Path, home: Mark | None = None
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=child_environment({**part.environment, **marks}, knows=part.secrets),
+            env=child_environment({**part.environment, **marks}, knows=part.secrets, is_ours=part.is_ours),
             # safe, because the supervisor has one thread
             preexec_fn=partial(die_with_parent, part.stop_signal, parent=os.getpid()),
         )

@@ -15,9 +15,9 @@ import psutil
 
 from experiments.runtime.http_clients import http_client
 from service.errors import StackError
-from service.settings import SMTP_URL, WEBHOOK_KEY
+from service.settings import MLFLOW_PAGES, SMTP_URL, WEBHOOK_KEY, generated_secret
 from service.stack import broker
-from service.stack.layout import StackFiles
+from service.stack.layout import MLFLOW_USER, StackFiles
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - only when the settings ask for it
@@ -60,6 +60,8 @@ class StackPart:
     """The signal that ends the part at once."""
     secrets: tuple[str, ...] = ()
     """Environment variables with secrets that only this part inherits."""
+    is_ours: bool = True
+    """Whether it inherits settings of Ablate and of its node; another program inherits what every program needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,13 @@ class Addresses:
     api_port: int
     mlflow_port: int
     host: str = LOOPBACK
-    """Host of API and broker. MLflow has no passwords and stays on loopback."""
+    """Host of API and broker. MLflow stays on loopback; the API forwards its pages."""
     broker_port: int | None = None
     """Port of the broker for other machines. None: only its socket."""
+    public_url: str = ""
+    """Address of the API for people; empty for `api_url`."""
+    mlflow_public_url: str = ""
+    """Address of MLflow's pages for people; empty for those that the API forwards."""
 
     @property
     def api_url(self) -> str:
@@ -85,29 +91,37 @@ class Addresses:
 
     @property
     def mlflow_url(self) -> str:
-        """Base URL of the MLflow server and its pages."""
-        return f"http://{LOOPBACK}:{self.mlflow_port}"
+        """Base URL of the MLflow server for the service, with the password."""
+        return f"http://{MLFLOW_USER}:{generated_secret(self.files.mlflow_password)}@{LOOPBACK}:{self.mlflow_port}"
+
+    @property
+    def mlflow_pages(self) -> str:
+        """Base URL of MLflow's pages for people who are signed in."""
+        return self.mlflow_public_url or (self.public_url or self.api_url) + MLFLOW_PAGES
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of API, background process and worker."""
+        """Environment of API and background process."""
         return {
-            "ABLATE_HOME": str(self.files.home),
+            **self.worker_environment,
             "ABLATE_HOST": self.host,
             "ABLATE_GENERATE_TOKENS": "true",
             "ABLATE_PORT": str(self.api_port),
-            "ABLATE_URL": self.api_url,
-            "ABLATE_ALLOW_HTTP": "true",  # the address is this machine's own, and the worker checks its port
             "ABLATE_MLFLOW_URL": self.mlflow_url,
-            "ABLATE_BROKER_URL": self._broker_url,
+            "ABLATE_MLFLOW_PUBLIC_URL": self.mlflow_pages,
+            "ABLATE_FORWARD_MLFLOW": "true",
             "ABLATE_DATABASE_URL": f"sqlite:///{self.files.database}",
         }
 
     @property
-    def _broker_url(self) -> str:
-        if self.broker_port is None:
-            return self.files.broker_url
-        return f"redis://:{broker.password(self.files)}@{self._own_address}:{self.broker_port}/0"
+    def worker_environment(self) -> dict[str, str]:
+        """Environment of the worker, which knows neither database nor MLflow."""
+        return {
+            "ABLATE_HOME": str(self.files.home),
+            "ABLATE_URL": self.api_url,
+            "ABLATE_ALLOW_HTTP": "true",  # the address is this machine's own, and the worker checks its port
+            "ABLATE_BROKER_URL": broker.address(self.files),
+        }
 
 
 def free_port(preferred: int, *, taken: frozenset[int] = frozenset(), host: str = LOOPBACK) -> int:
@@ -159,21 +173,31 @@ def all_parts(
     def own_part(name: str, module: str, answers: Callable[[], bool], **more: Any) -> StackPart:
         return StackPart(name=name, command=_module(module), environment=addresses.environment, answers=answers, **more)
 
-    protected = addresses.broker_port is not None
-    worker = own_part(WORKER, "workers.app", node_is_ready, depends=True, is_silent=_never, stop_signal=signal.SIGINT)
+    files = addresses.files
+    worker = StackPart(
+        name=WORKER,
+        command=_module("workers.app"),
+        environment=addresses.worker_environment,
+        answers=node_is_ready,
+        depends=True,
+        is_silent=_never,
+        stop_signal=signal.SIGINT,
+    )
     return (
         StackPart(
             name=VALKEY,
-            command=broker.command(addresses.files),
+            command=broker.command(files),
             environment={},
-            answers=lambda: broker.answers(addresses.files, protected=protected),
+            answers=lambda: broker.answers(files),
+            is_ours=False,
             port=addresses.broker_port,
         ),
         StackPart(
             name=MLFLOW,
-            command=mlflow_command(addresses.mlflow_port),
-            environment=mlflow_environment(addresses.files.mlflow_database),
+            command=mlflow_command(addresses.mlflow_port, files.mlflow, files.mlflow_password),
+            environment={},
             answers=lambda: is_ok(addresses.mlflow_url, "/health"),
+            is_ours=False,
             port=addresses.mlflow_port,
         ),
         own_part(API, "service.app", lambda: is_ok(addresses.api_url, "/healthz"), port=addresses.api_port),
@@ -193,27 +217,9 @@ def _module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name)
 
 
-def mlflow_command(port: int) -> tuple[str, ...]:
-    """Return the command of an MLflow server on the loopback interface; it needs `mlflow_environment`."""
-    return (*_module("service.stack.mlflow_server"), str(port))
-
-
-def mlflow_environment(database: Path) -> dict[str, str]:
-    """Return the options of an MLflow server with this SQLite `database`, and its artifacts in a folder beside it.
-
-    It runs no jobs, and reports nothing to MLflow's makers.
-    """
-    store = f"sqlite:///{database}"
-    return {
-        "_MLFLOW_SERVER_FILE_STORE": store,
-        "_MLFLOW_SERVER_REGISTRY_STORE": store,
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
-        "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(database.parent / "artifacts"),
-        "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-    }
+def mlflow_command(port: int, folder: Path, password: Path) -> tuple[str, ...]:
+    """Return the command of an MLflow server on the loopback interface: its folder, and the file of its password."""
+    return (*_module("service.stack.mlflow_server"), str(port), str(folder), str(password))
 
 
 def is_ok(base: str, path: str) -> bool:

@@ -63,11 +63,15 @@ class StackState(BaseModel):
     phase: Literal["starting", "ready", "stopping"]
     api_url: str
     mlflow_url: str
+    """Base of MLflow's pages for people who are signed in."""
+    mlflow_port: int
+    """Port of the MLflow server, which asks for the password in tokens/mlflow."""
     ablations_url: str
     """MLflow's list of ablations, as a link for a browser."""
     broker_url: str
+    """Without its password, which is in tokens/broker."""
     broker_port: int | None = None
-    """Port of the broker for other machines, with the password in tokens/broker. None: not reachable from there."""
+    """Port of the broker for other machines. None: not reachable from there."""
     supervisor_pid: int
     supervisor_start: int | None = None
     """When that process started, in clock ticks since boot; another process may get its number."""

@@ -103,9 +103,10 @@ class _Supervisor:
             stack_id=uuid.uuid4().hex,
             phase="starting",
             api_url=self._addresses.api_url,
-            mlflow_url=self._addresses.mlflow_url,
-            ablations_url=links.of_ablations(self._mlflow_browser_url, None),
-            broker_url=files.broker_url,
+            mlflow_url=self._addresses.mlflow_pages,
+            mlflow_port=self._addresses.mlflow_port,
+            ablations_url=links.of_ablations(self._addresses.mlflow_pages, None),
+            broker_url=files.broker_address,
             broker_port=self._addresses.broker_port,
             supervisor_pid=os.getpid(),
             supervisor_start=start_of(os.getpid()),
@@ -129,10 +130,6 @@ class _Supervisor:
         self._record(phase="ready", ablations_url=self._ablations_url())
         self._report("ready", f"{time.monotonic() - self._started:.1f}")
 
-    @property
-    def _mlflow_browser_url(self) -> str:
-        return get_settings().mlflow_public_url or self._addresses.mlflow_url
-
     def _ablations_url(self) -> str:
         """Return the link to MLflow's list of ablations, or to its experiments if MLflow does not answer now."""
         try:
@@ -140,7 +137,7 @@ class _Supervisor:
         except httpx.HTTPError as error:
             self._report("note", f"MLflow does not show its list of ablations: {error}")
             experiment_id = None
-        return links.of_ablations(self._mlflow_browser_url, experiment_id)
+        return links.of_ablations(self._addresses.mlflow_pages, experiment_id)
 
     def watch(self) -> None:
         """Keep the parts running, forever."""
@@ -335,7 +332,15 @@ def _choose_ports(files: StackFiles, report: Report) -> Addresses:
     for name, preferred, port in chosen:
         if port != preferred:
             report("note", f"port {preferred} is in use; {name} uses {port}")
-    return Addresses(files=files, api_port=api, mlflow_port=mlflow, host=host, broker_port=broker_port)
+    return Addresses(
+        files=files,
+        api_port=api,
+        mlflow_port=mlflow,
+        host=host,
+        broker_port=broker_port,
+        public_url=settings.public_url,
+        mlflow_public_url=settings.mlflow_public_url,
+    )
 
 
 def _stop_on_signals() -> None:

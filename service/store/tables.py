@@ -462,6 +462,15 @@ code_archives = Table(
     Column("used_at", Double, nullable=False, index=True),  # last time that somebody sent it or submitted with it
 )
 
+code_owners = Table(
+    "code_owners",
+    metadata,
+    Column("digest", String(71), ForeignKey("code_archives.digest"), nullable=False),
+    Column("token_id", String(30), ForeignKey("tokens.id"), nullable=False),
+    Column("shared_by", String(64)),  # name of the sender who shared it; null for a sender itself
+    PrimaryKeyConstraint("digest", "token_id"),
+)
+
 code_pieces = Table(
     "code_pieces",
     metadata,

@@ -8,6 +8,7 @@ from experiments.outcomes import ProposalOutcome
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Table, Tone, numbers, row, texts
 from service.http.links import below
+from service.principals import Principal
 from service.routes.sessions import all_sessions, session_path
 from service.schemas.sessions import ProposalPublic, SessionPath, SessionPublic
 
@@ -29,9 +30,9 @@ class SessionPage:
     path: Table
 
 
-def session_page(connection: Connection, name: str) -> SessionPage:
+def session_page(connection: Connection, name: str, principal: Principal) -> SessionPage:
     """Read the page of a session. Raises NotFound."""
-    session = session_path(connection, name)
+    session = session_path(connection, name, principal)
     counted = f"{session.kept:,} of {wording.counted(session.proposals, 'proposal')} kept"
     incumbent = f"proposal {session.incumbent}" if session.incumbent else "the baseline that opened the session"
     lead = f"{counted}. The incumbent is {incumbent}. "

@@ -64,15 +64,14 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
     try:
         first = home.up()
         assert home.run("run", str(spec)).returncode == 0
-        assert wait_until(lambda: runs_in(first["mlflow_url"]) == RUNS, patience_s=60), runs_in(first["mlflow_url"])
+        assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=60), runs_in(home.mlflow())
         os.kill(first["supervisor_pid"], signal.SIGKILL)
         assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=60)
         damage(home.files.home)
         again = home.run("up")
         assert again.returncode == 0, again.stderr
         assert "stack.json is damaged; it is now stack.json.damaged-" in again.stderr.replace("\n", " ")
-        state = json.loads(home.files.state.read_bytes())
-        assert wait_until(lambda: runs_in(state["mlflow_url"]) == RUNS, patience_s=120), runs_in(state["mlflow_url"])
+        assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=120), runs_in(home.mlflow())
         assert home.run("run", str(spec)).returncode == 0
         home.files.state.write_bytes(GARBAGE)
         assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=10), (

@@ -90,7 +90,6 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
         "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "2%"}},
     }
     spec.write_text(json.dumps(values))
-    url = answer(home, "status")["stack"]["mlflow_url"]
     assert home.run("run", str(spec)).returncode in range(5)
     chunked = variant(home, "profiled", "chunked")
     assert chunked["step_kernels"]["kernels"] > 10
@@ -99,11 +98,11 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
     assert home.wait_until(lambda: is_projected(home, "profiled"), patience_s=120)
-    shown = contents(url)
+    shown = contents(home.mlflow())
     assert any("chunked" in run["name"] for run in shown.values() if "kernels.csv" in dict(run["files"]))
     rebuilt = json.loads(home.run("mlflow", "rebuild", "--json").stdout)
     assert rebuilt == {"projected": len(answer(home, "list"))}
-    assert contents(url) == shown
+    assert contents(home.mlflow()) == shown
 
 
 def test_a_declared_metric_decides_after_its_own_noise_is_known(home: Home, tmp_path: Path) -> None:

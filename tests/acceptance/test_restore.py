@@ -44,10 +44,10 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
     spec = tmp_path / "smallest.yaml"
     spec.write_text(EXACT)
     try:
-        state = home.up()
+        home.up()
         first = ran(home, spec)
         assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
-        before, shown = told(home, first), contents(state["mlflow_url"])
+        before, shown = told(home, first), contents(home.mlflow())
         assert len(shown) == 7, "one parent, two arms and four trials"
         assert home.run("backup", str(backup)).returncode == 0
         assert backup.stat().st_mode & 0o777 == 0o600
@@ -61,12 +61,12 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
         shutil.rmtree(home.files.mlflow)
         kept = json.loads(home.run("restore", str(backup), "--json").stdout)["kept"]
         assert Path(kept).is_file()
-        state = home.up()
+        home.up()
         assert [row["id"] for row in listed(home)] == [first]
         assert home.run("show", later).returncode == 5
         assert told(home, first) == before
         assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
-        assert contents(state["mlflow_url"]) == shown
+        assert contents(home.mlflow()) == shown
         ran(home, spec)
         assert len(listed(home)) == 2, "the worker registered again and runs what comes"
     finally:

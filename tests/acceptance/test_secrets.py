@@ -51,6 +51,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         planted = {name: (home.files.home / "tokens" / name).read_text().strip() for name in ("admin", "worker")}
         planted |= {"shell": OF_THE_SHELL, "webhook": webhook, "key": _key_of(home.files.home / "keys" / "node")}
         planted["broker"] = home.files.broker_password.read_text().strip()
+        planted["mlflow"] = home.files.mlflow_password.read_text().strip()
         for name, command in (("ada", "tokens create ada --scope submit"), ("gpu-7", "nodes add gpu-7 --class h200")):
             planted[name] = json.loads(home.run(*command.split(), "--json").stdout)["secret"]
         home.environment["ABLATE_TOKEN"] = planted["ada"]

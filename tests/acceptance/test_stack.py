@@ -15,7 +15,7 @@ import pytest
 
 from experiments.runtime.processes import is_alive, wait_until
 from service.stack import part_processes
-from service.stack.layout import StackFiles
+from service.stack.layout import MLFLOW_USER, StackFiles
 from tests.architecture.pages import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -51,6 +51,11 @@ class Home:
         done = self.run("up", "--json")
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
+
+    def mlflow(self) -> str:
+        """Return the address of the running stack's MLflow server, with its password."""
+        port = json.loads(self.files.state.read_bytes())["mlflow_port"]
+        return f"http://{MLFLOW_USER}:{self.files.mlflow_password.read_text().strip()}@127.0.0.1:{port}"
 
     def wait_until(self, condition: Callable[[], bool], *, patience_s: float) -> bool:
         """Wait with a pause between two conditions: each starts a command, a third of a second of a processor."""

@@ -56,7 +56,7 @@ SET_OTHERWISE = {
         ),  # fixed in the image; ABLATE_PUBLISH opens another port
         *("ABLATE_DATABASE_URL", "ABLATE_BROKER_URL", "ABLATE_MLFLOW_URL", "ABLATE_ADMIN_TOKEN"),  # files of secrets
         "ABLATE_WORKER_TOKEN",  # a file of a secret
-        *("ABLATE_GENERATE_TOKENS", "ABLATE_RESTART_PAUSE_S"),  # of the embedded stack
+        *("ABLATE_GENERATE_TOKENS", "ABLATE_RESTART_PAUSE_S", "ABLATE_FORWARD_MLFLOW"),  # of the embedded stack
     },
     "worker-cpu": {"ABLATE_HOME", "ABLATE_WORKER_TOKEN", "ABLATE_BROKER_URL"},
 }

@@ -13,6 +13,7 @@ from experiments.reporting.mlflow.sink import Projection, Sink
 from experiments.reporting.mlflow.views import VARIANTS
 from experiments.reporting.pages import report
 from experiments.reporting.view import AblationView
+from experiments.runtime.setting_values import credentials_of, without_credentials
 from service.http import links
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks
@@ -39,9 +40,12 @@ def pages_of_mlflow(browser: Browser, folder: Path, save: Callable[[Page, str], 
 
 
 def _page(browser: Browser, address: str, seen: str) -> Page:
-    page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]})
+    user, password = credentials_of(address) or ("", "")
+    page = browser.new_page(
+        viewport={"width": SIZE[0], "height": SIZE[1]}, http_credentials={"username": user, "password": password}
+    )
     page.set_default_timeout(PATIENCE_MS)
-    page.goto(address)
+    page.goto(without_credentials(address))
     page.get_by_text(seen).first.wait_for()
     close = page.get_by_role("button", name="Close").first  # of a panel that MLflow opens beside everything
     if close.is_visible():

@@ -185,7 +185,7 @@ class Lights:
 
     def _mlflow_answers(self) -> bool:
         with suppress(httpx.HTTPError):
-            url = f"http://127.0.0.1:{self._system.mlflow_link.port}/health"
+            url = f"{self._system.mlflow_url}/health"
             return httpx.get(url, timeout=PATIENCE_S, trust_env=False).is_success
         return False
 

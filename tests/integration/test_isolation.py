@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from experiments.documents import write_whole
+from experiments.errors import IsolationFailed
 from experiments.outcomes import FailureClass
+from experiments.runtime.isolation import Isolation
+from experiments.runtime.kernel_limits import FileRight
 from experiments.runtime.processes import group_members
 from tests.integration.attacker import order_of, server
 from tests.integration.worker_service import is_gone
 from workers.blocks.slices import _waits
-from workers.errors import IsolationFailed
-from workers.isolation import Isolation, isolation_problem
-from workers.kernel_limits import FileRight
+from workers.isolation import isolation_problem
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import TrialPaths, Usage, WorkPaths
 from workers.processes.guardian import Guardian

@@ -8,8 +8,10 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
+from service.principals import Scope
+from service.store.access import tokens
 from service.store.tables import ablations, db_now, share_links
-from tests.api_stack import Api, api_fixture, served_api
+from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.cli import ablate, speaking_to
 
 api = api_fixture()
@@ -66,7 +68,7 @@ def test_a_link_shows_one_report_and_opens_nothing_else(api: Api, caplog: pytest
 def test_a_link_that_ended_shows_nothing_and_says_what_to_do(api: Api) -> None:
     ablation = judged(api)
     own = f"/v1/ablations/{ablation}/shares"
-    for how in ("revoked", "ended", "token revoked", "wrong", "none"):
+    for how in ("revoked", "ended", "token revoked", "token rotated", "wrong", "none"):
         name = how.replace(" ", "-")
         headers = api.token(name, "operate")
         made = shared(api, ablation, headers, hours=0.5)
@@ -78,6 +80,10 @@ def test_a_link_that_ended_shows_nothing_and_says_what_to_do(api: Api) -> None:
         elif how == "ended":
             with api.store.write() as connection:
                 connection.execute(update(share_links).values(ends_at=db_now() - 0.001))
+        elif how == "token rotated":
+            rotated = api.client.post(f"/v1/tokens/{name}:rotate", headers=api.admin, json={"grace_s": 3600.0})
+            headers = {"Authorization": f"Bearer {rotated.json()['secret']}"}
+            assert seen(api, shared(api, ablation, headers)["path"]).status_code == 200, "a new one is valid"
         elif how == "token revoked":
             assert api.client.post(f"/v1/tokens/{name}:revoke", headers=api.admin, json={"reason": "x"}).is_success
         else:
@@ -86,7 +92,7 @@ def test_a_link_that_ended_shows_nothing_and_says_what_to_do(api: Api) -> None:
         assert gone.status_code == 404, how
         assert "ask the person who sent it" in gone.text
         assert "<html" in gone.text
-        listed = api.get(own).json()["items"][0]
+        listed = next(one for one in api.get(own).json()["items"] if one["id"] == made["link"]["id"])
         assert listed["is_valid"] == (how in ("wrong", "none")), how
 
 
@@ -102,6 +108,15 @@ def test_a_link_waits_for_the_report_and_names_what_is_wrong(api: Api) -> None:
     other = api.submit(ablation="another")["id"]
     own = shared(api, made["id"])["link"]["id"]
     assert api.client.post(f"/v1/ablations/{other}/shares/{own}:revoke", headers=api.admin).status_code == 404
+
+
+def test_another_secret_in_the_settings_ends_the_links_of_its_token(api: Api) -> None:
+    path = shared(api, judged(api))["path"]
+    token = tokens.NewToken(name="admin", scope=Scope.ADMIN)
+    for secret, status in ((ADMIN, 200), ("another-secret-of-the-settings", 404)):
+        with api.store.write() as connection:
+            tokens.replace_settings_tokens(connection, [(token, secret)])
+        assert seen(api, path).status_code == status
 
 
 def test_the_command_makes_lists_and_ends_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,9 @@ UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc"]
 def state_of(pid: int, **changes: object) -> StackState:
     values = {"stack_id": "s", "phase": "ready", "api_url": "http://127.0.0.1:1", "mlflow_url": "", "broker_url": ""}
     own = {"host": "other", "number_space": number_space(), "supervisor_pid": pid, "supervisor_start": start_of(pid)}
-    return StackState.model_validate({**values, "ablations_url": "", "started_at": "", **own, **changes})
+    return StackState.model_validate(
+        {**values, "ablations_url": "", "mlflow_port": 2, "started_at": "", **own, **changes}
+    )
 
 
 @pytest.mark.parametrize("other", ["another-boot pid:[1]", "another namespace"])

@@ -509,7 +509,10 @@ _PLAIN = {
 }
 
 
-_LISTED = ("code_archives", "code_uses", "receipts", "outbox", "log_chunks", "tokens", "token_secrets", "members")
+_LISTED = (
+    *("code_archives", "code_owners", "code_uses", "receipts", "outbox", "log_chunks"),
+    *("tokens", "token_secrets", "members"),
+)
 
 
 def observed(world: World) -> dict[str, Any]:
@@ -545,6 +548,7 @@ def observed(world: World) -> dict[str, Any]:
     seen["receipts"] = sorted(f"{names[row['trial_id']]} of {names[row['attempt_id']]}" for row in rows["receipts"])
     seen["logs"] = sorted(f"{names[row['trial_id']]} to {row['end_offset']}" for row in rows["log_chunks"])
     seen["code"] = sorted(f"{row['digest']} of {row['size']}" for row in rows["code_archives"])
+    seen["code owners"] = sorted(f"{row['digest']} shared by {row['shared_by']}" for row in rows["code_owners"])
     seen["code uses"] = sorted(f"{row['digest']} by {names[row['ablation_id']]}" for row in rows["code_uses"])
     seen["tokens"] = sorted(f"{row['name']} {row['revoked_at'] is None}" for row in rows["tokens"])
     seen["secrets"] = sorted(f"{row['ends_at'] is None}" for row in rows["token_secrets"])

@@ -27,11 +27,11 @@ from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
+from experiments.runtime.kernel_limits import keep_apart
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
 from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
-from workers.kernel_limits import keep_apart
 from workers.processes import failures
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.ranks import ProgramRank, rank_problem

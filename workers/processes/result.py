@@ -16,8 +16,9 @@ from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import ProgramReport
+from experiments.runtime.isolation import Isolation, python_folders
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from workers.isolation import Isolation, python_folders, system_folders
+from workers.isolation import system_folders
 from workers.paths import TrialPaths, open_plain
 
 MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"

@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from experiments.runtime.isolation import short_link
 from experiments.runtime.processes import adopt_orphans, children_of
 from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
-from workers.isolation import short_link
 from workers.lease import Lease, StopReason
 from workers.paths import Usage, usage_of
 from workers.processes.failures import TOO_LATE, kernel_oom_kills

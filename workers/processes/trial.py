@@ -18,10 +18,10 @@ from typing import NamedTuple
 from experiments.design.trainable import trainable
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
+from experiments.runtime.kernel_limits import enclose
 from experiments.runtime.processes import adopt_orphans, die_with_parent
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
-from workers.kernel_limits import enclose
 from workers.lease import boot_time_s
 from workers.processes import built_in
 from workers.processes.code_copy import copy_code

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from experiments.analysis.verdicts import OwnNoise
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES
+from experiments.design.program import SHORT_DIGEST_CHARS
 from experiments.design.trainable import trainable
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Decision
@@ -127,6 +128,8 @@ def params(arm: Arm) -> dict[str, str]:
     for path, value in _leaves(arm.config):
         if path in set_by_gates and type(value) is not int:
             continue
+        if path == "code.archive":  # the whole digest is for those who may use the archive
+            value = str(value)[:SHORT_DIGEST_CHARS]
         leaf = path.rsplit(".", 1)[-1]
         is_shape = path.startswith(("model.", "data.")) or "." not in path
         fields[f"shape.{leaf}" if is_shape and f"shape.{leaf}" not in fields else f"config.{path}"] = text(value)

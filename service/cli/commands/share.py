@@ -1,4 +1,4 @@
-"""`ablate share`: links that show one report to people without a token."""
+"""`ablate share`: links that show one report to people without a token, and code for other tokens."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -25,11 +25,19 @@ def share(
     ] = 168.0,
     show_all: Annotated[bool, typer.Option("--list", help="Show the links of this ablation instead.")] = False,
     revoke: Annotated[str | None, typer.Option(metavar="LINK", help="End the link with this id instead.")] = None,
+    code_with: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Let this token submit with the ablation's code instead.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a link that shows the report of an ablation, and nothing else, to anybody who has it."""
     with Client() as client:
         own = ablation_id(client, ablation)
+        if code_with is not None:
+            shared = client.ablations.share_code(own, name=code_with)
+            archives = wording.counted(len(shared.digests), "more archive")
+            print_json(shared) if as_json else out().print(f"{escape(code_with)} may use {archives} of {own}")
+            return
         if show_all or revoke is not None:
             rows = client.ablations.shares(own) if revoke is None else client.ablations.end_share(own, revoke)
             print_json(rows) if as_json else out().print(_table(rows))

@@ -1,24 +1,45 @@
 """Archives of code that people sent: stored in pieces, used by ablations, dropped after ABLATE_CODE_DAYS.
 
-The service stores the bytes and checks their digest. It never unpacks them.
+The service stores the bytes and checks their digest. It never unpacks them. The bytes are stored once, but they belong
+to each token that sent them: only these tokens, those with which one of them shared the code, and operators may use
+them. To anybody else an archive does not exist.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, text, update
 
+from experiments.design.workload import without_archives
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import AttemptState
-from service.errors import CodeStorageFull, NotFound, StaleToken
+from service.errors import CodeStorageFull, NotFound, NotOwner, StaleToken
+from service.principals import Principal, Scope
 from service.store.session import Store
-from service.store.tables import ablations, attempts, blocks, code_archives, code_pieces, code_uses, db_now
+from service.store.tables import ablations, attempts, blocks, code_archives, code_owners, code_pieces, code_uses, db_now
 
 _UPLOAD_LOCK = 0x41424C43
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
-def lacking(connection: Connection, digests: Iterable[str]) -> list[str]:
-    """Return which archives are not stored. The stored ones count as used now, so that they stay for a submission."""
-    return [digest for digest in sorted(set(digests)) if not _touch(connection, digest)]
+def user_of(principal: Principal) -> str | None:
+    """Return the token whose archives a principal may use; None for an operator, who may use all."""
+    return None if principal.scope.includes(Scope.OPERATE) else principal.token_id
+
+
+def lacking(connection: Connection, digests: Iterable[str], *, user: str | None) -> list[str]:
+    """Return which archives `user` cannot use. The others count as used now, so that they stay for a submission."""
+    wanted = sorted(set(digests))
+    usable = usable_by(connection, wanted, user=user)
+    return [digest for digest in wanted if digest not in usable or not _touch(connection, digest)]
+
+
+def usable_by(connection: Connection, digests: Collection[str], *, user: str | None) -> set[str]:
+    """Return which archives `user` may use."""
+    if user is None:
+        return set(digests)
+    own = select(code_owners.c.digest).where(code_owners.c.token_id == user, code_owners.c.digest.in_(digests))
+    return set(connection.execute(own).scalars())
 
 
 def _touch(connection: Connection, digest: str) -> bool:
@@ -31,27 +52,70 @@ def _touch(connection: Connection, digest: str) -> bool:
 
 
 def store_archive(
-    connection: Connection, digest: str, pieces: Sequence[bytes], *, sent_by: str, most_bytes: int
+    connection: Connection, digest: str, pieces: Sequence[bytes], *, sender: Principal, most_bytes: int
 ) -> bool:
-    """Store an archive whose digest was checked; return False if it is stored already.
+    """Store an archive whose digest was checked; return False if this sender had sent it already.
 
-    Raises CodeStorageFull if all archives together would have more than `most_bytes`.
+    The answer is the same whether or not somebody else had sent it. Raises CodeStorageFull if all archives together
+    would have more than `most_bytes`.
     """
     if connection.dialect.name == "postgresql":  # one upload at a time, or two would share the last free bytes
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPLOAD_LOCK})"))
-    if _touch(connection, digest):
+    mine = (code_owners.c.digest == digest, code_owners.c.token_id == sender.token_id)
+    owner = connection.execute(select(code_owners.c.shared_by).where(*mine)).first()
+    if owner is not None and owner.shared_by is None and _touch(connection, digest):
         return False
-    size, (_, stored) = sum(map(len, pieces)), totals(connection)
+    _check_room(connection, sum(map(len, pieces)), most_bytes)
+    if not _touch(connection, digest):
+        _insert(connection, digest, pieces, sent_by=sender.name)
+    connection.execute(delete(code_owners).where(*mine))
+    connection.execute(insert(code_owners).values(digest=digest, token_id=sender.token_id))
+    return True
+
+
+def _check_room(connection: Connection, size: int, most_bytes: int) -> None:
+    _, stored = totals(connection)
     if stored + size > most_bytes:
         raise CodeStorageFull(
             f"the archive has {size:,} bytes and the stored ones {stored:,}; allowed: {most_bytes:,} "
             "(ABLATE_MAX_CODE_BYTES)"
         )
+
+
+def _insert(connection: Connection, digest: str, pieces: Sequence[bytes], *, sent_by: str) -> None:
+    size = sum(map(len, pieces))
     row = {"digest": digest, "size": size, "sent_by": sent_by, "created_at": db_now(), "used_at": db_now()}
     connection.execute(insert(code_archives).values(**row))
     for number, piece in enumerate(pieces):
         connection.execute(insert(code_pieces).values(digest=digest, number=number, data=piece))
-    return True
+
+
+def share(connection: Connection, ablation_id: str, principal: Principal, token_id: str) -> list[str]:
+    """Let another token use the code of an ablation; return the digests that it could not use before.
+
+    Raises NotFound if the ablation has no stored code, and NotOwner for code that the principal did not send.
+    """
+    used = select(code_uses.c.digest).join(code_archives, code_archives.c.digest == code_uses.c.digest)
+    digests = sorted(connection.execute(used.where(code_uses.c.ablation_id == ablation_id)).scalars())
+    if not digests:
+        raise NotFound(f"ablation {ablation_id} has no sent code that is still stored")
+    sent = select(code_owners.c.digest).where(code_owners.c.token_id == principal.token_id)
+    sent = sent.where(code_owners.c.digest.in_(digests), code_owners.c.shared_by.is_(None))
+    if user_of(principal) is not None and set(connection.execute(sent).scalars()) != set(digests):
+        raise NotOwner(f"somebody else sent code of ablation {ablation_id} and shared it with '{principal.name}'")
+    new = sorted(set(digests) - usable_by(connection, digests, user=token_id))
+    if new:
+        rows = [{"digest": digest, "token_id": token_id, "shared_by": principal.name} for digest in new]
+        connection.execute(insert(code_owners), rows)
+    return new
+
+
+def shown_spec(connection: Connection, text: str, principal: Principal) -> str:
+    """Return a spec's text without the digests of archives that the principal may not use."""
+    digests = set(_DIGEST.findall(text))
+    stored = select(code_uses.c.digest).where(code_uses.c.digest.in_(digests))
+    named = digests.intersection(connection.execute(stored).scalars())
+    return without_archives(text, named - usable_by(connection, named, user=user_of(principal)))
 
 
 def totals(connection: Connection) -> tuple[int, int]:
@@ -61,14 +125,17 @@ def totals(connection: Connection) -> tuple[int, int]:
     return int(count), int(size)
 
 
-def use_archives(connection: Connection, ablation_id: str, places: Mapping[str, str]) -> None:
-    """Note that an ablation uses archives, by the pointer of each in its spec. Raises SpecError for missing ones."""
-    missing = set(lacking(connection, places.values()))
+def use_archives(connection: Connection, ablation_id: str, places: Mapping[str, str], *, user: str | None) -> None:
+    """Note that an ablation uses archives, by the pointer of each in its spec.
+
+    Raises SpecError for archives that are missing or that `user` may not use, without saying which of both.
+    """
+    missing = set(lacking(connection, places.values(), user=user))
     if missing:
-        hint = "submit the file with its folder again, for example `code: .`"
+        hint = "submit the file with its folder again, for example `code: .`, or ask its sender to share it"
         raise SpecError(
             [
-                SpecProblem(pointer=where, detail=f"the service has no archive {digest}", hint=hint)
+                SpecProblem(pointer=where, detail=f"the service has no archive {digest} of yours", hint=hint)
                 for where, digest in places.items()
                 if digest in missing
             ]
@@ -114,7 +181,8 @@ def drop_oldest(connection: Connection, *, age_s: float) -> str | None:
     due = select(code_archives.c.digest).where(_is_due(age_s)).order_by(code_archives.c.used_at).limit(1)
     digest: str | None = connection.execute(due.with_for_update()).scalar()
     if digest is not None:
-        connection.execute(delete(code_pieces).where(code_pieces.c.digest == digest))
+        for part in (code_pieces, code_owners):
+            connection.execute(delete(part).where(part.c.digest == digest))
         connection.execute(delete(code_archives).where(code_archives.c.digest == digest))
     return digest
 

@@ -42,6 +42,8 @@ class Submission:
     submitted_by: str
     token_id: str | None = None
     """The token that submitted it; None for the service itself and for an import."""
+    code_user: str | None = None
+    """The token whose archives it may use; None for all, as the service and operators may."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ def store_submission(
     transitions = Transitions(connection, ablation_id, actor=submission.submitted_by)
     transitions.add_event(EventKind.ABLATION_STATE, ablation_id, reason="submitted", new=AblationState.QUEUED)
     transitions.flush()
-    code_archives.use_archives(connection, ablation_id, sent_code(submission.spec))
+    code_archives.use_archives(connection, ablation_id, sent_code(submission.spec), user=submission.code_user)
     outbox.add(connection, OutboxKind.WAKE, plan.node_class)
     outbox.add(connection, OutboxKind.ANNOUNCE, ablation_id)
     return read_sizing(connection, submission.spec, plan)

@@ -1,6 +1,7 @@
 """Links that show the report of one ablation to anybody who has them, until they end or are revoked.
 
-The secret is in the link only; its digest is stored. A link also ends when the token that made it is revoked.
+The secret is in the link only; its digest is stored. A link also ends when the token that made it is replaced or
+revoked.
 """
 
 import secrets

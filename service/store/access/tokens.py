@@ -12,7 +12,7 @@ from experiments.digest import digest_bytes
 from experiments.ids import new_id
 from service.errors import ConfigurationError, Invalid, NameTaken, NotFound, NotOwner, TokenOfSettings
 from service.principals import Principal, Scope
-from service.store.tables import ablations, db_now, token_secrets, tokens
+from service.store.tables import ablations, db_now, share_links, token_secrets, tokens
 
 SETTINGS = "settings"
 """Creator of the tokens whose secrets are in the settings."""
@@ -112,12 +112,21 @@ def _add_secret(connection: Connection, token_id: str, secret: str) -> None:
 
 
 def rotate(connection: Connection, name: str, *, grace_s: float) -> str:
-    """Return a new secret of a token; its older ones end after `grace_s`. Raises NotFound, TokenOfSettings."""
+    """Return a new secret of a token; its older ones end after `grace_s`, and its share links now.
+
+    Whoever had the old secret may have made the links. Raises NotFound, TokenOfSettings.
+    """
     token = _changeable(connection, name)
     _end(connection, token.id, after_s=grace_s)
+    _end_links(connection, token.id)
     secret = _fresh_secret()
     _add_secret(connection, token.id, secret)
     return secret
+
+
+def _end_links(connection: Connection, token_id: str) -> None:
+    open_links = (share_links.c.token_id == token_id, share_links.c.revoked_at.is_(None))
+    connection.execute(update(share_links).where(*open_links).values(revoked_at=db_now()))
 
 
 def end_old_secrets(connection: Connection, name: str) -> None:
@@ -192,6 +201,10 @@ def replace_settings_tokens(connection: Connection, wanted: Sequence[tuple[NewTo
     """Make these the only tokens and secrets of the settings. Raises ConfigurationError."""
     current = [(_of_settings(connection, token), secret) for token, secret in wanted]
     ours = select(tokens.c.id).where(tokens.c.created_by == SETTINGS)
+    kept = set(connection.execute(select(token_secrets.c.digest).where(token_secrets.c.token_id.in_(ours))).scalars())
+    for token_id, secret in current:
+        if secret_digest(secret) not in kept:
+            _end_links(connection, token_id)
     connection.execute(delete(token_secrets).where(token_secrets.c.token_id.in_(ours)))
     unwanted = (tokens.c.created_by == SETTINGS) & tokens.c.id.not_in([token_id for token_id, _ in current])
     gone = {"revoked_at": db_now(), "reason": "no longer in the settings"}

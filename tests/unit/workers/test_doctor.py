@@ -64,7 +64,7 @@ def test_a_node_that_isolates_nothing_says_so_everywhere(monkeypatch: pytest.Mon
 def test_a_kernel_that_refuses_a_step_isolates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose own filter forbids the system calls."""
     refused = subprocess.CompletedProcess(
-        [], 1, "", "workers.errors.IsolationFailed: seccomp: Operation not permitted\n"
+        [], 1, "", "experiments.errors.IsolationFailed: seccomp: Operation not permitted\n"
     )
     isolation._refusal.cache_clear()
     monkeypatch.setattr(isolation.subprocess, "run", lambda *_arguments, **_options: refused)

@@ -14,9 +14,10 @@ import pytest
 
 from experiments.digest import SOURCE_ROOT
 from experiments.outcomes import FailureClass
+from experiments.runtime.isolation import Isolation
+from experiments.runtime.kernel_limits import enclose, keep_apart, landlock_version
 from experiments.runtime.processes import children_of, is_alive
-from workers.isolation import Isolation, system_folders
-from workers.kernel_limits import enclose, keep_apart, landlock_version
+from workers.isolation import system_folders
 from workers.processes.rank_group import result_path, run_ranks
 from workers.processes.result import TrialResult, read_result
 

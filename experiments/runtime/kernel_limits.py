@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
-from workers.errors import IsolationFailed
+from experiments.errors import IsolationFailed
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
