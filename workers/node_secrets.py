@@ -7,7 +7,7 @@ import base64
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +18,14 @@ from urllib.parse import quote, quote_plus
 from pydantic import BaseModel
 
 from experiments.design.credentials import SHORTEST
+from experiments.design.problems import listed
 from experiments.design.workload import SECRET_NAME, WORKER_VARIABLES
 from workers.errors import SettingsError
 from workers.paths import open_plain
 
 _PIECE_BYTES = 2**20
-_LEAST_CUT = 4
-"""Fewest characters of a secret that are masked where a text was cut inside of it."""
+_LEAST_CUT, _CUT = 4, 60
+"""Fewest characters of a secret that are masked where a text of so many was cut inside of it."""
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -48,6 +49,11 @@ def read_secrets(path: Path) -> dict[str, str]:
             raise SettingsError(f"{path}, line {number}: {name} is there twice")
         secrets[name] = value
     return secrets
+
+
+def lacks_secret(node: str, name: str, own: Iterable[str]) -> str:
+    """Return the sentence for a secret that a node lacks."""
+    return f"node '{node}' has no secret {name} (ABLATE_SECRETS); it has: {listed(sorted(own))}"
 
 
 def _parsed(line: str, where: str) -> tuple[str, str]:
@@ -77,7 +83,7 @@ class Mask:
         forms = {form: name.encode() for name, value in self.secrets.items() for form in _forms_of(value)}
         return dict(sorted(forms.items(), key=lambda item: -len(item[0])))
 
-    def bytes(self, data: bytes) -> bytes:
+    def masked(self, data: bytes) -> bytes:
         """Return `data` with masked secrets, and as long as before.
 
         At least the first half of a secret counts as one, because messages cut long lines.
@@ -96,8 +102,8 @@ class Mask:
     def text(self, text: str) -> str:
         """Return a text of a result with masked secrets, also one that was cut inside of a secret."""
         data = text.encode("utf-8", "surrogatepass")
-        masked, cut = self.bytes(data), self.held(data)
-        if cut >= _LEAST_CUT and masked[-cut:] == data[-cut:]:
+        masked, cut = self.masked(data), self.held(data)
+        if cut >= _LEAST_CUT and len(data) >= _CUT and masked[-cut:] == data[-cut:]:
             masked = masked[:-cut] + b"*" * cut
         return text if masked == data else masked.decode("utf-8", "replace")
 
@@ -111,19 +117,13 @@ class Mask:
         """Mask the secrets in a file that a trial wrote and that nothing writes now."""
         if not self.secrets:
             return
-        with suppress(FileNotFoundError), open_plain(path) as file:
-            handle = os.open(f"/proc/self/fd/{file.fileno()}", os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                self._mask_pieces(file.fileno(), handle)
-            finally:
-                os.close(handle)
-
-    def _mask_pieces(self, source: int, target: int) -> None:
-        place = 0
-        while data := os.pread(source, _PIECE_BYTES, place):
-            for start, end, name in self._places(data):
-                os.pwrite(target, _filling(name, end - start), place + start)
-            place += len(data) - (self.held(data) if len(data) == _PIECE_BYTES else 0)
+        with suppress(FileNotFoundError), open_plain(path, os.O_RDWR) as file:
+            place = 0
+            while data := os.pread(file.fileno(), _PIECE_BYTES, place):
+                whole = data if len(data) < _PIECE_BYTES else data[: len(data) - self.held(data)]
+                for start, end, name in self._places(whole):
+                    os.pwrite(file.fileno(), _filling(name, end - start), place + start)
+                place += len(whole)
 
     def _values(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -29,7 +29,9 @@ _FORMS = {
     "a bearer token": r"(?i:bearer) +[\w.~+/=-]{16,}",
     "an address with a password": r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@'\"]*:(?![{$*<])[^/\s@'\"]+@",
 }
-_BY_FORM = re.compile("|".join(rf"(?P<f{number}>(?<!{_ALNUM})(?:{form}))" for number, form in enumerate(_FORMS.values())))
+_BY_FORM = re.compile(
+    "|".join(rf"(?P<f{number}>(?<!{_ALNUM})(?:{form}))" for number, form in enumerate(_FORMS.values()))
+)
 _ASSIGNED = re.compile(r"(?<![\w.-])-{0,2}\+{0,2}([A-Za-z_][\w.-]*)\s*[=:]\s*(?:[Bb]asic +)?[\"']?([^\s\"'&;,?]+)")
 """`NAME=value` inside of an argument: an option, a line of a shell, a header, or a part of a query."""
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
@@ -38,7 +40,9 @@ _PASSWORDS = frozenset({"password", "passwd", "passphrase", "secret", "credentia
 _KEYS = frozenset({"key", "token", "apikey", "auth", "authorization", "pat"})
 _NO_KEYS = frozenset({"cache", "config", "hash", "public", "sort", "dataset", "partition"})
 """Words before `key` that name something else."""
-_READABLE = re.compile(r"[A-Za-z]{1,19}|[A-Z]?[a-z]+|[0-9]{1,8}|[A-Za-z]{1,12}[0-9]{1,3}|(?:[0-9]{1,4}[A-Za-z]{1,4}){1,2}|")
+_READABLE = re.compile(
+    r"[A-Za-z]{1,19}|[A-Z]?[a-z]+|[0-9]{1,8}|[A-Za-z]{1,12}[0-9]{1,3}|(?:[0-9]{1,4}[A-Za-z]{1,4}){1,2}|"
+)
 """A part of a name that people write, such as `llama`, `3`, `v2` and `8b`."""
 _PLAIN = re.compile(
     r"[-+]?[0-9][0-9_.,]*(?:[eE][-+]?[0-9]+)?[a-zA-Z%]{0,3}|(?i:true|false|yes|no|on|off|none|null)"
