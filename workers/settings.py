@@ -85,8 +85,8 @@ class Settings(BaseSettings):
     environments: str = ""
     """Python environments for commands: `name=folder` pairs, separated by commas. A folder may begin with `~`."""
     secrets: Path | None = None
-    """File of NAME=value lines with the keys that specs may name in `workload.secrets`, of mode 0600. Default: `secrets`
-    in the state folder. The worker reads it at its start."""
+    """File of NAME=value lines with the keys that specs may name in `workload.secrets`; its mode is 0600. Default:
+    `secrets` in the state folder. The worker reads it at its start."""
 
     @field_validator("node_class")
     @classmethod

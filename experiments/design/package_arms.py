@@ -51,9 +51,7 @@ def _override_problems(values: Mapping[str, Any], recipe: PackageRecipe, *place:
             yield SpecProblem(pointer=where, detail=f"override '{name}' is {shown(value)}; allowed: {allowed}")
         elif words := credential(name, value) if isinstance(value, str) else None:
             detail = f"the value of {name} looks like {words}, which everybody who reads the answer would see"
-            yield SpecProblem(
-                pointer=where, detail=detail, hint="name a variable of the node: workload.secrets: [NAME]"
-            )
+            yield SpecProblem(pointer=where, detail=detail, hint="name a secret of the node: workload.secrets: [NAME]")
 
 
 def _names(names: Mapping[str, Any]) -> str:

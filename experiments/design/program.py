@@ -21,7 +21,7 @@ from kernels.backends import NODE_CLASSES, NodeClass
 from model.config import StepsConfig
 from model.errors import ConfigError
 
-SECRET = "secret"
+SECRET = "secret"  # noqa: S105 - the word before the name of one
 PROFILED_DEVICES = ("cpu", "cuda")
 """Torch's names of devices whose kernels, or operators, its profiler reports."""
 DECLARED = "declared, not attested"

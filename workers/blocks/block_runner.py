@@ -271,9 +271,9 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        order = self._order_of(block, trial, lease)
-        output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total, mask=Mask(order.secrets))
-        return order
+        mask = Mask(self._secrets_of(trainable(trial.config)))
+        output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total, mask=mask)
+        return self._order_of(block, trial, lease)
 
     def _order_of(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared."""

@@ -93,7 +93,7 @@ class LogTail:
 class TrialOutput:
     """Log and progress of one running trial."""
 
-    def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int, mask: Mask) -> None:
+    def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int, mask: Mask = Mask({})) -> None:  # noqa: B008
         self.log = LogTail(trial_id, paths.log, mask)
         self.is_over = False
         """Whether its process has ended."""
