@@ -32,6 +32,12 @@ TRIAL_READABLE = "ABLATE_TRIAL_READABLE"
 colons; see docs/trust.md."""
 
 
+def with_readable(folder: Path) -> str:
+    """Return the line that lets trials also read `folder`."""
+    parts = [part for part in os.environ.get(TRIAL_READABLE, "").split(os.pathsep) if part]
+    return f"{TRIAL_READABLE}={os.pathsep.join([*parts, str(folder)])}"
+
+
 def library_folders() -> tuple[Path, ...]:
     """Return the files and folders of libraries that the operator has named in any variable."""
     names = [TRIAL_READABLE, "LD_LIBRARY_PATH", "PYTHONPATH", PEER_SITE, "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"]

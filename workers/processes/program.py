@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from workers.environment_variables import outside_variables
 from workers.kernel_limits import keep_apart
 from workers.node_secrets import Mask
 from workers.processes import failures
+from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.ranks import ProgramRank, rank_problem
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
@@ -241,7 +242,8 @@ def run_program(order: TrialOrder) -> TrialResult:
                 preexec_fn=partial(_begin, apart=order.isolation is not None),
             )
         except OSError as error:
-            raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
+            message = f"the command cannot be started: {argv[0]}: {error.strerror}"
+            raise DataError(_place(order, config, argv).advised(message)) from error
         _collect(process, receiver, _Progress(config, steps, marks, load, samples))
         process_s = time.monotonic() - began
         load.process_ended()
@@ -266,8 +268,21 @@ def run_program(order: TrialOrder) -> TrialResult:
     if peak is not None:
         extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
     if failure is not None:
-        extra |= {"failure_class": failure[0], "message": failure[1]}
+        message = _place(order, config, argv).advised(failure[1])
+        extra |= {"failure_class": failure[0], "message": message}
     return mask.document(result.model_copy(update=extra))
+
+
+def _place(order: TrialOrder, config: ProgramConfig, argv: Sequence[str]) -> ProgramPlace:
+    """Return the surroundings of the program, which may be why it failed."""
+    return ProgramPlace(
+        argv=argv,
+        code=order.dataset,
+        prefix=Path(sys.prefix) if order.program_prefix is None else order.program_prefix,
+        search_path=config.env.get("PYTHONPATH", ""),
+        writable=order.paths.folder,
+        hidden=() if order.isolation is None else order.isolation.hidden,
+    )
 
 
 def _begin(*, apart: bool) -> None:
@@ -312,6 +327,7 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
         "socket": address,
         "seed": config.seed,
         "out": str(out),
+        "code": None if order.dataset is None else str(order.paths.folder / "code"),
         "warmup": config.steps.warmup,
         "timed": config.steps.timed,
         "profile": config.profile,
