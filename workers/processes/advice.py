@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -44,8 +45,8 @@ class ProgramPlace:
 
     def advised(self, message: str) -> str:
         """Return the message of a failure with advice, if there is any."""
-        found = (*self._of_names(message), *self._of_files(message))
-        return f"{message}; {found[0]}"[:2000] if found else message
+        sentence = next(chain(self._of_names(message), self._of_files(message)), None)
+        return message if sentence is None else f"{message}; {sentence}"[:2000]
 
     @cached_property
     def _folders(self) -> list[Path]:
