@@ -6,6 +6,7 @@ A mask keeps the length of the text, so that offsets in a log stay true and a fi
 import base64
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -154,7 +155,7 @@ def _forms_of(value: str) -> Iterator[bytes]:
     """Yield the value as programs print it: plain, quoted, in an address, and in Base64 after any other text."""
     plain = value.encode("utf-8", "surrogateescape")
     for quoted in (quote(plain, safe=""), quote_plus(plain)):
-        yield from (quoted.encode(), quoted.lower().encode() if "%" in quoted else plain)
+        yield from (quoted.encode(), re.sub("%[0-9A-F]{2}", lambda escape: escape[0].lower(), quoted).encode())
     yield from (plain, json.dumps(value)[1:-1].encode(), repr(value)[1:-1].encode("utf-8", "surrogateescape"))
     for shift in range(3):
         whole = base64.b64encode(b"\0" * shift + plain)

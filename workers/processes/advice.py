@@ -101,8 +101,7 @@ class ProgramPlace:
         if any(folder.resolve().is_relative_to(one.resolve()) for one in self.hidden):
             return "a folder with the worker's keys, which stays closed to trials: move the files elsewhere"
         return (
-            "which the isolation of trials closes: send it with the code, or start the worker with "
-            f"{with_readable(folder)} (docs/trust.md)"
+            f"which is closed to trials: start the worker with {with_readable(folder)}, or send the files with the code"
         )
 
     def _sources(self, name: str) -> Iterator[Path]:
