@@ -177,7 +177,7 @@ def _with_a_secret(code: Path) -> dict[str, object]:
             "metrics": {"val": {"better": "lower"}},
         },
         "variants": {name: {"args": [name]} for name in ("same", "fails", "exits")},
-        "design": {"seeds": [1, 2], "blocks": {"count": 2}},
+        "design": {"seeds": [1, 2, 3, 4, 5, 6], "blocks": {"count": 6}},
         "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
         "verdict": {"primary": {"metric": "val", "margin": "5%", "adopt_if": "10%"}},
     }
