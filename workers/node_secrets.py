@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 from pydantic import BaseModel
 
-from experiments.design.credentials import SHORTEST
+from experiments.credentials import SHORTEST
 from experiments.design.problems import listed
 from experiments.design.workload import SECRET_NAME, WORKER_VARIABLES
 from workers.errors import SettingsError

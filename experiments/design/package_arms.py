@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.design.credentials import credential
+from experiments.credentials import credential
 from experiments.design.gate import show
 from experiments.design.packages import PackageRecipe, Value, installed, recipe_names
 from experiments.design.problems import listed, nearest, pointer, shown

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from experiments.design.credentials import credential, credentials_in, form_of
+from experiments.credentials import credential, credentials_in, form_of
 from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES

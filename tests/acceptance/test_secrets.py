@@ -144,21 +144,23 @@ def test_no_secret_of_a_program_is_in_anything_that_the_stack_keeps_or_serves(tm
         said = [ran.stdout, ran.stderr, httpx.get(link, trust_env=False).text, *_answers(stack["api_url"], admin)]
         said += [*_commands(home), home.run("verdict", "latest", "--explain").stdout]
         said += [home.run(*words, "latest/1/baseline").stdout for words in (["log"], ["receipts", "get", "--json"])]
-        home.run("verdict", "latest", "--markdown", str(tmp_path / "v.md"))
+        said += [home.run("verdict", "latest", "--markdown").stdout]
         home.run("plan", str(spec), "--out", str(tmp_path / "plan.tar"))
-        executed = home.run("exec", str(tmp_path / "plan.tar"), "--out", str(tmp_path / "bundle"), "--blocks", "1")
-        said += [executed.stdout, executed.stderr]
     finally:
         home.run("down")
-    assert tmp_path.joinpath("bundle/bundle.json").exists() or any(tmp_path.joinpath("bundle").rglob("*.json"))
+    executed = home.run("exec", str(tmp_path / "plan.tar"), "--out", str(tmp_path / "bundle"), "--blocks", "1")
+    assert executed.returncode == 0, executed.stderr
+    said += [executed.stdout, executed.stderr]
     assert "HF_TOKEN" in "".join(_commands_about(said)), "the doctor lists the names"
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != store}
-    assert {"ablate.db", "mlflow.db", "v.md", "plan.tar", "worker.log"} <= {path.name for path in files}
+    assert {"ablate.db", "mlflow.db", "plan.tar", "worker.log"} <= {path.name for path in files}
     everything = {**{str(path): data for path, data in files.items()}, **dict(enumerate(map(str.encode, said)))}
     pieces = [PLANTED[start : start + 12].encode() for start in range(len(PLANTED) - 11)]
     pieces += [base64.b64encode(f"ada:{PLANTED}".encode())[8:40], quote(PLANTED, safe="").encode()]
     assert [(where, piece) for where, data in everything.items() for piece in pieces if piece in data] == []
-    assert sum(b"[HF_TOKEN]" in data for data in everything.values()) >= 3, "the search finds what is there"
+    masked = [str(where) for where, data in everything.items() if b"[HF_TOKEN]" in data]
+    assert any("ablate.db" in where for where in masked)
+    assert any("bundle" in where for where in masked)
 
 
 def _commands_about(said: list[str]) -> list[str]:

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from experiments.design.program import ProgramConfig
 from workers.environment_variables import with_readable
+from workers.processes.result import TrialOrder
 
 _NAMED = re.compile(r"(?:module|from|No module named) '([A-Za-z_]\w*)[\w.]*'")
 _DENIED = re.compile(
@@ -42,6 +45,18 @@ class ProgramPlace:
     """Folder of the trial."""
     hidden: tuple[Path, ...] = ()
     """Folders that no setting opens."""
+
+    @classmethod
+    def of(cls, order: TrialOrder, config: ProgramConfig, argv: Sequence[str]) -> Self:
+        """Return the place of the program of an order."""
+        return cls(
+            argv=argv,
+            code=order.dataset,
+            prefix=Path(sys.prefix) if order.program_prefix is None else order.program_prefix,
+            search_path=config.env.get("PYTHONPATH", ""),
+            writable=order.paths.folder,
+            hidden=() if order.isolation is None else order.isolation.hidden,
+        )
 
     def advised(self, message: str) -> str:
         """Return the message of a failure with advice, if there is any."""

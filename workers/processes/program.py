@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -243,7 +243,7 @@ def run_program(order: TrialOrder) -> TrialResult:
             )
         except OSError as error:
             message = f"the command cannot be started: {argv[0]}: {error.strerror}"
-            raise DataError(_place(order, config, argv).advised(message)) from error
+            raise DataError(ProgramPlace.of(order, config, argv).advised(message)) from error
         _collect(process, receiver, _Progress(config, steps, marks, load, samples))
         process_s = time.monotonic() - began
         load.process_ended()
@@ -268,21 +268,9 @@ def run_program(order: TrialOrder) -> TrialResult:
     if peak is not None:
         extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
     if failure is not None:
-        message = _place(order, config, argv).advised(failure[1])
+        message = ProgramPlace.of(order, config, argv).advised(failure[1])
         extra |= {"failure_class": failure[0], "message": message}
     return mask.document(result.model_copy(update=extra))
-
-
-def _place(order: TrialOrder, config: ProgramConfig, argv: Sequence[str]) -> ProgramPlace:
-    """Return the surroundings of the program, which may be why it failed."""
-    return ProgramPlace(
-        argv=argv,
-        code=order.dataset,
-        prefix=Path(sys.prefix) if order.program_prefix is None else order.program_prefix,
-        search_path=config.env.get("PYTHONPATH", ""),
-        writable=order.paths.folder,
-        hidden=() if order.isolation is None else order.isolation.hidden,
-    )
 
 
 def _begin(*, apart: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.design.credentials import credential, credentials_in, form_of
+from experiments.credentials import credential, credentials_in, form_of
 from experiments.errors import SpecError
 from tests.factories import command_values as values
 from tests.unit.experiments.design.test_command_spec import parse
