@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +160,7 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
     plan_file, folder = job.plan_file, job.folder
     console.print(node.table())
     secret_values = read_secrets(job.secrets) if job.secrets else {}
-    reasons = [*refusals(plan_file, node), *_missing_secrets(plan_file, node, secret_values)]
+    reasons = list(refusals(plan_file, node, secret_values))
     if reasons:
         raise ExecRefused("; ".join(reasons))
     for sentence in remarks(plan_file, node):
@@ -171,11 +171,6 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
         if len(summary.done) == len(plan_file.plan.blocks):
             folder.drop_work()
     return summary, digest
-
-
-def _missing_secrets(plan_file: PlanFile, node: Node, own: Mapping[str, str]) -> Iterator[str]:
-    needed = {name for arm in plan_file.plan.arms for name in trainable(arm.config).secrets}
-    yield from (lacks_secret(node.name, name, own) for name in sorted(needed.difference(own)))
 
 
 def _fill(job: _Job, node: Node, bundle: Bundle, secret_values: Mapping[str, str], *, console: Console) -> ExecSummary:
@@ -298,8 +293,8 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
     out.print(f"  import   ablate import {escape(job.folder.root.name)} {trust}")
 
 
-def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
-    """Yield sentences that explain why this node, with this code, cannot run the plan."""
+def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> Iterator[str]:
+    """Yield sentences that explain why this node, with this code and the names of its secrets, cannot run the plan."""
     plan = plan_file.plan
     if node.node_class.name != plan.node_class:
         yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
@@ -319,6 +314,9 @@ def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
             trainable(arm.config).check()
         except ConfigError as error:
             yield f"arm '{arm.name}': {error}"
+            return
+    needed = {name for arm in plan.arms for name in trainable(arm.config).secrets}
+    yield from (lacks_secret(node.name, name, secrets) for name in sorted(needed.difference(secrets)))
 
 
 def remarks(plan_file: PlanFile, node: Node) -> Iterator[str]:

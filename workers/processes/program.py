@@ -268,7 +268,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     if peak is not None:
         extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
     if failure is not None:
-        message = ProgramPlace.of(order, config, argv).advised(failure[1])
+        message = ProgramPlace.of(order, config, argv).advised(mask.text(failure[1]))
         extra |= {"failure_class": failure[0], "message": message}
     return mask.document(result.model_copy(update=extra))
 
