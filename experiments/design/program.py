@@ -263,7 +263,10 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
 
 def _secret_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find variables that an arm sets although they are secrets of the node."""
-    places = {("workload",): spec.workload.env, ("baseline",): spec.baseline.env}
+    places: dict[tuple[str, ...], Mapping[str, str]] = {
+        ("workload",): spec.workload.env,
+        ("baseline",): spec.baseline.env,
+    }
     places |= {("variants", name): own.env or {} for name, own in spec.variants.items()}
     for place, variables in places.items():
         for name in set(variables).intersection(spec.workload.secrets):

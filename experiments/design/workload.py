@@ -110,7 +110,7 @@ def _credential_error(what: str, words: str) -> PydanticCustomError:
 
 
 def _check_no_credentials(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    raise_all([(i, _credential_error(f"argument {i + 1}", words), "") for i, words in credentials_in(arguments)])
+    raise_all([((i,), _credential_error(f"argument {i + 1}", words), "") for i, words in credentials_in(arguments)])
     return arguments
 
 
@@ -136,11 +136,11 @@ def _check_secrets(names: tuple[str, ...]) -> tuple[str, ...]:
     for index, name in enumerate(names):
         if not SECRET_NAME.fullmatch(name) or form_of(name):
             rule = "allowed: the name of a variable, such as HF_TOKEN, without its value"
-            errors.append((index, refuse(f"secret {index + 1} is no name; {rule}"), ""))
+            errors.append(((index,), refuse(f"secret {index + 1} is no name; {rule}"), ""))
         elif WORKER_VARIABLES.fullmatch(name):
-            errors.append((index, refuse(f"variable {name} belongs to the worker; it cannot be a secret"), ""))
+            errors.append(((index,), refuse(f"variable {name} belongs to the worker; it cannot be a secret"), ""))
         elif name in names[:index]:
-            errors.append((index, refuse(f"secret {name} is named twice", "name it once"), ""))
+            errors.append(((index,), refuse(f"secret {name} is named twice", "name it once"), ""))
     raise_all(errors)
     return names
 

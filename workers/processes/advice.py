@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
@@ -28,6 +28,7 @@ _DENIED = re.compile(
 _MAPPING = re.compile(r"^MAPPING\b[^=\n]*=\s*(\{.*?\})", re.MULTILINE | re.DOTALL)
 _NO_MARKS = "marked no steps"
 _OUR_MODULE = "ablate"
+_MOST_SENTENCES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,8 @@ class ProgramPlace:
 
     def advised(self, message: str) -> str:
         """Return the message of a failure with advice, if there is any."""
-        sentence = next(chain(self._of_names(message), self._of_files(message)), None)
-        return message if sentence is None else f"{message}; {sentence}"[:2000]
+        sentences = islice(dict.fromkeys(chain(self._of_names(message), self._of_files(message))), _MOST_SENTENCES)
+        return "; ".join([message, *sentences])[:2000]
 
     @cached_property
     def _folders(self) -> list[Path]:
@@ -83,7 +84,7 @@ class ProgramPlace:
                 yield from self._of_a_missing(name)
 
     def _of_a_shadow(self, name: str) -> Iterator[str]:
-        own = "the module 'ablate' that marks the steps" if name == _OUR_MODULE else f"Python's own module '{name}'"
+        own = "Ablate's module 'ablate'" if name == _OUR_MODULE else f"Python's own module '{name}'"
         also = [] if self.code is None or name != _OUR_MODULE else [self.code / "src"]
         for file in _modules([*self._folders, *also], name):
             shown = file.relative_to(self.code.resolve()) if self.code else file
@@ -91,9 +92,6 @@ class ProgramPlace:
 
     def _of_a_missing(self, name: str) -> Iterator[str]:
         """Yield advice about a module that is not found: its folder is closed, or not on the search path."""
-        for folder in self._sources(name):
-            if _is_closed(folder):
-                yield f"'{name}' lies in {folder}, {self._how_to_open(folder)}"
         if self.code is not None:
             yield from (
                 f"the sent code has it in {folder.name}: write workload.env: {{PYTHONPATH: {folder.name}}}"
@@ -102,6 +100,9 @@ class ProgramPlace:
             )
             if any(_modules([self.code], name)):
                 yield "the sent code has it in its root: write workload.env: {PYTHONPATH: .}"
+        for folder in self._sources(name):
+            if _is_closed(folder):
+                yield f"'{name}' lies in {folder}, {self._how_to_open(folder)}"
 
     def _of_files(self, message: str) -> Iterator[str]:
         """Yield advice about files that the program could not open, and that its user may open outside of a trial."""

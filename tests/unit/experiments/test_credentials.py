@@ -7,8 +7,10 @@ import uuid
 from typing import Any
 
 import pytest
+import yaml
 
 from experiments.credentials import credential, credentials_in, form_of
+from experiments.design.load import parse_spec
 from experiments.errors import SpecError
 from tests.factories import command_values as values
 from tests.unit.experiments.design.test_command_spec import parse
@@ -159,6 +161,18 @@ def test_ordinary_commands_have_no_keys() -> None:
         ["accelerate", "launch", "--config_file", "configs/8gpu.yaml", "train.py", "--hub_token_file=/run/keys/hf"],
     )
     assert [list(credentials_in(command)) for command in commands] == [[], [], [], []]
+
+
+@pytest.mark.parametrize("line", ["# {}", "question: Is {} good?", "labels: {{key: '{}'}}"])
+def test_a_key_in_a_comment_or_another_text_of_a_spec_is_refused_by_its_line(line: str) -> None:
+    made = {name: value for name, value in values().items() if name not in {"question", "labels"}}
+    text = f"{yaml.safe_dump(made)}question: Is it good?\n" if "question" not in line else yaml.safe_dump(made)
+    whole = text + line.format(KEY) + "\n"
+    with pytest.raises(SpecError) as refusal:
+        parse_spec(whole.encode(), "application/yaml")
+    [problem] = refusal.value.problems
+    assert problem.detail.startswith(f"line {len(whole.splitlines())} looks like a Hugging Face token")
+    assert "ABCDEFG" not in str(problem)
 
 
 KEY = "hf_ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh"

@@ -35,7 +35,7 @@ def test_a_file_that_hides_the_module_is_named(tmp_path: Path, place: str, scrip
     shown = folder.joinpath(place).relative_to(tmp_path / "code")
     message = message_of(tmp_path / "code", tmp_path / "home", command=("python", script, "--seed", "{seed}"))
     assert "AttributeError: module 'ablate' has no attribute 'trial'" in message
-    assert f"the file {shown} of the sent code hides the module 'ablate'" in message
+    assert f"the file {shown} of the sent code hides Ablate's module 'ablate'" in message
     assert "rename it" in message
 
 
