@@ -19,6 +19,7 @@ from workers.identity import node
 from workers.identity.node_key import KEY_FILE, node_signer
 from workers.isolation import isolation_gaps, isolation_problem
 from workers.leases.service_api import ServiceApi, service_api
+from workers.node_secrets import read_secrets
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import keep_lanes, run_lanes
 from workers.settings import Settings
@@ -48,6 +49,7 @@ def examine(settings: Settings) -> list[DoctorCheck]:
         _devices(settings),
         *_lanes(settings),
         *_recipes(),
+        *_secrets(settings.secrets_path),
         _check("cores", None, str(node.cores())),
         _memory(),
         *_disks(settings),
@@ -181,6 +183,16 @@ def _recipes() -> list[DoctorCheck]:
     own = installed()
     works = [_check(f"recipe {name}", None, recipe.distribution, needed=False) for name, recipe in own.recipes.items()]
     return [*works, *(_check(f"recipe {name}", problem, needed=False) for name, problem in own.problems.items())]
+
+
+def _secrets(path: Path | None) -> list[DoctorCheck]:
+    """List the names of the secrets for programs, never their values."""
+    if path is None:
+        return []
+    try:
+        return [_check("secrets", None, f"{', '.join(sorted(read_secrets(path)))} ({path})", needed=False)]
+    except WorkerError as error:
+        return [_check("secrets", str(error))]
 
 
 def _memory() -> DoctorCheck:

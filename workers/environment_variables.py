@@ -32,6 +32,12 @@ TRIAL_READABLE = "ABLATE_TRIAL_READABLE"
 colons; see docs/trust.md."""
 
 
+def with_readable(folder: Path) -> str:
+    """Return the line that lets trials also read `folder`."""
+    parts = [part for part in os.environ.get(TRIAL_READABLE, "").split(os.pathsep) if part]
+    return f"{TRIAL_READABLE}={os.pathsep.join([*parts, str(folder)])}"
+
+
 def library_folders() -> tuple[Path, ...]:
     """Return the files and folders of libraries that the operator has named in any variable."""
     names = [TRIAL_READABLE, "LD_LIBRARY_PATH", "PYTHONPATH", PEER_SITE, "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"]
@@ -90,7 +96,15 @@ def python_environments(pairs: str | None = None) -> dict[str, Path]:
     """Return the folders of Python environments by name from `name=folder` pairs; default: ABLATE_ENVIRONMENTS."""
     text = os.environ.get("ABLATE_ENVIRONMENTS", "") if pairs is None else pairs
     split = (part.strip().partition("=") for part in text.split(",") if part.strip())
-    return {name: Path(folder) for name, _equals, folder in split}
+    return {name: Path(folder).expanduser() for name, _equals, folder in split}
+
+
+def secrets_file() -> Path | None:
+    """Return the file with the secrets of programs: ABLATE_SECRETS, or `secrets` in the state folder if it exists."""
+    named, own = os.environ.get("ABLATE_SECRETS"), state_folder() / "secrets"
+    if named:
+        return Path(named).expanduser().absolute()
+    return own if own.exists() else None
 
 
 MOST_QUIET_S = 300.0

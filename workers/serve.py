@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from experiments.design.packages import LANE, installed
+from experiments.design.program import needed_secret
 from experiments.design.workload import COMMAND
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
@@ -29,6 +30,7 @@ from workers.leases.service_api import service_api
 from workers.leases.spool import FOLDER, Spool
 from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from workers.leases.wake_listener import WakeListener
+from workers.node_secrets import read_secrets
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes, tried_on
@@ -94,10 +96,11 @@ def _work(
 ) -> None:
     """Register and serve."""
     proof = node.devices.proof()
+    secret_values = read_secrets(settings.secrets_path) if settings.secrets_path else {}
     health = NodeHealth(
         proof,
         node.node_class,
-        lanes=_with_commands(_lanes(node, runner.server, settings), node, settings),
+        lanes=_with_commands(_lanes(node, runner.server, settings), node, settings, secret_values),
         folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
     )
@@ -113,7 +116,8 @@ def _work(
         proof=proof,
         signer=signer,
         corpus_roots=settings.corpus_roots,
-        secrets=(settings.home_dir,),
+        secret_values=secret_values,
+        secrets=(settings.home_dir, *([settings.secrets_path] if settings.secrets_path else [])),
         code_roots=settings.code_roots,
         code_cache=CodeCache(settings.data_path, api.code),
         environments=settings.python_environments,
@@ -158,8 +162,10 @@ def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | 
     return results
 
 
-def _with_commands(results: LaneResults | None, node: Node, settings: Settings) -> LaneResults | None:
-    """Add the lanes of commands, one for each Python environment, and of the recipes of packages."""
+def _with_commands(
+    results: LaneResults | None, node: Node, settings: Settings, secrets: Iterable[str]
+) -> LaneResults | None:
+    """Add the lanes of commands, one for each Python environment, of packages' recipes, and the names of secrets."""
     if results is None:
         return None
     refusal = None if settings.takes_commands else "this node takes no commands (ABLATE_ACCEPT_CODE)"
@@ -171,7 +177,8 @@ def _with_commands(results: LaneResults | None, node: Node, settings: Settings) 
     for problem in own.problems.values():
         _log.warning("%s", problem)
     broken = {f"{LANE}:{name}": problem for name, problem in own.problems.items()}
-    return {**results, **dict.fromkeys(lanes, refusal), **recipes, **broken}
+    offered = dict.fromkeys(map(needed_secret, secrets))
+    return {**results, **dict.fromkeys(lanes, refusal), **recipes, **broken, **offered}
 
 
 def _until(call: Callable[[], _T], wake_event: WakeEvent, stopping: Callable[[], bool]) -> _T:

@@ -84,7 +84,10 @@ class Settings(BaseSettings):
     """Folders of this node from which commands may copy code, separated by colons. Empty allows any folder to the
     worker of the embedded stack, and none to others. Code that was sent needs none."""
     environments: str = ""
-    """Python environments for commands: `name=folder` pairs, separated by commas."""
+    """Python environments for commands: `name=folder` pairs, separated by commas. A folder may begin with `~`."""
+    secrets: Path | None = None
+    """File of NAME=value lines with the keys that specs may name in `workload.secrets`; its mode is 0600. Default:
+    `secrets` in the state folder. The worker reads it at its start."""
 
     @field_validator("node_class")
     @classmethod
@@ -120,11 +123,12 @@ class Settings(BaseSettings):
     def _check_environments(cls, value: str) -> str:
         for part in filter(None, value.split(",")):
             name, equals, folder = part.strip().partition("=")
-            if not equals or not re.fullmatch(NAME_PATTERN[1:-1], name) or not Path(folder).is_absolute():
-                raise ValueError(f"has {part!r}; allowed: name=folder, with an absolute folder")
+            place = _at_home(folder)
+            if not equals or not re.fullmatch(NAME_PATTERN[1:-1], name) or not place.is_absolute():
+                raise ValueError(f"has {part!r}; allowed: name=folder, with an absolute folder, or one below ~")
             if len(name) > MOST_LETTERS:
                 raise ValueError(f"names {name!r}, of {len(name)} letters; allowed: at most {MOST_LETTERS}")
-            if not (Path(folder) / "bin/python").exists():
+            if not (place / "bin/python").exists():
                 raise ValueError(f"names {folder!r}, which has no bin/python")
         return value
 
@@ -167,6 +171,12 @@ class Settings(BaseSettings):
         return python_environments(self.environments)
 
     @property
+    def secrets_path(self) -> Path | None:
+        """File with the secrets of programs, None without one."""
+        own = self.home_dir / "secrets"
+        return self.secrets.expanduser().absolute() if self.secrets else own if own.exists() else None
+
+    @property
     def takes_commands(self) -> bool:
         """Whether this node runs commands."""
         return stack_id() is not None if self.accept_code is None else self.accept_code
@@ -184,6 +194,14 @@ class Settings(BaseSettings):
         if token is not None:
             check_token(token, str(self.token_file))
         return token
+
+
+def _at_home(folder: str) -> Path:
+    """Return a folder whose `~` is replaced; it stays where this user has no home folder."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError:
+        return Path(folder)
 
 
 def _folders(text: str) -> tuple[Path, ...]:

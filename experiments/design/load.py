@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from experiments.credentials import form_of
 from experiments.design.problems import from_validation, listed, pointer, shown
 from experiments.design.recipes import RECIPES
 from experiments.design.spec import AblationSpec
@@ -62,9 +63,14 @@ def parse_spec(body: bytes, content_type: str) -> AblationSpec:
     """
     values = load_values(body, content_type)
     try:
-        return AblationSpec.model_validate(values, context=PACKAGE if _names_a_package(values) else None)
+        spec = AblationSpec.model_validate(values, context=PACKAGE if _names_a_package(values) else None)
     except ValidationError as error:
         raise SpecError(from_validation(error, _allowed_keys)) from error
+    for number, line in enumerate(_decode(body).splitlines(), start=1):
+        if words := form_of(line):
+            detail = f"line {number} looks like {words}; the whole text of a spec is stored and shown, with comments"
+            raise _refusal(detail, "remove it; a program gets a key by workload.secrets: [NAME] (docs/own-code.md)")
+    return spec
 
 
 def load_values(body: bytes, content_type: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from experiments.credentials import credential
 from experiments.design.gate import show
 from experiments.design.packages import PackageRecipe, Value, installed, recipe_names
 from experiments.design.problems import listed, nearest, pointer, shown
@@ -48,6 +49,9 @@ def _override_problems(values: Mapping[str, Any], recipe: PackageRecipe, *place:
             yield SpecProblem(pointer=where, detail=detail, hint=hint or nearest(name, recipe.overrides))
         elif allowed := override.problem(value, recipe.config[name]):
             yield SpecProblem(pointer=where, detail=f"override '{name}' is {shown(value)}; allowed: {allowed}")
+        elif words := credential(name, value) if isinstance(value, str) else None:
+            detail = f"the value of {name} looks like {words}, which everybody who reads the answer would see"
+            yield SpecProblem(pointer=where, detail=detail, hint="name a secret of the node: workload.secrets: [NAME]")
 
 
 def _names(names: Mapping[str, Any]) -> str:

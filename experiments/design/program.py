@@ -21,6 +21,7 @@ from kernels.backends import NODE_CLASSES, NodeClass
 from model.config import StepsConfig
 from model.errors import ConfigError
 
+SECRET = "secret"  # noqa: S105 - the word before the name of one
 PROFILED_DEVICES = ("cpu", "cuda")
 """Torch's names of devices whose kernels, or operators, its profiler reports."""
 DECLARED = "declared, not attested"
@@ -64,6 +65,8 @@ class ProgramConfig:
     """Arguments of the arm, appended."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of the arm, the workload's included."""
+    secrets: Annotated[tuple[str, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Names of variables that the node takes from its store of secrets."""
     code: str | Mapping[str, str] | None = None
     """A folder on the node, {git, commit}, {archive}, or None without files."""
     environment: str | None = None
@@ -140,6 +143,11 @@ def argv_of(config: ProgramConfig, *, out: str) -> list[str]:
     return filled
 
 
+def needed_secret(name: str) -> str:
+    """Return the word with which a block asks for a secret, and a node offers it (service/store/nodes/placement)."""
+    return f"{SECRET}:{name}"
+
+
 def lane_of(config: Mapping[str, Any]) -> str:
     """Return the lane that a node must offer for the commands of this configuration (service/store/nodes/placement)."""
     environment = config.get("environment")
@@ -154,6 +162,7 @@ def shared_fields(spec: AblationSpec) -> dict[str, Any]:
         "lines": {name: metric.line for name, metric in workload.metrics.items() if metric.line is not None},
         "profile": workload.profile or bool(workload.require_kernels),
         "needs": needs_of(spec.verdict.primary.metric),
+        "secrets": tuple(sorted(workload.secrets)),
         "steps": marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed),
         "devices": spec.placement.devices,
     }
@@ -227,6 +236,7 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
         yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
     yield from _placement_problems(spec, node_class)
+    yield from _secret_problems(spec)
     if spec.baseline.gates:
         detail = "gates belong to recipes; this workload is a command"
         yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
@@ -251,6 +261,19 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
 
     yield from kernel_problems(spec)
+
+
+def _secret_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find variables that an arm sets although they are secrets of the node."""
+    places: dict[tuple[str, ...], Mapping[str, str]] = {
+        ("workload",): spec.workload.env,
+        ("baseline",): spec.baseline.env,
+    }
+    places |= {("variants", name): own.env or {} for name, own in spec.variants.items()}
+    for place, variables in places.items():
+        for name in set(variables).intersection(spec.workload.secrets):
+            detail = f"variable {name} is one of workload.secrets, so every arm gets the node's value"
+            yield SpecProblem(pointer=pointer(*place, "env", name), detail=detail, hint="leave it out here")
 
 
 def _placement_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:

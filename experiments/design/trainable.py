@@ -16,7 +16,7 @@ from experiments.design.gate import Claim, Facts, show
 from experiments.design.gate_readings import GateReading, declared_readings, read_gates
 from experiments.design.gates import GATES, back_ends_of
 from experiments.design.packages import code_folders, lane_of_package
-from experiments.design.program import ProgramConfig, is_program, lane_of, read_program
+from experiments.design.program import ProgramConfig, is_program, lane_of, needed_secret, read_program
 from experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES
 from experiments.design.workload import ARCHIVE
 from experiments.digest import canonical_json
@@ -67,7 +67,7 @@ class Trainable(ABC):
         """Return the lane that a node must offer for an arm with these gates."""
 
     def back_ends(self, _gates: Mapping[str, Any]) -> frozenset[str]:
-        """Return the members of BACK_ENDS that an arm with these gates runs."""
+        """Return what a node must have besides the lane: members of BACK_ENDS, or secrets."""
         return frozenset()
 
     @abstractmethod
@@ -120,6 +120,11 @@ class Trainable(ABC):
     def environment(self) -> str | None:
         """Name of the node's Python environment in which it runs; None for the worker's own."""
         return None
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the node's secrets that it gets."""
+        return ()
 
     @property
     def corpus(self) -> str | None:
@@ -306,6 +311,10 @@ class Program(Trainable):
         """Return the lane of commands in the configuration's Python environment."""
         return lane_of(self.config)
 
+    def back_ends(self, _gates: Mapping[str, Any]) -> frozenset[str]:
+        """Return the secrets that a node must have."""
+        return frozenset(map(needed_secret, self._typed.secrets))
+
     def readings(self, gates: Mapping[str, Any], _facts: Facts) -> dict[str, GateReading]:
         """Return the settings as declared: nothing observes them."""
         return declared_readings(gates)
@@ -336,6 +345,11 @@ class Program(Trainable):
     def environment(self) -> str | None:
         """Name of the node's Python environment in which the command runs; None for the worker's own."""
         return self._typed.environment
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the node's secrets that the program gets."""
+        return self._typed.secrets
 
     @property
     def prepared(self) -> str | None:

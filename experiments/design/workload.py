@@ -17,7 +17,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
+from experiments.credentials import credential, credentials_in, form_of
 from experiments.design.metrics import METRICS
 from experiments.design.problems import listed, shown
 from experiments.design.recipes import RECIPES
@@ -48,6 +50,7 @@ HIDDEN = "hidden"
 """Key of code that was packed and sent, in place of a folder on the node."""
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
+MAX_SECRETS = 16
 MAX_METRICS = 32
 MAX_TIMED = 10_000
 """Most timed steps of an arm."""
@@ -62,8 +65,11 @@ _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
 _COMMIT = "^[0-9a-f]{7,40}$"
 COMMIT = re.compile(_COMMIT[1:-1])
+SECRET_NAME = re.compile(_VARIABLE[1:-1])
 _OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
 """Variables that a spec may not set: they would change the worker's marks, its device locks or its program."""
+WORKER_VARIABLES = re.compile(f"{_OURS.pattern}|PATH|PYTHON[A-Z]*|HOME|TMPDIR|VIRTUAL_ENV")
+"""Variables that the worker sets, and that no secret can replace."""
 
 
 class SpecPart(Frozen):
@@ -99,6 +105,17 @@ def _check_argument(value: str) -> str:
     return value
 
 
+def _credential_error(what: str, words: str) -> PydanticCustomError:
+    """Return the error for a credential, whose value is never shown."""
+    detail = f"{what} looks like {words}, which everybody who reads the answer would see"
+    return refuse(detail, "store it on the node, and name its variable: workload.secrets: [NAME] (docs/own-code.md)")
+
+
+def _check_no_credentials(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    raise_all([((i,), _credential_error(f"argument {i + 1}", words), "") for i, words in credentials_in(arguments)])
+    return arguments
+
+
 def _check_variables(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
@@ -109,8 +126,25 @@ def _check_variables(value: object) -> object:
     errors += [
         (name, refuse(f"variable {name} belongs to the worker; a spec cannot set it"), value[name]) for name in ours
     ]
+    for name in [name for name in value if isinstance(name, str) and isinstance(value[name], str)]:
+        if words := credential(name, value[name]):
+            errors.append((name, _credential_error(f"the value of {name}", words), ""))
     raise_all(errors)
     return value
+
+
+def _check_secrets(names: tuple[str, ...]) -> tuple[str, ...]:
+    errors: Problems = []
+    for index, name in enumerate(names):
+        if not SECRET_NAME.fullmatch(name) or form_of(name):
+            rule = "allowed: the name of a variable, such as HF_TOKEN, without its value"
+            errors.append(((index,), refuse(f"secret {index + 1} is no name; {rule}"), ""))
+        elif WORKER_VARIABLES.fullmatch(name):
+            errors.append(((index,), refuse(f"variable {name} belongs to the worker; it cannot be a secret"), ""))
+        elif name in names[:index]:
+            errors.append(((index,), refuse(f"secret {name} is named twice", "name it once"), ""))
+    raise_all(errors)
+    return names
 
 
 def _check_code(value: object) -> object:
@@ -180,8 +214,23 @@ Code: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode, BeforeValidat
 VariantCode: TypeAlias = Annotated[_Folder | RepositoryCommit | SentCode | Commit, BeforeValidator(_check_variant_code)]
 """As `Code`, or another commit of the workload's repository."""
 _Argument: TypeAlias = Annotated[str, Field(max_length=4000), AfterValidator(_check_argument)]
-Arguments: TypeAlias = Annotated[tuple[_Argument, ...], Field(strict=False, max_length=MAX_ARGUMENTS)]
-Command: TypeAlias = Annotated[tuple[_Argument, ...], Field(strict=False, min_length=1, max_length=MAX_ARGUMENTS)]
+Arguments: TypeAlias = Annotated[
+    tuple[_Argument, ...], Field(strict=False, max_length=MAX_ARGUMENTS), AfterValidator(_check_no_credentials)
+]
+Command: TypeAlias = Annotated[
+    tuple[_Argument, ...],
+    Field(strict=False, min_length=1, max_length=MAX_ARGUMENTS),
+    AfterValidator(_check_no_credentials),
+]
+Secrets: TypeAlias = Annotated[
+    tuple[str, ...],
+    Field(
+        strict=False,
+        max_length=MAX_SECRETS,
+        json_schema_extra={"items": {"type": "string", "pattern": _VARIABLE}, "uniqueItems": True},
+    ),
+    AfterValidator(_check_secrets),
+]
 Variables: TypeAlias = Annotated[
     dict[str, Annotated[Text, Field(max_length=4000)]],
     Field(max_length=MAX_VARIABLES, json_schema_extra={"propertyNames": {"pattern": _VARIABLE}}),
@@ -264,7 +313,7 @@ class DeclaredMetric(SpecPart):
 
 _OF_A_COMMAND = ("code", "environment", "env")
 """Keys that only a workload with a command has."""
-_OF_PROGRAMS = ("metrics", "require_kernels")
+_OF_PROGRAMS = ("metrics", "require_kernels", "secrets")
 """Keys of commands and of recipes of packages."""
 
 
@@ -311,6 +360,12 @@ class Workload(SpecPart):
         description="A Python environment that the node's operator has named; default: the worker's own.",
     )
     env: Variables = Field(default_factory=dict, exclude_if=_is_empty, description="Variables of every arm.")
+    secrets: Secrets = Field(
+        default=(),
+        exclude_if=_is_empty,
+        description="Names of variables with keys or passwords, which each node takes from its own store "
+        "(`ABLATE_SECRETS`). Their values are stored nowhere, and are masked in logs.",
+    )
     metrics: Annotated[
         dict[str, DeclaredMetric],
         Field(max_length=MAX_METRICS, json_schema_extra={"propertyNames": NOT_OURS}),

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import psutil
@@ -97,6 +98,93 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
     fencing = [(name, where) for name, where in leaks if name.startswith("fencing") and "ablate.db" in where]
     assert [leak for leak in leaks if leak not in fencing] == []
     assert fencing, "the search finds what is there: the database holds the tokens of attempts"
+
+
+PLANTED = "hf_Pl4nted0nTheN0de/forOnePr0gram+Only"
+PRINTS = """
+import base64, json, os, sys, time, urllib.parse
+import ablate
+token = os.environ["HF_TOKEN"]
+print("token", token)
+sys.stderr.write("HF_TOKEN=" + token + chr(10))
+print(json.dumps({"headers": "Bearer " + token}), urllib.parse.quote(token, safe=""))
+print(base64.b64encode(f"ada:{token}".encode()).decode())
+for part in (token[:11], token[11:]):
+    print(part, end="", flush=True)
+    time.sleep(1.2)
+print()
+with ablate.trial(seed=int(sys.argv[1])) as trial:
+    for step in trial.steps(3):
+        step.report(loss=1.0, tokens=10)
+    trial.report(val=1.0 + trial.seed / 100, **{token: 2.0})
+    if sys.argv[-1] == "fails":
+        raise ValueError("x" * 1000 + token + " is refused")
+    if sys.argv[-1] == "exits":
+        trial.__exit__(None, None, None)
+        sys.exit("401 for " + token)
+"""
+
+
+def test_no_secret_of_a_program_is_in_anything_that_the_stack_keeps_or_serves(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    code = tmp_path / "code"
+    code.mkdir()
+    code.joinpath("train.py").write_text(PRINTS)
+    store = tmp_path / "of-the-operator"
+    store.write_text(f"HF_TOKEN={PLANTED}\n")
+    store.chmod(0o600)
+    home.environment |= {"ABLATE_SECRETS": str(store), "ABLATE_QUIET_S": "0", "ABLATE_CONTROL_EVERY": "0"}
+    spec = tmp_path / "mine.json"
+    spec.write_text(json.dumps(_with_a_secret(code)))
+    try:
+        stack = home.up()
+        admin = (home.files.home / "tokens" / "admin").read_text().strip()
+        ran = home.run("run", str(spec))
+        assert ran.returncode in range(5), ran.stderr
+        assert wait_until(lambda: _is_projected(stack["api_url"], admin), patience_s=120)
+        link = json.loads(home.run("share", "latest", "--json").stdout)["url"]
+        said = [ran.stdout, ran.stderr, httpx.get(link, trust_env=False).text, *_answers(stack["api_url"], admin)]
+        said += [*_commands(home), home.run("verdict", "latest", "--explain").stdout]
+        said += [home.run(*words, "latest/1/baseline").stdout for words in (["log"], ["receipts", "get", "--json"])]
+        said += [home.run("verdict", "latest", "--markdown").stdout]
+        home.run("plan", str(spec), "--out", str(tmp_path / "plan.tar"))
+    finally:
+        home.run("down")
+    executed = home.run("exec", str(tmp_path / "plan.tar"), "--out", str(tmp_path / "bundle"), "--blocks", "1")
+    assert executed.returncode == 0, executed.stderr
+    said += [executed.stdout, executed.stderr]
+    assert "HF_TOKEN" in "".join(_commands_about(said)), "the doctor lists the names"
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != store}
+    assert {"ablate.db", "mlflow.db", "plan.tar", "worker.log"} <= {path.name for path in files}
+    everything = {**{str(path): data for path, data in files.items()}, **dict(enumerate(map(str.encode, said)))}
+    pieces = [PLANTED[start : start + 12].encode() for start in range(len(PLANTED) - 11)]
+    pieces += [base64.b64encode(f"ada:{PLANTED}".encode())[8:40], quote(PLANTED, safe="").encode()]
+    assert [(where, piece) for where, data in everything.items() for piece in pieces if piece in data] == []
+    masked = [str(where) for where, data in everything.items() if b"[HF_TOKEN]" in data]
+    assert any("ablate.db" in where for where in masked)
+    assert any("bundle" in where for where in masked)
+
+
+def _commands_about(said: list[str]) -> list[str]:
+    return [text for text in said if "of-the-operator" in text]
+
+
+def _with_a_secret(code: Path) -> dict[str, object]:
+    return {
+        "ablation": "secret",
+        "question": "Does a program keep its secret?",
+        "workload": {
+            "command": ["python", "train.py", "{seed}"],
+            "code": str(code),
+            "steps": {"warmup": 1, "timed": 2},
+            "secrets": ["HF_TOKEN"],
+            "metrics": {"val": {"better": "lower"}},
+        },
+        "variants": {name: {"args": [name]} for name in ("same", "fails", "exits")},
+        "design": {"seeds": [1, 2, 3, 4, 5, 6], "blocks": {"count": 6}},
+        "placement": {"node_class": "cpu", "max_foreign_load": "99%"},
+        "verdict": {"primary": {"metric": "val", "margin": "5%", "adopt_if": "10%"}},
+    }
 
 
 def _may_hold(home: Home) -> set[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,39 @@ def test_a_program_that_never_ends_is_ended_with_its_children(tmp_path: Path) ->
     assert "had not ended after 5 s" in errors
     left = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False)
     assert left.stdout == ""
+
+
+SAYS_ITS_SECRET = (
+    LOOP
+    + """
+    import os
+    print("token", os.environ["HF_TOKEN"], flush=True)
+    raise ValueError(os.environ["HF_TOKEN"])
+"""
+)
+
+
+def test_a_program_gets_its_secret_and_no_output_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    store.write_text("HF_TOKEN=hf_pl4nted-f0r-the-check\n")
+    store.chmod(0o600)
+    monkeypatch.setenv("ABLATE_SECRETS", str(store))
+    code, rows, errors = checked(write_program(tmp_path / "code", SAYS_ITS_SECRET), "--secret", "HF_TOKEN")
+    assert code == 6
+    assert "hf_pl4nted" not in str(rows) + errors
+    assert "token [HF_TOKEN]" in errors
+    assert "builtins.ValueError: [HF_TOKEN]" in rows["runs"]["detail"]
+    code, rows, errors = checked(tmp_path / "code", "--secret", "OTHER")
+    assert (code, rows) == (5, {})
+    assert f"there is no secret OTHER in {store}; it has: HF_TOKEN" in errors
+
+
+def test_the_installed_copy_of_a_program_is_found_before_its_steps(tmp_path: Path) -> None:
+    """The package `experiments` of these tests is installed editable beside a copy in the sent code."""
+    folder = write_program(tmp_path / "code/scripts", "import experiments.outcomes\n" + LOOP).parent
+    shutil.copytree(ROOT / "experiments", folder / "src/experiments")
+    command = [*ABLATE, "check", "--json", "--", "python", "scripts/train.py", "--seed", "{seed}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 6
+    detail = json.loads(done.stdout)[0]["detail"]
+    assert f"'experiments' from {ROOT}/experiments, and not from the sent code, which has it in src/experi" in detail

@@ -56,6 +56,27 @@ def test_a_command_goes_only_to_nodes_that_take_it_in_its_python_environment(api
     assert api.claim(registered(api, "only", {"command:lab": None}))["ablation_id"] == lab  # type: ignore[index]
 
 
+def test_a_command_goes_only_to_nodes_with_all_of_its_secrets(api: Api) -> None:
+    needs = api.post_spec(command(secrets=["HF_TOKEN", "HF_TOKEN_2"])).json()["id"]
+    both = {"command": None, "secret:HF_TOKEN": None, "secret:HF_TOKEN_2": None}
+    for number, names in enumerate(((), ("HF_TOKEN",), ("HF_TOKEN_2",), ("HF", "TOKEN", "XHF_TOKEN", "HF_TOKEN_22"))):
+        lanes = {"command": None, **{f"secret:{name}": None for name in names}}
+        assert api.claim(registered(api, f"lacks-{number}", lanes)) is None
+    waits = api.get(f"/v1/ablations/{needs}").json()["waiting_for"]
+    assert "'lacks-0' has no secret HF_TOKEN and HF_TOKEN_2 (ABLATE_SECRETS)" in waits
+    assert "'lacks-1' has no secret HF_TOKEN_2 (ABLATE_SECRETS)" in waits
+    block = api.claim(registered(api, "has-both", {**both, "secret:MORE": None}))
+    assert block is not None
+    assert block["trials"][0]["config"]["secrets"] == ["HF_TOKEN", "HF_TOKEN_2"]
+    plan = api.client.post("/v1/ablations:plan", json=command(secrets=["A"]), headers=api.token("ada", "code"))
+    assert "'has-both' has no secret A (ABLATE_SECRETS)" in plan.text
+
+
+def test_a_node_with_secrets_takes_commands_that_need_none(api: Api) -> None:
+    api.post_spec(command())
+    assert api.claim(registered(api, "has", {"command": None, "secret:HF_TOKEN": None})) is not None
+
+
 def test_a_node_without_commands_still_takes_recipes_beside_waiting_commands(api: Api) -> None:
     api.post_spec(command())
     recipe = api.submit()["id"]

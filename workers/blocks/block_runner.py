@@ -30,6 +30,7 @@ from workers.environment_variables import chosen_caches
 from workers.errors import BlockBroken, BlockStopped
 from workers.identity.node import Node
 from workers.lease import Lease, StopReason
+from workers.node_secrets import Mask, lacks_secret
 from workers.paths import WorkPaths
 from workers.processes.result import TrialOrder, TrialResult, read_result
 from workers.processes.runner import Ending, TrialRunner
@@ -61,6 +62,8 @@ class NodeContext:
     """Signs reports; None on an air-gapped node that cannot sign."""
     corpus_roots: tuple[Path, ...] | None = None
     """Folders that may contain a corpus; None for any, where the person who runs the plan also chose the corpus."""
+    secret_values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The operator's secrets for programs, by their variables."""
     secrets: tuple[Path, ...]
     """Files and folders that stay closed to trials."""
     code_roots: tuple[Path, ...] | None = None
@@ -268,7 +271,8 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total)
+        mask = Mask(self._secrets_of(trainable(trial.config)))
+        output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total, mask=mask)
         return self._order_of(block, trial, lease)
 
     def _order_of(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease) -> TrialOrder:
@@ -295,7 +299,7 @@ class BlockRunner:
         )
         if self._node_class.compiles_only:  # reads no data
             return order
-        order = replace(order, program_prefix=self._prefix_of(workload))
+        order = replace(order, program_prefix=self._prefix_of(workload), secrets=self._secrets_of(workload))
         if workload.prepared is None:
             return order
         return replace(order, dataset=self._prepare(order, workload, lease, attempt_id=block.attempt_id))
@@ -315,6 +319,15 @@ class BlockRunner:
             detail = f"this node has no Python environment '{workload.environment}'; it has: {names}"
             raise BlockBroken(FailureClass.INFRA_NODE, detail)
         return prefix
+
+    def _secrets_of(self, workload: Trainable) -> dict[str, str]:
+        """Return the secrets of its program by name. Raises BlockBroken if this node lacks one."""
+        values = self._context.secret_values
+        missing = next((name for name in workload.secrets if name not in values), None)
+        if missing is not None:
+            detail = lacks_secret(self._context.node.name, missing, values)
+            raise BlockBroken(FailureClass.INFRA_NODE, detail)
+        return {name: values[name] for name in workload.secrets}
 
     @property
     def _node_class(self) -> NodeClass:
@@ -340,7 +353,10 @@ class BlockRunner:
         this process still counts.
         """
         self._check_quarantine()
-        ending = self._context.runner.run(self._isolated(order), lease, timeout_s=timeout_s)
+        try:
+            ending = self._context.runner.run(self._isolated(order), lease, timeout_s=timeout_s)
+        finally:
+            Mask(order.secrets).file(order.paths.log)
         self._context.proof.survived(ending.survivors)
         self._prove_release(order.trial_id)
         self._check(ending, arm)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.design.problems import listed
 from experiments.design.program import CLOCK_S, ProgramConfig, marked_steps, program_json
 from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
@@ -22,7 +23,9 @@ from experiments.outcomes import ExitCode
 from experiments.records.code_archive import pack_code
 from experiments.records.program_report import clocks_differ
 from workers.devices.inventory import find_devices
-from workers.errors import WorkerError
+from workers.environment_variables import secrets_file, state_folder
+from workers.errors import SettingsError, WorkerError
+from workers.node_secrets import Mask, read_secrets
 from workers.paths import WorkPaths
 from workers.processes import trial
 from workers.processes.code_copy import archive_path
@@ -52,6 +55,9 @@ def check(
     code: Annotated[
         Path, typer.Option(help="Folder of the program. It is packed as for `code: .`, and runs in a copy.")
     ] = Path(),
+    secret: Annotated[
+        list[str] | None, typer.Option(help="Variable with a key, from the file of ABLATE_SECRETS; repeatable.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps of the measured window.")] = 5,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
@@ -63,12 +69,14 @@ def check(
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         packed = pack_code(code)
-    except CodeArchiveError as error:
+        secrets = _secrets(secret or [])
+    except (CodeArchiveError, WorkerError) as error:
         console.print(f"[red]not run:[/] {escape(str(error))}")
         raise typer.Exit(ExitCode.ERROR) from error
     config = ProgramConfig(
         command=tuple(command),
         code={ARCHIVE: packed.digest},
+        secrets=tuple(secrets),
         profile=True,
         steps=marked_steps(warmup=1, timed=steps),
     )
@@ -80,7 +88,7 @@ def check(
             results = []
             for number, seed in enumerate(SEEDS, start=1):
                 console.print(f"run {number} of {len(SEEDS)}, seed {seed}", style="dim")
-                results.append(_run(config, seed, Path(folder), number, timeout_s=timeout))
+                results.append(_run(config, seed, Path(folder), number, secrets=secrets, timeout_s=timeout))
                 if results[-1].failure_class is not None:
                     _print_log(Path(folder) / f"run-{number}", console)
                     break
@@ -96,7 +104,20 @@ def check(
         raise typer.Exit(ExitCode.UNMET)
 
 
-def _run(config: ProgramConfig, seed: int, folder: Path, number: int, *, timeout_s: float) -> TrialResult:
+def _secrets(names: Sequence[str]) -> dict[str, str]:
+    """Return the secrets of these names. Raises SettingsError for one that is not there."""
+    path = secrets_file()
+    own = {} if path is None else read_secrets(path)
+    missing = next((name for name in names if name not in own), None)
+    if missing is not None:
+        where = path or f"ABLATE_SECRETS or {state_folder() / 'secrets'}, which are missing"
+        raise SettingsError(f"there is no secret {missing} in {where}; it has: {listed(sorted(own))}")
+    return {name: own[name] for name in names}
+
+
+def _run(
+    config: ProgramConfig, seed: int, folder: Path, number: int, *, secrets: Mapping[str, str], timeout_s: float
+) -> TrialResult:
     """Run the program once in processes of its own, all of which have ended by then."""
     paths = WorkPaths(home=folder).trial(f"run-{number}", "trial")
     order = TrialOrder(
@@ -104,6 +125,7 @@ def _run(config: ProgramConfig, seed: int, folder: Path, number: int, *, timeout
         config=program_json(dataclasses.replace(config, seed=seed)),
         paths=paths,
         data_dir=folder / "data",
+        secrets=secrets,
         device_type=find_devices().node_class.device_type,
     )
     prepared = _process(dataclasses.replace(order, prepare_only=True), paths.prepared, timeout_s=timeout_s)
@@ -120,6 +142,7 @@ def _process(order: TrialOrder, target: Path, *, timeout_s: float) -> TrialResul
     finally:
         end_trial(process.pid or 0, trial_id=order.trial_id, grace_s=0.0, leader=process.is_alive)
         process.join()
+        Mask(order.secrets).file(order.paths.log)
     result = read_result(target)
     if result is None:
         raise WorkerError(f"the program had not ended after {timeout_s:g} s, or was killed (exit {process.exitcode})")

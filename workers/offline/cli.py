@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +37,11 @@ from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
-from workers.environment_variables import python_environments, quiet_s, state_folder
+from workers.environment_variables import python_environments, quiet_s, secrets_file, state_folder
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
+from workers.node_secrets import lacks_secret, read_secrets
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.check import check
 from workers.offline.progress import ProgressDisplay
@@ -78,6 +79,8 @@ class _Job:
     rehearse: bool
     signer: Signer | None
     key: Path
+    secrets: Path | None
+    """File with the secrets of programs."""
     quiet_s: float
     """Longest wait for quiet cores."""
 
@@ -119,6 +122,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             rehearse=rehearse,
             signer=signer,
             key=key_file,
+            secrets=secrets_file(),
             quiet_s=_longest_wait_s(),
         )
         wanted = plan_file.plan.node_class
@@ -155,20 +159,21 @@ def _perform(job: _Job, node: Node, console: Console) -> tuple[ExecSummary, str]
     """Check the plan, run it and seal the bundle; return the summary and the bundle's digest."""
     plan_file, folder = job.plan_file, job.folder
     console.print(node.table())
-    reasons = list(refusals(plan_file, node))
+    secret_values = read_secrets(job.secrets) if job.secrets else {}
+    reasons = list(refusals(plan_file, node, secret_values))
     if reasons:
         raise ExecRefused("; ".join(reasons))
     for sentence in remarks(plan_file, node):
         console.print(f"[yellow]note[/]  {escape(sentence)}")
     with folder:
-        summary = _fill(job, node, folder.open(resume=job.resume), console=console)
+        summary = _fill(job, node, folder.open(resume=job.resume), secret_values, console=console)
         digest = folder.seal().digest
         if len(summary.done) == len(plan_file.plan.blocks):
             folder.drop_work()
     return summary, digest
 
 
-def _fill(job: _Job, node: Node, bundle: Bundle, *, console: Console) -> ExecSummary:
+def _fill(job: _Job, node: Node, bundle: Bundle, secret_values: Mapping[str, str], *, console: Console) -> ExecSummary:
     """Run the requested blocks that are not in the bundle yet."""
     node_id = job.folder.add_node(node.name, node.registration(job.signer.key if job.signer else None), bundle)
     done = [block.attempt.index for block in bundle.blocks]
@@ -179,7 +184,7 @@ def _fill(job: _Job, node: Node, bundle: Bundle, *, console: Console) -> ExecSum
         return ExecSummary(done=tuple(done), failed=(), stopped=None)
     plan = job.plan_file.plan
     display = ProgressDisplay(console, name=plan.ablation, blocks=len(missing), trials_per_block=len(plan.arms))
-    with _context(job, node, node_id) as (context, stopping):
+    with _context(job, node, node_id, secret_values) as (context, stopping):
         runner = BlockRunner(context, on_receipt=display.measured)
         execution = ExecRun(job.plan_file, job.folder, runner, display, node_id=node_id)
         with display.shown():
@@ -217,7 +222,9 @@ def try_back_ends(plan: Plan, context: NodeContext, say: Callable[[str], None]) 
 
 
 @contextmanager
-def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext, StopFlag]]:
+def _context(
+    job: _Job, node: Node, node_id: str, secret_values: Mapping[str, str]
+) -> Iterator[tuple[NodeContext, StopFlag]]:
     """Start the processes that trials need; leaving the context ends them."""
     wake_event = WakeEvent()
     stopping = StopFlag(wake_event)
@@ -237,7 +244,8 @@ def _context(job: _Job, node: Node, node_id: str) -> Iterator[tuple[NodeContext,
             paths=job.folder.paths,
             data_dir=job.data_dir,
             proof=proof,
-            secrets=(state_folder(), job.folder.root, job.key),
+            secret_values=secret_values,
+            secrets=(state_folder(), job.folder.root, job.key, *([job.secrets] if job.secrets else [])),
             code_cache=CodeCache(job.data_dir, job.code),
             environments=python_environments(),
             quiet_s=job.quiet_s,
@@ -285,8 +293,8 @@ def _conclude(job: _Job, summary: ExecSummary, digest: str, *, console: Console,
     out.print(f"  import   ablate import {escape(job.folder.root.name)} {trust}")
 
 
-def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
-    """Yield sentences that explain why this node, with this code, cannot run the plan."""
+def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> Iterator[str]:
+    """Yield sentences that explain why this node, with this code and the names of its secrets, cannot run the plan."""
     plan = plan_file.plan
     if node.node_class.name != plan.node_class:
         yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
@@ -306,6 +314,9 @@ def refusals(plan_file: PlanFile, node: Node) -> Iterator[str]:
             trainable(arm.config).check()
         except ConfigError as error:
             yield f"arm '{arm.name}': {error}"
+            return
+    needed = {name for arm in plan.arms for name in trainable(arm.config).secrets}
+    yield from (lacks_secret(node.name, name, secrets) for name in sorted(needed.difference(secrets)))
 
 
 def remarks(plan_file: PlanFile, node: Node) -> Iterator[str]:

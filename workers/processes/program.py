@@ -32,7 +32,9 @@ from experiments.runtime.processes import descendants_of, die_with_parent, end_a
 from model.errors import DataError
 from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
+from workers.node_secrets import Mask
 from workers.processes import failures
+from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.ranks import ProgramRank, rank_problem
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
@@ -78,8 +80,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class ProgramMarks:
     """All messages of a program, checked as they arrive."""
 
-    def __init__(self, config: ProgramConfig) -> None:
+    def __init__(self, config: ProgramConfig, mask: Mask = Mask({})) -> None:  # noqa: B008 - it never changes
         self._total = config.steps.total
+        self._mask = mask
         self.ranks: dict[int, ProgramRank] = {}
         self.reported: dict[str, float] = {}
         self.attested: dict[str, bool | int | str] = {}
@@ -96,13 +99,13 @@ class ProgramMarks:
     def take(self, message: bytes, seen: float) -> dict[str, Any] | None:
         """Store one message that arrived at `seen`; return its values, None if it is wrong."""
         try:
-            values = json.loads(message)
+            values = json.loads(self._mask.masked(message))
             rank = self._rank(values["rank"])
             if values["event"] not in _EVENTS:
                 raise ValueError(f"event is {values['event']!r}")
             getattr(self, f"_{values['event'].replace(' ', '_')}")(rank, values, seen)
         except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            self.wrong = self.wrong or f"{type(error).__name__}: {error}; message: {message[:100]!a}"
+            self.wrong = self.wrong or f"{type(error).__name__}: {error}; message: {self._mask.masked(message)[:100]!a}"
             return None
         return values  # type: ignore[no-any-return]  # a mapping, or a lookup above had failed
 
@@ -222,7 +225,8 @@ def run_program(order: TrialOrder) -> TrialResult:
     folder, out = _own_folder(order), order.paths.folder / "out"
     out.mkdir()
     receiver, address = _receiver()
-    marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
+    mask = Mask(order.secrets)
+    marks, oom_before, began = ProgramMarks(config, mask), failures.kernel_oom_kills(), time.monotonic()
     argv = argv_of(config, out=str(out))
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
@@ -238,7 +242,8 @@ def run_program(order: TrialOrder) -> TrialResult:
                 preexec_fn=partial(_begin, apart=order.isolation is not None),
             )
         except OSError as error:
-            raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
+            message = f"the command cannot be started: {argv[0]}: {error.strerror}"
+            raise DataError(ProgramPlace.of(order, config, argv).advised(message)) from error
         _collect(process, receiver, _Progress(config, steps, marks, load, samples))
         process_s = time.monotonic() - began
         load.process_ended()
@@ -263,8 +268,9 @@ def run_program(order: TrialOrder) -> TrialResult:
     if peak is not None:
         extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
     if failure is not None:
-        extra |= {"failure_class": failure[0], "message": failure[1]}
-    return result.model_copy(update=extra)
+        message = ProgramPlace.of(order, config, argv).advised(mask.text(failure[1]))
+        extra |= {"failure_class": failure[0], "message": message}
+    return mask.document(result.model_copy(update=extra))
 
 
 def _begin(*, apart: bool) -> None:
@@ -303,12 +309,13 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
     variables |= {"PYTHONUNBUFFERED": "1", **order.environment}
     if order.isolation is not None:
         variables["HOME"] = str(out)  # the home of the worker's user is closed
-    variables |= config.env
+    variables |= {**config.env, **order.secrets}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(MODULE_FOLDER), config.env.get("PYTHONPATH")]))
     settings = {
         "socket": address,
         "seed": config.seed,
         "out": str(out),
+        "code": None if order.dataset is None else str(order.paths.folder / "code"),
         "warmup": config.steps.warmup,
         "timed": config.steps.timed,
         "profile": config.profile,

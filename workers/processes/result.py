@@ -77,6 +77,8 @@ class TrialOrder:
     """Those that the operator has chosen instead, by their environment variables."""
     dataset: Path | None = None
     """Folder of the prepared dataset, or of a command's code; None for a process that needs none."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Values of the node's secrets that the program gets, by their variables."""
     prepare_only: bool = False
     """Only build the dataset from the corpus, or copy the code, so that no trial's time includes it."""
     start_by: float = math.inf

@@ -12,6 +12,7 @@ from statistics import median
 
 from experiments.records.messages import LogChunk, TrialProgress
 from workers.lease import StopReason
+from workers.node_secrets import Mask
 from workers.paths import TrialPaths, open_plain
 
 CHUNK_BYTES = 65_536
@@ -46,8 +47,11 @@ class LogTail:
     UTF-8: damaged bytes and NUL, which a database cannot store, become U+FFFD.
     """
 
-    def __init__(self, trial_id: str, path: Path) -> None:
+    def __init__(self, trial_id: str, path: Path, mask: Mask = Mask({})) -> None:  # noqa: B008 - it never changes
         self._trial_id = trial_id
+        self._mask = mask
+        self.is_whole = False
+        """Whether nothing writes the file any more, so that its end is no beginning of a secret."""
         self._path = path
         self._read_bytes = 0
         self._sent_bytes = 0
@@ -76,8 +80,10 @@ class LogTail:
                 data = file.read(CHUNK_BYTES)
         except FileNotFoundError:
             return ""
+        if len(data) == CHUNK_BYTES or not self.is_whole:
+            data = data[: len(data) - self._mask.held(data)]
         self._read_bytes += len(data)
-        text = self._decoder.decode(data).replace("\0", "\ufffd")
+        text = self._decoder.decode(self._mask.masked(data)).replace("\0", "\ufffd")
         if self._read_bytes >= LOG_LIMIT_BYTES:
             self._cut = True
             text += _TRUNCATED
@@ -87,8 +93,8 @@ class LogTail:
 class TrialOutput:
     """Log and progress of one running trial."""
 
-    def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
-        self.log = LogTail(trial_id, paths.log)
+    def __init__(self, trial_id: str, paths: TrialPaths, *, steps_total: int, mask: Mask = Mask({})) -> None:  # noqa: B008
+        self.log = LogTail(trial_id, paths.log, mask)
         self.is_over = False
         """Whether its process has ended."""
         self._trial_id = trial_id
@@ -145,10 +151,10 @@ class BlockOutput:
         self._running: str | None = None
         self._waiting: str | None = None
 
-    def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int) -> None:
+    def add(self, trial_id: str, paths: TrialPaths, *, steps_total: int, mask: Mask = Mask({})) -> None:  # noqa: B008
         """Add a trial, which is the running one from now on."""
         with self._lock:
-            self._trials[trial_id] = TrialOutput(trial_id, paths, steps_total=steps_total)
+            self._trials[trial_id] = TrialOutput(trial_id, paths, steps_total=steps_total, mask=mask)
             self._running = trial_id
 
     def runs(self, trial_id: str) -> None:
@@ -171,6 +177,7 @@ class BlockOutput:
         """Note that the process of a trial has ended."""
         with self._lock:
             self._trials[trial_id].is_over = True
+            self._trials[trial_id].log.is_whole = True
 
     @property
     def running(self) -> str | None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select, true
 
 from experiments.design.gates import BACK_ENDS
 from experiments.design.packages import LANE
 from experiments.design.plan import Plan
+from experiments.design.program import SECRET
 from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND
 from experiments.digest import digest
@@ -106,12 +107,26 @@ def fits(node: Row[Any], *, room: int | None) -> ColumnElement[bool]:
     nowhere_else = ~_others_that_work(node.id, node.node_class).exists()
     free = or_(avoid.is_(None), avoid != node.id, may_run_again(blocks.c.avoid_until), nowhere_else)
     free &= blocks.c.num_devices.in_(NODE_CLASSES[node.node_class].spreads(node.num_devices))
+    free &= ~_without_own_secrets(node).contains(f",{SECRET}:", autoescape=True)
     free &= and_(true(), *(~blocks.c.back_ends.contains(f",{name},", autoescape=True) for name in _failed(node)))
     if room is not None:
         free &= blocks.c.num_devices <= room
     if node.lanes is None:
         return free & and_(*(~blocks.c.lanes.startswith(kind, autoescape=True) for kind in _PROGRAMS))
     return free & blocks.c.lanes.in_(_runnable(json.loads(node.lanes)))
+
+
+def _own_secrets(node: Row[Any]) -> list[str]:
+    """Return the secrets that a node offers, as blocks name them."""
+    return [lane for lane in json.loads(node.lanes or "[]") if lane.startswith(f"{SECRET}:")]
+
+
+def _without_own_secrets(node: Row[Any]) -> ColumnElement[str]:
+    """Return the needs of a block, of which those secrets are removed that the node offers."""
+    needs: ColumnElement[str] = blocks.c.back_ends
+    for name in _own_secrets(node):
+        needs = func.replace(needs, f",{name},", ",")
+    return needs
 
 
 def _runnable(lanes: list[str]) -> list[str]:
@@ -137,6 +152,9 @@ def lacks(node: Row[Any], needs: Needs) -> str | None:
         name, _at, digest = needs.lanes.removeprefix(f"{LANE}:").partition("@")
         own = [lane for lane in lanes if lane.startswith(f"{LANE}:{name}@")]
         return f"has other code of recipe '{name}' than {digest}" if own else f"has no recipe '{name}'"
+    secrets = [name for name in needs.back_ends.split(",") if name.startswith(f"{SECRET}:")]
+    if absent := [name.partition(":")[2] for name in secrets if name not in lanes]:
+        return f"has no secret {' and '.join(absent)} (ABLATE_SECRETS)"
     scans = [] if node.lanes is None else [lane for lane in needs.lanes.split(",") if lane not in {ANY_LANE, *lanes}]
     reasons = _failed(node)
     if untried := [lane for lane in scans if lane not in reasons]:

@@ -105,3 +105,16 @@ def test_results_of_lanes_that_cannot_be_stored_are_shown(tmp_path: Path, monkey
     assert (first.name, first.passed) == ("lane reference", True)
     assert second.detail.startswith("their results are not stored: ")
     assert (second.passed, second.needed) == (False, False)
+
+
+def test_the_doctor_lists_the_names_of_secrets_and_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "secrets"
+    path.write_text("WANDB_API_KEY=pl4nted-value\nHF_TOKEN=pl4nted-value-2\n")
+    path.chmod(0o600)
+    [check] = doctor._secrets(path)
+    assert (check.passed, check.detail) == (True, f"HF_TOKEN, WANDB_API_KEY ({path})")
+    path.chmod(0o644)
+    [check] = doctor._secrets(path)
+    assert not check.passed
+    assert "chmod 600" in check.detail
+    assert doctor._secrets(None) == []

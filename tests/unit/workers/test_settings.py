@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from kernels.backends import NODE_CLASSES
-from workers.environment_variables import PEER_SITE, peer_site, quiet_s
+from workers.environment_variables import PEER_SITE, peer_site, python_environments, quiet_s, secrets_file
 from workers.errors import SettingsError
 from workers.settings import PLACEHOLDERS, Settings
 
@@ -62,3 +62,32 @@ def test_peer_site_is_the_operators_folder(monkeypatch: pytest.MonkeyPatch, tmp_
     assert peer_site() is None
     monkeypatch.setenv(PEER_SITE, str(tmp_path))
     assert peer_site() == tmp_path
+
+
+def test_environments_may_lie_below_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tmp_path.joinpath("envs/lab/bin").mkdir(parents=True)
+    tmp_path.joinpath("envs/lab/bin/python").touch()
+    tmp_path.joinpath("link").symlink_to(tmp_path / "envs")
+    text = "lab=~/envs/lab, linked=~/link/lab"
+    own = {"lab": tmp_path / "envs/lab", "linked": tmp_path / "link/lab"}
+    assert Settings(environments=text).python_environments == python_environments(text) == own
+    with pytest.raises(ValidationError, match="'~/none', which has no bin/python"):
+        Settings(environments="lab=~/none")
+    for bad in ("lab=envs/lab", "lab", "lab=~nobody-of-this-name/lab"):
+        with pytest.raises(ValidationError, match="with an absolute folder, or one below ~"):
+            Settings(environments=bad)
+
+
+def test_the_file_of_secrets_is_the_named_one_or_that_of_the_state_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ABLATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("ABLATE_SECRETS", raising=False)
+    assert Settings().secrets_path is secrets_file() is None
+    tmp_path.joinpath("state").mkdir()
+    tmp_path.joinpath("state/secrets").touch()
+    assert Settings().secrets_path == secrets_file() == tmp_path / "state/secrets"
+    monkeypatch.setenv("ABLATE_SECRETS", "~/keys")
+    assert Settings().secrets_path == secrets_file() == tmp_path / "keys"

@@ -20,6 +20,7 @@ from experiments.design.program import (
 )
 from experiments.design.rule import rule_of
 from experiments.design.spec import ablation_json_schema
+from experiments.design.trainable import trainable
 from experiments.errors import SpecError
 from tests.factories import command_values as values
 from tests.factories import spec_values
@@ -58,6 +59,14 @@ def test_arms_are_the_command_with_their_own_arguments_variables_and_code() -> N
     assert len(set(questions(parse(made), plan).values())) == 3
 
 
+def test_names_of_secrets_are_in_every_configuration_and_needed_of_the_node() -> None:
+    plan = make_plan(parse(values(workload__secrets=["WANDB_API_KEY", "HF_TOKEN"])))
+    for arm in plan.arms:
+        assert arm.config["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
+        assert trainable(arm.config).back_ends(arm.gates) == {"secret:HF_TOKEN", "secret:WANDB_API_KEY"}
+    assert "secrets" not in make_plan(parse(values())).arms[0].config, "stored configurations stay as they are"
+
+
 def test_a_commit_is_an_arm_of_the_same_repository() -> None:
     made = values(
         workload__code={"git": "/srv/git/lab.git", "commit": "4f2a9c1"},
@@ -87,6 +96,17 @@ def test_a_commit_is_an_arm_of_the_same_repository() -> None:
         ({"workload__code": 3}, "#/workload/code", "an absolute folder on the node"),
         ({"workload__env": {"ABLATE_TOKEN": "x"}}, "#/workload/env/ABLATE_TOKEN", "belongs to the worker"),
         ({"workload__env": {"CUDA_VISIBLE_DEVICES": "1"}}, "#/workload/env/CUDA_VISIBLE_DEVICES", "belongs to"),
+        ({"workload__secrets": ["A", "A"]}, "#/workload/secrets/1", "named twice"),
+        ({"workload__secrets": ["HF-TOKEN"]}, "#/workload/secrets/0", "the name of a variable, such as HF_TOKEN"),
+        ({"workload__secrets": ["PYTHONPATH"]}, "#/workload/secrets/0", "belongs to the worker"),
+        ({"workload__secrets": "HF_TOKEN"}, "#/workload/secrets", "must be a list"),
+        ({"workload__secrets": [f"S{i}" for i in range(17)]}, "#/workload/secrets", "at most 16"),
+        (
+            {"workload__secrets": ["A"], "variants": {"x": {"env": {"A": "1"}}}},
+            "#/variants/x/env/A",
+            "one of workload.secrets",
+        ),
+        ({"workload__secrets": ["A"], "workload__env": {"A": "1"}}, "#/workload/env/A", "one of workload.secrets"),
         ({"workload__env": {"1A": "x"}}, "#/workload/env/1A", "not beginning with a digit"),
         ({"workload__env": {"A": "a\nb"}}, "#/workload/env/A", "control character"),
         ({"workload__metrics": {"Val": {"better": "lower"}}}, "#/workload/metrics/Val", "metric name"),

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from experiments.design.program import program_json
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
 from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock
 from model.config import DataConfig
 from tests.integration.worker_service import block, config_json
+from tests.programs import program_config
 from tests.trial_files import left_behind
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.errors import BlockBroken
@@ -143,3 +145,16 @@ def test_a_block_during_which_the_software_changed_does_not_count(
     assert "the source code changed" in str(runner.quarantine)
     with pytest.raises(BlockBroken, match="this node must be repaired first: the source code changed"):
         rehearse(runner)
+
+
+def test_a_block_whose_secret_this_node_lacks_breaks_before_anything_runs(
+    runner_of: Callable[..., BlockRunner], node: Node
+) -> None:
+    processes = Processes(None)
+    own = block([config_json(Path("/corpus"))], attempt="one")
+    config = program_json(program_config(None, secrets=("HF_TOKEN",)))
+    own = own.model_copy(update={"trials": (own.trials[0].model_copy(update={"config": config}),)})
+    with pytest.raises(BlockBroken, match="node 'here' has no secret HF_TOKEN") as broken:
+        runner_of(processes).run(own, Lease(60.0, sent_at=10**12), BlockOutput())
+    assert broken.value.failure_class is FailureClass.INFRA_NODE
+    assert processes.limits == []

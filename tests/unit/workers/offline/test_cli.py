@@ -6,6 +6,7 @@ from experiments.records.circumstances import NOT_REGISTERED
 from experiments.records.signing import Signer
 from kernels.backends import NODE_CLASSES
 from tests.bundles import make_file, registered
+from tests.factories import command_values
 from workers.errors import ExecRefused
 from workers.identity.node import Node, find_node
 from workers.offline.cli import parse_numbers, refusals, remarks
@@ -82,3 +83,10 @@ def test_parse_numbers(text: str, wanted: tuple[int, ...]) -> None:
 def test_parse_numbers_refuses(text: str) -> None:
     with pytest.raises(ExecRefused, match="allowed"):
         parse_numbers(text, 6)
+
+
+def test_a_node_without_the_secrets_of_a_plan_says_so_before_it_runs_anything(node: Node) -> None:
+    command = command_values(workload__secrets=["HF_TOKEN", "WANDB_API_KEY"])
+    file = make_file(**{name: command[name] for name in ("workload", "baseline", "variants")})
+    [sentence] = refusals(file, node, {"HF_TOKEN": "x"})
+    assert sentence == "node 'here' has no secret WANDB_API_KEY (ABLATE_SECRETS); it has: HF_TOKEN"

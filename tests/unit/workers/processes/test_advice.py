@@ -1,0 +1,167 @@
+"""Advice for programs that fail because of their place: real interpreters, real isolation."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import LOOP, order_for, program_config, ran, write_program
+from workers.isolation import isolation_problem
+from workers.processes import trial
+from workers.processes.advice import ProgramPlace
+from workers.processes.code_copy import copy_code
+from workers.processes.result import read_result
+
+isolates = pytest.mark.skipif(isolation_problem() is not None, reason="this kernel isolates no trials")
+
+
+def message_of(code: Path, home: Path, **changes: Any) -> str:
+    result = ran(program_config(code, **changes), home)
+    return str(result.message)
+
+
+@pytest.mark.parametrize("place", ["ablate.py", "ablate/__init__.py"])
+@pytest.mark.parametrize("script", ["train.py", "scripts/train.py"])
+def test_a_file_that_hides_the_module_is_named(tmp_path: Path, place: str, script: str) -> None:
+    folder = (tmp_path / "code" / script).parent
+    write_program(folder)
+    folder.joinpath(place).parent.mkdir(exist_ok=True)
+    folder.joinpath(place).write_text("print('my own')")
+    shown = folder.joinpath(place).relative_to(tmp_path / "code")
+    message = message_of(tmp_path / "code", tmp_path / "home", command=("python", script, "--seed", "{seed}"))
+    assert "AttributeError: module 'ablate' has no attribute 'trial'" in message
+    assert f"the file {shown} of the sent code hides Ablate's module 'ablate'" in message
+    assert "rename it" in message
+
+
+def test_a_script_of_the_name_ablate_that_does_its_own_work_is_named(tmp_path: Path) -> None:
+    write_program(tmp_path / "code", "import ablate")
+    tmp_path.joinpath("code/ablate.py").write_text("print('runs everything')")
+    assert "the file ablate.py of the sent code" in message_of(tmp_path / "code", tmp_path / "home")
+
+
+@isolates
+@pytest.mark.parametrize("name", ["json", "socket", "typing", "pathlib", "random", "types", "enum", "collections"])
+def test_a_file_that_hides_a_standard_module_is_named(tmp_path: Path, name: str) -> None:
+    """The environment is a plain one: that of these tests has imported most of them before the program begins."""
+    write_program(tmp_path / "code").joinpath(f"{name}.py").write_text("MINE = 1")
+    message = isolated_message(tmp_path, "import random\nrandom.Random(1)\n" + LOOP, environment(tmp_path)[0])
+    assert f"the file {name}.py of the sent code hides Python's own module '{name}': rename it" in message
+
+
+@pytest.mark.parametrize("name", ["platform", "time", "sys", "hashlib", "tests", "utils", "train_types"])
+def test_files_that_hide_nothing_that_a_trial_needs_do_no_harm(tmp_path: Path, name: str) -> None:
+    write_program(tmp_path / "code")
+    tmp_path.joinpath("code", f"{name}.py").write_text("MINE = 1")
+    result = ran(program_config(tmp_path / "code"), tmp_path / "home")
+    assert result.failure_class is None, result.message
+
+
+def test_a_file_of_a_standard_name_that_has_no_part_in_a_failure_is_not_named(tmp_path: Path) -> None:
+    write_program(tmp_path / "code", "raise ValueError('module with types')")
+    tmp_path.joinpath("code/lab").mkdir()
+    for name in ("types.py", "lab/json.py", "ablate.txt"):
+        tmp_path.joinpath("code", name).write_text("MINE = 1")
+    assert "hides" not in message_of(tmp_path / "code", tmp_path / "home")
+
+
+@pytest.mark.parametrize("layout", ["src", "."])
+def test_a_module_of_the_sent_code_that_is_not_on_the_search_path_is_named(tmp_path: Path, layout: str) -> None:
+    write_program(tmp_path / "code/scripts", "import mylib")
+    tmp_path.joinpath("code", layout, "mylib").mkdir(parents=True)
+    tmp_path.joinpath("code", layout, "mylib/__init__.py").touch()
+    message = message_of(tmp_path / "code", tmp_path / "home", command=("python", "scripts/train.py"))
+    assert f"write workload.env: {{PYTHONPATH: {layout}}}" in message
+
+
+def isolated_message(tmp_path: Path, source: str, prefix: Path | None = None, **changes: Any) -> str:
+    """Run the program as a worker that isolates it, with its state folder hidden; return why it failed."""
+    home = tmp_path / "home"
+    config = program_config(write_program(tmp_path / "code", source), **changes)
+    order = order_for(config, home)
+    order = replace(order, dataset=copy_code(order).data_folder, program_prefix=prefix).isolated((home / "keys",))
+    process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
+    process.start()
+    process.join()
+    result = read_result(order.paths.result)
+    assert result is not None, order.paths.log.read_text()
+    return str(result.message)
+
+
+def environment(folder: Path, *, linked: bool = False) -> tuple[Path, Path]:
+    """Make a Python environment with this interpreter; return it, or a link to it, and its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "real")], check=True)
+    folder.joinpath("link").symlink_to(folder / "real")
+    [site] = folder.glob("real/lib/python3*/site-packages")
+    return folder / ("link" if linked else "real"), site
+
+
+@isolates
+@pytest.mark.parametrize("kind", ["pth", "linked", "finder", "direct_url", "PYTHONPATH"])
+def test_a_module_in_a_folder_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Path, kind: str) -> None:
+    source = tmp_path / "a project/src"
+    source.joinpath("mylib").mkdir(parents=True)
+    source.joinpath("mylib/__init__.py").touch()
+    prefix, site = environment(tmp_path, linked=kind == "linked")
+    changes: dict[str, Any] = {}
+    if kind in {"pth", "linked"}:
+        site.joinpath("_editable_impl_mylib.pth").write_text(f"{source}\n")
+    elif kind == "finder":
+        site.joinpath("__editable___mylib_0_1_finder.py").write_text(
+            f"MAPPING: dict[str, str] = {{'mylib': {str(source / 'mylib')!r}}}\nNAMESPACES = {{}}\n"
+        )
+    elif kind == "direct_url":
+        site.joinpath("mylib-0.1.dist-info").mkdir()
+        values = {"url": source.parent.as_uri(), "dir_info": {"editable": True}}
+        site.joinpath("mylib-0.1.dist-info/direct_url.json").write_text(json.dumps(values))
+    else:
+        changes["env"] = {"PYTHONPATH": str(source)}
+    message = isolated_message(tmp_path, "import mylib", prefix, **changes)
+    assert "No module named 'mylib'; 'mylib' lies in" in message
+    assert f"start the worker with ABLATE_TRIAL_READABLE={source}" in message
+
+
+@isolates
+def test_a_file_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.joinpath("train.bin").write_text("x")
+    message = isolated_message(tmp_path, f"open({str(data / 'train.bin')!r})")
+    assert f"the file is in {data}, which is closed to trials" in message
+    assert f"ABLATE_TRIAL_READABLE={data}" in message
+
+
+@isolates
+def test_a_command_that_is_closed_to_trials_is_named_with_the_setting(tmp_path: Path) -> None:
+    tool = tmp_path / "bin/tool"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    assert f"ABLATE_TRIAL_READABLE={tool.parent}" in isolated_message(tmp_path, "", command=(str(tool),))
+
+
+@isolates
+def test_the_state_folder_is_never_offered(tmp_path: Path) -> None:
+    keys = tmp_path / "home/keys"
+    keys.mkdir(parents=True)
+    keys.joinpath("data.bin").write_text("x")
+    message = isolated_message(tmp_path, f"open({str(keys / 'data.bin')!r})")
+    assert "which stays closed to trials" in message
+    assert "READABLE" not in message
+
+
+@isolates
+def test_a_file_that_a_trial_may_not_write_is_named(tmp_path: Path) -> None:
+    message = isolated_message(tmp_path, "open('/usr/lib/of-a-trial', 'w')")
+    assert "a trial may write only below its own folder" in message or "Read-only" in message
+
+
+def test_a_denied_file_that_its_mode_closes_is_no_matter_of_isolation(tmp_path: Path) -> None:
+    place = ProgramPlace(argv=("x",), code=None, prefix=tmp_path, search_path="", writable=tmp_path)
+    denied = "PermissionError: [Errno 13] Permission denied: '/nowhere/at/all'"
+    assert place.advised(denied) == denied

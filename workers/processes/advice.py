@@ -1,0 +1,181 @@
+"""Advice to the user of a program that failed because of the place where a trial runs.
+
+The isolation closes folders, the copy of the code is not the work tree, and a file may hide a module of the same name.
+"""
+
+import ast
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from experiments.design.program import ProgramConfig
+from workers.environment_variables import with_readable
+from workers.processes.result import TrialOrder
+
+_NAMED = re.compile(r"(?:module|from|No module named) '([A-Za-z_]\w*)[\w.]*'")
+_DENIED = re.compile(
+    r"Permission denied: ['\"](/[^'\"]+)['\"]|(?<![^\s'\"])(/[^\s:'\"]+)['\"]?: (?:\[Errno 13\] )?Permission"
+)
+_MAPPING = re.compile(r"^MAPPING\b[^=\n]*=\s*(\{.*?\})", re.MULTILINE | re.DOTALL)
+_NO_MARKS = "marked no steps"
+_OUR_MODULE = "ablate"
+_MOST_SENTENCES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramPlace:
+    """The surroundings of a program in its trial. Its methods run in the trial's process, which is isolated, too."""
+
+    argv: Sequence[str]
+    code: Path | None
+    """A copy of the sent code."""
+    prefix: Path
+    """The Python environment."""
+    search_path: str
+    """PYTHONPATH of the spec."""
+    writable: Path
+    """Folder of the trial."""
+    hidden: tuple[Path, ...] = ()
+    """Folders that no setting opens."""
+
+    @classmethod
+    def of(cls, order: TrialOrder, config: ProgramConfig, argv: Sequence[str]) -> Self:
+        """Return the place of the program of an order."""
+        return cls(
+            argv=argv,
+            code=order.dataset,
+            prefix=Path(sys.prefix) if order.program_prefix is None else order.program_prefix,
+            search_path=config.env.get("PYTHONPATH", ""),
+            writable=order.paths.folder,
+            hidden=() if order.isolation is None else order.isolation.hidden,
+        )
+
+    def advised(self, message: str) -> str:
+        """Return the message of a failure with advice, if there is any."""
+        sentences = islice(dict.fromkeys(chain(self._of_names(message), self._of_files(message))), _MOST_SENTENCES)
+        return "; ".join([message, *sentences])[:2000]
+
+    @cached_property
+    def _folders(self) -> list[Path]:
+        """The folders of the code from which the program may import."""
+        if self.code is None:
+            return []
+        scripts = [self.code / argument for argument in self.argv if argument.endswith(".py")]
+        own = [self.code / part for part in self.search_path.split(os.pathsep) if part and not Path(part).is_absolute()]
+        folders = [*(script.parent for script in scripts if script.is_file()), self.code, *own]
+        return list(dict.fromkeys(folder.resolve() for folder in folders))
+
+    def _of_names(self, message: str) -> Iterator[str]:
+        """Yield advice about the modules that an exception names."""
+        names = [*_NAMED.findall(message), *([_OUR_MODULE] if _NO_MARKS in message else [])]
+        for name in dict.fromkeys(names):
+            if name == _OUR_MODULE or name in sys.stdlib_module_names:
+                yield from self._of_a_shadow(name)
+            elif f"No module named '{name}" in message:
+                yield from self._of_a_missing(name)
+
+    def _of_a_shadow(self, name: str) -> Iterator[str]:
+        own = "Ablate's module 'ablate'" if name == _OUR_MODULE else f"Python's own module '{name}'"
+        also = [] if self.code is None or name != _OUR_MODULE else [self.code / "src"]
+        for file in _modules([*self._folders, *also], name):
+            shown = file.relative_to(self.code.resolve()) if self.code else file
+            yield f"the file {shown} of the sent code hides {own}: rename it, such as to my_{name}"
+
+    def _of_a_missing(self, name: str) -> Iterator[str]:
+        """Yield advice about a module that is not found: its folder is closed, or not on the search path."""
+        if self.code is not None:
+            yield from (
+                f"the sent code has it in {folder.name}: write workload.env: {{PYTHONPATH: {folder.name}}}"
+                for folder in (self.code / "src", self.code / "lib", self.code / "python")
+                if (folder / name).is_dir() or (folder / f"{name}.py").is_file()
+            )
+            if any(_modules([self.code], name)):
+                yield "the sent code has it in its root: write workload.env: {PYTHONPATH: .}"
+        for folder in self._sources(name):
+            if _is_closed(folder):
+                yield f"'{name}' lies in {folder}, {self._how_to_open(folder)}"
+
+    def _of_files(self, message: str) -> Iterator[str]:
+        """Yield advice about files that the program could not open, and that its user may open outside of a trial."""
+        for path in (Path(first or second) for first, second in _DENIED.findall(message)):
+            folder = path if path.is_dir() else path.parent
+            if _is_closed(path) or _is_closed(folder):
+                yield f"the file is in {folder}, {self._how_to_open(folder)}"
+            elif not path.is_relative_to(self.writable) and os.access(folder, os.W_OK):
+                yield f"a trial may write only below its own folder: use trial.out, or {{out}} in an argument ({path})"
+
+    def _how_to_open(self, folder: Path) -> str:
+        if any(folder.resolve().is_relative_to(one.resolve()) for one in self.hidden):
+            return "a folder with the worker's keys, which stays closed to trials: move the files elsewhere"
+        return (
+            f"which is closed to trials: start the worker with {with_readable(folder)}, or send the files with the code"
+        )
+
+    def _sources(self, name: str) -> Iterator[Path]:
+        """Yield the folders outside of the environment from which it imports `name`."""
+        folders = [Path(part) for part in self.search_path.split(os.pathsep) if part.startswith("/")]
+        for site in sorted(self.prefix.glob("lib*/python3*/*-packages")):
+            folders += _of_pth_files(site)
+            folders += _of_finders(site, name)
+            folders += _of_editable(site)
+        for folder in dict.fromkeys(folders):
+            if (folder / name).exists() or (folder / f"{name}.py").exists():
+                yield folder
+
+
+def _modules(folders: Sequence[Path], name: str) -> Iterator[Path]:
+    for folder in folders:
+        places = (folder / f"{name}.py", folder / name / "__init__.py")
+        yield from (place.resolve() for place in places if place.is_file())
+
+
+def _is_closed(path: Path) -> bool:
+    """Return whether the isolation, and not the file's mode, keeps this process from reading `path`."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except PermissionError:
+        return os.access(path, os.R_OK)
+    except OSError:
+        return False
+    return False
+
+
+def _of_pth_files(site: Path) -> Iterator[Path]:
+    for file in site.glob("*.pth"):
+        lines = [line.strip() for line in _text(file).splitlines()]
+        yield from (site / line for line in lines if line and not line.startswith(("#", "import ", "import\t")))
+
+
+def _of_finders(site: Path, name: str) -> Iterator[Path]:
+    """Yield the folders in the maps of editable installations by setuptools."""
+    for file in site.glob("__editable__*_finder.py"):
+        mapping = _MAPPING.search(_text(file))
+        with suppress(ValueError, SyntaxError, TypeError):
+            places = ast.literal_eval(mapping[1]) if mapping else {}
+            yield from (Path(place).parent for own, place in places.items() if own == name)
+
+
+def _of_editable(site: Path) -> Iterator[Path]:
+    """Yield the folders of projects that are installed editable by other means."""
+    for file in site.glob("*.dist-info/direct_url.json"):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            values = json.loads(_text(file))
+            if values["dir_info"].get("editable"):
+                project = Path(unquote(urlsplit(values["url"]).path))
+                yield from (project, project / "src")
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
