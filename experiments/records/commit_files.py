@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -22,6 +22,8 @@ _SUBMODULE = "160000"
 _POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/.*\nsize (\d{1,18})\n", re.DOTALL)
 """A file that git-lfs has not replaced by its content, with the size of that."""
 _MOST_OF_A_POINTER = 1024
+_Git = Callable[..., bytes]
+"""Runs git with the index and the files of a commit."""
 _CONVERTING = frozenset({"filter", "working-tree-encoding", "ident", "eol", "crlf", "text"})
 """Attributes that change the bytes of a file at a checkout."""
 
@@ -79,13 +81,15 @@ class _Part:
     def write(self, files: Path) -> list[str]:
         """Write the files, with those of submodules, below `files`; return their names below the folder."""
         entries = self._entries()
-        self._check_replaced(entries)
         blobs = [entry for entry in entries if entry.mode != _SUBMODULE]
         root = files / self.repository.prefix
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="ablate-index-") as place:
-            self._check_out(blobs, files, Path(place, "index"))
-        modified = self._check_work_tree(blobs, root)
+            git = partial(self.repository.write, files, Path(place, "index"))
+            filtered = self._check_out(git, blobs)
+            modified = self._check_work_tree(git, blobs, root)
+        for entry in filtered:
+            self._check_content(read_file(root, entry.name))
         names = [entry.name for entry in blobs]
         for entry in entries:
             if entry.mode == _SUBMODULE:
@@ -95,6 +99,7 @@ class _Part:
 
     def _entries(self) -> list[_Entry]:
         entries = list(self._listed())
+        self._check_replaced(entries)
         if not entries and self.repository.prefix:
             hint = f"type `{self.repository.here} log --oneline -- .` to see the commits that have it"
             raise CodeArchiveError(f"{self.name}: the commit has no folder {self.repository.prefix!r}", hint)
@@ -118,23 +123,22 @@ class _Part:
         replaced = set(listed.decode().split())
         if not replaced:
             return
-        own = set(self._listed(GIT_NO_REPLACE_OBJECTS="1"))
-        if not own.issuperset(entries) or any(entry.object in replaced for entry in entries):
+        own = list(self._listed(GIT_NO_REPLACE_OBJECTS="1"))
+        if own != entries or any(entry.object in replaced for entry in entries):
             here = self.repository.here
             hint = f"type `{here} replace --list`, and `{here} replace -d OBJECT`"
             raise CodeArchiveError(f"{self.name}: `git replace` puts other files in the place of the commit's", hint)
 
-    def _check_out(self, blobs: Sequence[_Entry], files: Path, index: Path) -> None:
-        """Write files and links. Raises CodeArchiveError, before anything is written if they are too much."""
-        git = partial(self.repository.write, files, index)
+    def _check_out(self, git: _Git, blobs: Sequence[_Entry]) -> list[_Entry]:
+        """Write files and links; return those with a filter. Raises CodeArchiveError, first of all for too much."""
         git("read-tree", self.commit)
         paths = b"".join(os.fsencode(f"{self.repository.prefix}{entry.name}\0") for entry in blobs)
         filters = _attributes(git("check-attr", "--cached", "-z", "--stdin", "filter", stdin=paths))
-        filtered = [entry for entry in blobs if (self.repository.prefix + entry.name, "filter") in filters]
+        paths_of_filters = {path for (path, _key), value in filters.items() if value != "unset"}
+        filtered = [entry for entry in blobs if self.repository.prefix + entry.name in paths_of_filters]
         self._check_size(blobs, filtered)
         git("checkout-index", "-z", "--stdin", stdin=paths)
-        for entry in filtered:
-            self._check_content(entry.name, read_file(files / self.repository.prefix, entry.name))
+        return filtered
 
     def _check_size(self, blobs: Sequence[_Entry], filtered: Sequence[_Entry]) -> None:
         objects = sorted({entry.object for entry in blobs})
@@ -151,12 +155,12 @@ class _Part:
                 by_name[entry.name] = int(pointer[1]) if pointer else by_name[entry.name]
         check_size(self.name, by_name)
 
-    def _check_content(self, name: str, file: CodeFile) -> None:
+    def _check_content(self, file: CodeFile) -> None:
         """Raise CodeArchiveError for a pointer whose content is missing, unless the work tree has it so, too."""
-        if _POINTER.match(file.content) and self._present(name) != file:
+        if _POINTER.match(file.content) and self._present(file.name) != file:
             here = self.repository.here
             hint = f"install git-lfs, and type `{here} lfs install --local && {here} lfs fetch origin {self.commit}`"
-            raise CodeArchiveError(f"{self.name}: {name!r} is a pointer of git-lfs, whose content is not here", hint)
+            raise CodeArchiveError(f"{self.name}: {file.name!r} is a pointer of git-lfs without its content", hint)
 
     def _present(self, name: str) -> CodeFile | None:
         """Return a file that the folder of the work tree would send."""
@@ -165,20 +169,30 @@ class _Part:
             return None
         return read_file(folder, name)
 
-    def _check_work_tree(self, blobs: Sequence[_Entry], root: Path) -> set[str] | None:
+    def _check_work_tree(self, git: _Git, blobs: Sequence[_Entry], root: Path) -> set[str] | None:
         """Return what is modified in the work tree; None without one.
 
-        Raises CodeArchiveError for a file that is different there although git calls it unmodified.
+        Raises CodeArchiveError for a file that is different there although git calls it unmodified, and although it has
+        the same attributes.
         """
         if self.repository.folder is None:
             return None
         modified = self._modified()
         for entry in blobs:
-            if entry.name not in modified:
-                expected, present = read_file(root, entry.name), self._present(entry.name)
-                if present != expected:
-                    raise self._unlike(present, expected)
+            if entry.name in modified:
+                continue
+            expected, present = read_file(root, entry.name), self._present(entry.name)
+            if present != expected and self._converting(git, entry.name) == self._converting(None, entry.name):
+                raise self._unlike(present, expected)
         return modified
+
+    def _converting(self, git: _Git | None, name: str) -> dict[str, str]:
+        """Return the attributes that change a file's bytes, of the commit or in the work tree (without `git`)."""
+        if git is None:
+            output = self.repository.read_work_tree("check-attr", "-z", "--all", "--", name)
+        else:
+            output = git("check-attr", "--cached", "-z", "--all", "--", self.repository.prefix + name)
+        return {key: value for (_path, key), value in _attributes(output).items() if key in _CONVERTING}
 
     def _modified(self) -> set[str]:
         """Return the names, also of submodules, that git calls different in the work tree and the commit."""
@@ -206,14 +220,13 @@ class _Part:
             return CodeArchiveError(f"{detail} its executable bit differs, which core.fileMode=false hides", hint)
         one = f"rm {quoted} && git checkout -- {quoted}"
         hint = f"in {str(self.repository.folder)!r}, type `{one}`; all: `git rm -rq --cached . && git reset -q --hard`"
-        if _POINTER.match(present.content):
-            hint = f"type `{here} lfs pull`"
+        if _POINTER.match(present.content) or _POINTER.match(expected.content):
+            hint = f"install git-lfs, and type `{here} lfs install --local && {here} lfs pull`"
         return CodeArchiveError(f"{detail} a checkout writes other bytes ({self._reasons(name)})", hint)
 
     def _reasons(self, name: str) -> str:
         """Return the attributes and settings that change a file's bytes."""
-        values = _attributes(self.repository.read_work_tree("check-attr", "-z", "--all", "--", name))
-        reasons = [f"attribute {key}={value}" for (_name, key), value in values.items() if key in _CONVERTING]
+        reasons = [f"attribute {key}={value}" for key, value in self._converting(None, name).items()]
         settings = {setting: self.repository.setting(setting) for setting in ("core.autocrlf", "core.eol")}
         reasons += [f"{setting}={value}" for setting, value in settings.items() if value not in {"", "false"}]
         return ", ".join(reasons) or "attributes or settings changed after the last checkout"
@@ -266,4 +279,4 @@ def _attributes(output: bytes) -> dict[tuple[str, str], str]:
     """Return the values in an output of `git check-attr -z` by name of file and attribute, without those of no use."""
     parts = [os.fsdecode(part) for part in output.split(b"\0")]
     values = zip(parts[0::3], parts[1::3], parts[2::3], strict=False)  # behind the last one is an empty part
-    return {(name, attribute): value for name, attribute, value in values if value not in {"unspecified", "unset"}}
+    return {(name, attribute): value for name, attribute, value in values if value != "unspecified"}
