@@ -116,12 +116,13 @@ class Repository:
         where = f"the repository around {str(self.folder or self.git_dir)!r} has no commit {revision!r}"
         if not self.read("rev-list", "--all", "--max-count=1"):
             return CodeArchiveError(f"{where}, nor any other", f"type `{self.here} add . && {self.here} commit`")
+        fetch, branches = f"{self.here} fetch", "origin '+refs/heads/*:refs/remotes/origin/*'"
         if self.read("rev-parse", "--is-shallow-repository") == b"true\n":
-            hint = f"type `{self.here} fetch --unshallow`; in a workflow of GitHub, check out with `fetch-depth: 0`"
+            hint = f"type `{fetch} --unshallow {branches}`; in a workflow of GitHub, check out with `fetch-depth: 0`"
             return CodeArchiveError(f"{where}: it is a shallow clone, which lacks older commits and branches", hint)
         reasons = [line.removeprefix("error: ") for line in error.stderr.splitlines() if line.startswith("error: ")]
-        commits = f"`{self.here} log --oneline --all` lists its commits"
-        return CodeArchiveError(": ".join((where, *reasons[:1])), f"{commits}, and `{self.here} fetch` gets new ones")
+        hint = f"`{self.here} log --oneline --all` lists its commits; `{fetch} {branches}` gets those of a server"
+        return CodeArchiveError(": ".join((where, *reasons[:1])), hint)
 
 
 def is_work_tree(folder: Path) -> bool:
