@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from experiments.errors import CodeArchiveError
+from experiments.errors import CodeArchiveError, GitError
 from experiments.records.code_tree import CodeFile, check_size, is_left_out, left_out_names, read_file
-from experiments.records.git_repository import Repository, names_in
+from experiments.records.git_repository import Repository, names_in, reason
 
 _SUBMODULE = "160000"
 _POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/.*\nsize (\d{1,18})\n", re.DOTALL)
@@ -137,7 +137,11 @@ class _Part:
         paths_of_filters = {path for (path, _key), value in filters.items() if value != "unset"}
         filtered = [entry for entry in blobs if self.repository.prefix + entry.name in paths_of_filters]
         self._check_size(blobs, filtered)
-        git("checkout-index", "-z", "--stdin", stdin=paths)
+        try:
+            git("checkout-index", "-z", "--stdin", stdin=paths)
+        except GitError as error:
+            hint = f"`{self.repository.here} config --get-regexp '^filter'` lists the programs that a checkout runs"
+            raise CodeArchiveError(f"{self.name} cannot be checked out: {reason(error.stderr)}", hint) from error
         return filtered
 
     def _check_size(self, blobs: Sequence[_Entry], filtered: Sequence[_Entry]) -> None:

@@ -18,7 +18,8 @@ _GIT_S = 120.0
 _OF_A_HOOK = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX", "GIT_NAMESPACE"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE"),
-    *("GIT_REPLACE_REF_BASE", "GIT_NO_REPLACE_OBJECTS", "GIT_CONFIG_PARAMETERS", "GIT_CEILING_DIRECTORIES"),
+    *("GIT_REPLACE_REF_BASE", "GIT_NO_REPLACE_OBJECTS", "GIT_CONFIG", "GIT_CONFIG_PARAMETERS"),
+    *("GIT_IMPLICIT_WORK_TREE", "GIT_INTERNAL_SUPER_PREFIX", "GIT_CEILING_DIRECTORIES"),
     *("GIT_ATTR_SOURCE", "GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS"),
 )
 """Variables that would name another repository, or change what is read."""
@@ -189,5 +190,10 @@ def _error(folder: Path, stderr: str) -> CodeArchiveError:
     if "not a git repository" in stderr:
         hint = "name a folder in a git repository; a `.git` that names none is to be repaired or removed"
         return GitError(f"{where} is in no git repository", hint, stderr)
+    return GitError(f"git cannot read {where}: {reason(stderr)}", None, stderr)
+
+
+def reason(stderr: str) -> str:
+    """Return the last lines that git wrote, without advice and warnings."""
     lines = [line for line in stderr.strip().splitlines() if not line.startswith(("hint:", "warning:"))]
-    return GitError(f"git cannot read {where}: {' '.join(lines)[-500:]}", None, stderr)
+    return " ".join(lines)[-500:]
