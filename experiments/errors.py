@@ -66,3 +66,17 @@ class PlanFileError(ExperimentError, ValueError):
 
 class CodeArchiveError(ExperimentError, ValueError):
     """A folder cannot be packed as a program's code, or an archive cannot be unpacked."""
+
+    def __init__(self, detail: str, hint: str | None = None) -> None:
+        self.detail = detail
+        self.hint = hint
+        """How to fix it."""
+        super().__init__(detail if hint is None else f"{detail}; {hint}")
+
+
+class GitError(CodeArchiveError):
+    """Git cannot do what a folder or a commit of code needs."""
+
+    def __init__(self, detail: str, hint: str | None, stderr: str) -> None:
+        self.stderr = stderr
+        super().__init__(detail, hint)

@@ -63,7 +63,7 @@ _METRIC = "^[a-z][a-z0-9_]{0,62}$"
 _LINE = r"^[^\u0000-\u001f{}]*\{\}[^\u0000-\u001f{}]*$"
 _ANY_FOLDER = "^[^\\u0000-\\u001f\\u007f]{1,1000}$"
 _DIGEST = "^sha256:[0-9a-f]{64}$"
-_COMMIT = "^[0-9a-f]{7,40}$"
+_COMMIT = "^[0-9a-f]{7,64}$"
 COMMIT = re.compile(_COMMIT[1:-1])
 SECRET_NAME = re.compile(_VARIABLE[1:-1])
 _OURS = re.compile("ABLATE_.*|CUDA_VISIBLE_DEVICES|LD_PRELOAD|LD_LIBRARY_PATH")
@@ -174,7 +174,7 @@ def _check_code(value: object) -> object:
 
 def _check_commit(value: object) -> None:
     if not isinstance(value, str) or not re.fullmatch(_COMMIT[1:-1], value):
-        raise refuse(f"commit is {shown(value)}; allowed: 7 to 40 hexadecimal digits; a branch may move")
+        raise refuse(f"commit is {shown(value)}; allowed: 7 to 64 hexadecimal digits; a branch may move")
 
 
 def _check_variant_code(value: object) -> object:
@@ -187,7 +187,7 @@ def _check_variant_code(value: object) -> object:
 class Commit(SpecPart):
     """A commit of the workload's repository."""
 
-    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 40 hexadecimal digits.")]
+    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 64 hexadecimal digits.")]
 
 
 class RepositoryCommit(SpecPart):
@@ -199,7 +199,7 @@ class RepositoryCommit(SpecPart):
             pattern=_ANY_FOLDER, description="A folder in a repository beside the spec, or a repository on the node."
         ),
     ]
-    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 40 hexadecimal digits.")]
+    commit: Annotated[str, Field(pattern=_COMMIT, description="7 to 64 hexadecimal digits.")]
 
 
 class SentCode(SpecPart):

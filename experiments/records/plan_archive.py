@@ -9,7 +9,8 @@ from typing import IO
 
 from experiments.errors import PlanFileError
 from experiments.records.bundle_files import PLAN
-from experiments.records.code_archive import MOST_BYTES, PIECE_BYTES, PackedCode
+from experiments.records.code_archive import PIECE_BYTES, PackedCode
+from experiments.records.code_tree import MOST_BYTES
 from experiments.records.plan_file import MAX_PLAN_BYTES, PlanFile, plan_file_text, read_plan_file
 
 SUFFIX = ".tar"

@@ -19,6 +19,7 @@ from experiments.outcomes import BASELINE
 from experiments.records.code_archive import PackedCode, pack_code, pack_commit
 
 _YAML = "application/yaml"
+_RELATIVE = "the folder is relative to the spec; an absolute one is on the node"
 _Place = tuple[str, ...]
 _Source = tuple[str, str | None]
 """A folder, and the commit of its repository; None for the files as they are."""
@@ -142,9 +143,9 @@ def _packed(places: Mapping[_Place, _Source], folder: Path) -> dict[_Source, Pac
         try:
             if source not in packed:
                 packed[source] = pack_commit(folder / name, commit) if commit else pack_code(folder / name)
-        except (CodeArchiveError, OSError, ValueError) as error:
-            hint = "the folder is relative to the spec; an absolute one is on the node"
-            problems.append(SpecProblem(pointer=pointer(*place), detail=str(error), hint=hint))
+        except CodeArchiveError as error:
+            hint = error.hint if folder.joinpath(name).is_dir() else _RELATIVE
+            problems.append(SpecProblem(pointer=pointer(*place), detail=error.detail, hint=hint))
     if problems:
         raise SpecError(problems)
     return packed

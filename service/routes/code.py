@@ -8,7 +8,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from experiments.errors import SpecProblem
-from experiments.records.code_archive import MOST_BYTES, PIECE_BYTES
+from experiments.records.code_archive import PIECE_BYTES
+from experiments.records.code_tree import MOST_BYTES
 from service.errors import Invalid, UnsupportedMediaType
 from service.http.deps import AblationId, AttemptId, Coder, LongRoute, ServicesDep, Worker, json_only, media_type
 from service.http.responses import secured

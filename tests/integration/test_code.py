@@ -15,7 +15,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from experiments.errors import SpecError
-from experiments.records.code_archive import MOST_BYTES, pack_code
+from experiments.records.code_archive import pack_code
+from experiments.records.code_tree import MOST_BYTES
 from service.app import create_app
 from service.background.main import retention
 from service.stack.backup import back_up

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from experiments.outcomes import FailureClass
-from experiments.records.code_archive import MOST_BYTES, PIECE_BYTES
+from experiments.records.code_archive import PIECE_BYTES
+from experiments.records.code_tree import MOST_BYTES
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
 from workers.lease import Lease, StopReason
 from workers.processes.code_copy import KEPT, archive_path

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,22 +9,23 @@ from pathlib import Path
 from experiments.design.program import read_program
 from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
-from experiments.records.code_archive import (
+from experiments.records.code_archive import unpack_code
+from experiments.records.code_tree import (
     MOST_BYTES,
     MOST_FILES,
     check_link,
+    check_tree,
     code_files,
     code_limit,
     tree_digest,
-    unpack_code,
 )
+from experiments.records.commit_files import write_commit
 from model.errors import DataError
 from workers.paths import is_allowed
 from workers.processes.result import TrialOrder, TrialResult
 
 KEPT = 80
 """Copies that a node keeps, more than a block has arms; the oldest goes first."""
-_GIT_S = 300.0
 
 
 def archive_path(data_dir: Path, digest: str) -> Path:
@@ -44,7 +43,7 @@ def copy_code(order: TrialOrder) -> TrialResult:
     with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as new:
         target = Path(new) / "code"
         try:
-            _fill(order, target, Path(new) / "code.tar")
+            _fill(order, target)
         except CodeArchiveError as error:
             raise DataError(str(error)) from error
         digest = tree_digest(target)
@@ -67,14 +66,14 @@ def _is_whole(copy: Path, digest: str) -> bool:
     return False
 
 
-def _fill(order: TrialOrder, target: Path, archive: Path) -> None:
+def _fill(order: TrialOrder, target: Path) -> None:
     """Put the code into the new folder `target`."""
     code = read_program(order.config).code
     if isinstance(code, Mapping) and ARCHIVE in code:
         unpack_code(archive_path(order.data_dir, code[ARCHIVE]), target)
     elif isinstance(code, Mapping):
         _check_allowed(Path(code["git"]), order.code_roots)
-        _export(code["git"], code["commit"], target, archive)
+        _export(Path(code["git"]), code["commit"], target)
     else:
         _check_allowed(Path(str(code)), order.code_roots)
         _copy(Path(str(code)), target)
@@ -107,35 +106,10 @@ def _copy(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
 
 
-def _export(repository: str, commit: str, target: Path, archive: Path) -> None:
-    """Write the files of a commit."""
-    command = [
-        "git",
-        "-c",
-        "safe.directory=*",
-        "-C",
-        repository,
-        "archive",
-        "--output",
-        str(archive),
-        f"{commit}^{{commit}}",
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_GIT_S)
-    except FileNotFoundError as error:
-        raise DataError("code is a commit, but git is not installed on this node") from error
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason"]
-        raise DataError(f"commit {commit} of {repository} cannot be read: {reason[0][:300]}") from error
-    with tarfile.open(archive) as files:
-        members = files.getmembers()
-        if len(members) > MOST_FILES or sum(member.size for member in members) > MOST_BYTES:
-            raise DataError(f"commit {commit} has more than {code_limit()}")
-        try:
-            files.extractall(target, filter="data")
-        except tarfile.FilterError as error:
-            raise DataError(f"commit {commit} cannot be unpacked safely: {error}") from error
-    target.mkdir(exist_ok=True)
+def _export(repository: Path, commit: str, target: Path) -> None:
+    """Write the files of a commit, as they are packed where people work."""
+    files = write_commit(repository, commit, target, any_owner=True)  # the operator allows the folder
+    check_tree(target, files.names, f"commit {commit} of {str(repository)!r}")
 
 
 def _prune(root: Path, *, keep: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from experiments.errors import CodeArchiveError
-from experiments.records import code_archive
-from experiments.records.code_archive import pack_code, tree_digest, unpack_code
+from experiments.records import code_archive, code_tree
+from experiments.records.code_archive import pack_code, unpack_code
+from experiments.records.code_tree import tree_digest
 
 
 def packed(folder: Path, target: Path) -> str:
@@ -166,9 +167,14 @@ def test_a_folder_that_no_node_would_unpack_is_not_packed(
         pack_code(tmp_path / "a")
 
 
+def limit(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    for module in (code_archive, code_tree):
+        for name, value in limits.items():
+            monkeypatch.setattr(module, name, value)
+
+
 def test_limits_at_their_edges_name_what_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_archive, "MOST_BYTES", 5_000)
-    monkeypatch.setattr(code_archive, "MOST_FILES", 5)
+    limit(monkeypatch, MOST_BYTES=5_000, MOST_FILES=5)
     tree = tmp_path / "a"
     (tree / "sub").mkdir(parents=True)
     for number in range(3):
@@ -261,8 +267,7 @@ def test_names_that_differ_by_case_stay_two_files(tmp_path: Path) -> None:
 
 
 def test_bombs_end_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_archive, "MOST_BYTES", 100_000)
-    monkeypatch.setattr(code_archive, "MOST_FILES", 50)
+    limit(monkeypatch, MOST_BYTES=100_000, MOST_FILES=50)
     many = made(tmp_path / "many.tar.gz", *(one(str(number), b"") for number in range(51)))
     folders = made(tmp_path / "folders.tar.gz", one("/".join(str(number) for number in range(53))))
     large = made(tmp_path / "large.tar.gz", one("x", bytes(100_001)))

@@ -98,7 +98,7 @@ def test_a_commit_of_a_variant_is_packed_from_the_repository_around_the_folder(l
         assert values["variants"] == {"old": {"code": {"archive": before.digest}}, "new": {"args": ["x"]}}
         assert values["workload"]["code"] == {"archive": pack_code(lab / "one").digest}
         assert b"# before" in packed.content
-    for wrong, words in (("0123456", "0123456"), (commit[:9], "is in no git work tree")):
+    for wrong, words in (("0123456", "0123456"), (commit[:9], "is in no git repository")):
         folder = lab if wrong == "0123456" else lab.parent / "elsewhere"
         write_program(folder / "one")
         text = f"workload: {{command: [a], code: one}}\nvariants: {{v: {{code: {{commit: '{wrong}'}}}}}}"

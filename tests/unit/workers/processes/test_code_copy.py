@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.code_archive import pack_code, tree_digest
+from experiments.records.code_archive import pack_code
+from experiments.records.code_tree import tree_digest
 from model.errors import DataError
 from tests.programs import order_for, program_config, write_program
 from workers.processes import code_copy
@@ -71,7 +72,7 @@ def test_a_commit_is_read_from_a_repository_whatever_its_work_tree_says(tmp_path
     expected = copied(str(folder), tmp_path / "home")
     folder.joinpath("train.py").write_text("changed")
     assert copied({"git": str(folder), "commit": commit[:8]}, tmp_path / "home") == expected
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="has no commit .0123456"):
         copied({"git": str(folder), "commit": "0123456"}, tmp_path / "home")
 
 
