@@ -53,7 +53,8 @@ def outcome(results: PrintedResults, name: str) -> float | None:
         *((f"METRIC val={text}", None) for text in (
             "", "1,234.5", "1_000", "7,5", "1 234.5", "1\u202f234.5", "1'234.5", "7.5 # best", "7.5 step=3", "7.5%",
             "1.2k", "3M", "0x1f", "tensor(7.5)", "1.5e", "1e5.5", "7.5\b6", "7.5\x1b[D6", "7.5\x1b[2K", "7.5\0",
-            "7\u0665", "1e-400", "nan(ind)", "None", "seven", "--7", "7.5.2", "\ufffd7.5", "7.5 METRIC other=8", "\uff17",
+            "7\u0665", "1e-400", "nan(ind)", "None", "seven", "--7", "7.5.2", "\ufffd7.5", "7.5 METRIC other=8",
+            "\uff17",
         )),
     ],
 )  # fmt: skip
@@ -93,8 +94,8 @@ def test_a_line_that_does_not_begin_as_a_result_is_none(line: str) -> None:
         ("loss: {}", "loss: 5.5\x1b[A", 5.5),
         *(("val loss: {}", f"val loss: {text}", None) for text in (
             "", "1,234.5", "1_234", "1.2k", "3.5M", "0x1f", "tensor(7.5)", "7.5/8", "2m30s", "1.5e", "inference done",
-            "7.5%", "nanoseconds", "**7.5**", "=7.5", "None", "1 234.5", "1\u00a0234", "12:30", "2026-11-28", "7.5 \x1b[4D9",
-            "1'234", "5-7", "7\u0665",
+            "7.5%", "nanoseconds", "**7.5**", "=7.5", "None", "1 234.5", "1\u00a0234", "12:30", "2026-11-28",
+            "7.5 \x1b[4D9", "1'234", "5-7", "7\u0665",
         )),
         ("loss={},", "loss=1,234.5,", None),
         ("loss: {}", "loss: 5.5 val loss: 6", None),
@@ -188,10 +189,11 @@ def draw_number(chance: random.Random) -> str:
     whole = int(abs(number))
     return chance.choice(
         [
-            f"{number}", f"{number:.4f}", f"{number:e}", f"{number:+}", f"{number:,.1f}", f"{whole:_}", 
-            f"{whole / 1000}k", f"{number:.1f}%", f"{whole:,}".replace(",", " "), f"{whole:,}".replace(",", "'"), f"tensor({number})",
-            hex(whole), chance.choice(["nan", "NaN", "-nan", "inf", "-Infinity", "INF"]), f"{number} # best",
-            f"{number}, lr=3", f"{number} | step 3", "none", "", "inference done", f"{number}M", f"{whole}.",
+            f"{number}", f"{number:.4f}", f"{number:e}", f"{number:+}", f"{number:,.1f}", f"{whole:_}",
+            f"{whole / 1000}k", f"{number:.1f}%", f"{whole:,}".replace(",", " "), f"{whole:,}".replace(",", "'"),
+            f"tensor({number})", hex(whole), chance.choice(["nan", "NaN", "-nan", "inf", "-Infinity", "INF"]),
+            f"{number} # best", f"{number}, lr=3", f"{number} | step 3", "none", "", "inference done", f"{number}M",
+            f"{whole}.",
         ]
     )  # fmt: skip
 
