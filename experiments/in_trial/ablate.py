@@ -16,6 +16,7 @@ moments, and the worker compares them with the kernel's stamps of the messages.
 """
 
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -34,10 +35,15 @@ _FLUSH_S = 0.25
 """Least time between two messages with steps."""
 _MOST_ROWS = 500
 """Most rows in one message, which keeps it far below the kernel's limit of a datagram."""
+_MOST_NAMED = 100
+"""Most named values in one message: names and texts take up to six bytes a letter."""
 _MOST_KERNELS = 400
 """Most rows of the kernel table; the rest is added up in one row."""
 _MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
 """Limits of a step over time, as in model.measurements.StepTrace."""
+
+MOST_RESULTS, LONGEST_NAME, MOST_RESULT_BYTES = 10_000, 250, 800_000
+"""Most results of a trial, letters in the name of one, and bytes of all of them as JSON."""
 
 _IMPLEMENTATIONS = {"cpython": "CPython", "pypy": "PyPy"}
 _LEAST_ALIKE = 0.3
@@ -51,6 +57,35 @@ _now = time.monotonic
 
 class InstalledCopy(ImportError):
     """The program imported a module from another place than the sent code, which has it, too."""
+
+
+def name_problem(name: str) -> Optional[str]:
+    """Return why a result cannot have this name; None if it can."""
+    if len(name) > LONGEST_NAME:
+        return f"the name of result {name[:60]!a}... has {len(name):,} letters; allowed: {LONGEST_NAME}"
+    if "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+        return f"the name of result {name[:60]!a} has a letter that no text can store; allowed: any other"
+    return None
+
+
+def result_bytes(name: str) -> int:
+    """Return the most bytes of a result as JSON."""
+    return len(json.dumps(name)) + 28
+
+
+def too_many_results(number: int, num_bytes: int) -> str:
+    """Say that a trial has more results than allowed."""
+    return (
+        f"the trial has {number:,} results of {num_bytes:,} bytes as JSON; allowed: {MOST_RESULTS:,} results of "
+        f"{MOST_RESULT_BYTES:,} bytes; report fewer, or write the others to a file"
+    )
+
+
+def print_whole_lines() -> None:
+    """Write text at the end of each line: lines of several processes then stay whole, and a killed one loses none."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 class MarkedStep:
@@ -94,6 +129,7 @@ class Trial:
         self._sent = 0
         self._flushed_at = 0.0
         self._reported: dict[str, float] = {}
+        self._reported_bytes = 0
         self._attested: dict[str, Any] = {}
         self._marked = False
 
@@ -138,9 +174,22 @@ class Trial:
             yield from self._profiled()
 
     def report(self, **values: Any) -> None:
-        """Report results of the whole run, such as `val_bpb`: numbers, or tensors with one element."""
+        """Report results of the whole run, such as `val_bpb`: numbers, or tensors with one element.
+
+        Raises ValueError for more than 10,000 results, and for a name of more than 250 letters.
+        """
         for name, value in values.items():
+            if name not in self._reported:
+                self._make_room(name)
             self._reported[name] = _number(value)
+
+    def _make_room(self, name: str) -> None:
+        problem, number = name_problem(name), len(self._reported) + 1
+        self._reported_bytes += result_bytes(name)
+        if problem is None and (number > MOST_RESULTS or self._reported_bytes > MOST_RESULT_BYTES):
+            problem = too_many_results(number, self._reported_bytes)
+        if problem is not None:
+            raise ValueError(problem)
 
     def attest(self, **values: Any) -> None:
         """Say which value of a gate of a recipe was live: true or false, a whole number, or text.
@@ -233,6 +282,7 @@ class Trial:
         if self._settings is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(self._settings["socket"])
+            print_whole_lines()
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -251,10 +301,8 @@ class Trial:
             self._send("losses", losses=losses[first : first + _MOST_ROWS])
         for first in range(0, len(late), _MOST_ROWS):
             self._send("tokens", tokens=late[first : first + _MOST_ROWS])
-        if self._reported:
-            self._send("reported", values=self._reported)
-        if self._attested:
-            self._send("attested", values=self._attested)
+        self._send_values("reported", self._reported)
+        self._send_values("attested", self._attested)
         self._send("ended", at=_now(), seed=self._echo, whole=error is None, memory=_memory(), packages=_packages())
         if self._socket is not None:
             self._socket.close()
@@ -269,6 +317,12 @@ class Trial:
     def send_package(self, digest: str) -> None:
         """Send the digest of the code of a recipe's package."""
         self._send("package", digest=digest)
+
+    def _send_values(self, event: str, values: dict[str, Any]) -> None:
+        """Send named values in messages of a size that the kernel takes."""
+        names = list(values)
+        for first in range(0, len(names), _MOST_NAMED):
+            self._send(event, values={name: values[name] for name in names[first : first + _MOST_NAMED]})
 
     def _send(self, event: str, **values: Any) -> None:
         self._send_text(self._text(event, **values))

@@ -92,6 +92,9 @@ def report_contradictions(report: ProgramReport, config: ProgramConfig, timed_s:
         yield f"the program trained with seed {report.seed}; the block has seed {config.seed}"
     if missing := missing_kernel(report.kernels, config):
         yield missing
+    yield from (
+        f"the program did not report '{name}'" for name in sorted(config.metrics.keys() - report.reported.keys())
+    )
     yield from _window_contradictions(report, timed_s)
 
 

@@ -27,6 +27,7 @@ from service.stack.supervisor import prepare_experiment
 from tests import browser as browsers
 from tests import mlflow_server, views
 from tests.api_stack import nobody_url
+from tests.program_receipts import plan_of, program_receipts
 
 
 @pytest.fixture(scope="module")
@@ -397,3 +398,42 @@ def test_a_projection_in_slices_ends_as_one_at_once_does(server: str, client: An
             assert len(runs_of(client, "abl_in_slices")) == 1 + rounds, "a parent and one child more each time"
     assert rounds == len(list(mlflow_runs.children(sliced)))
     assert snapshot(client, "abl_in_slices") == snapshot(client, "abl_at_once")
+
+
+NAMES = (
+    "val/AR@100",
+    "top-5 acc, %",
+    "gr\u00f6\u00dfe_\u00b5",
+    "",
+    "..",
+    "../../x",
+    "a//b",
+    "/x",
+    "new\nline",
+    "VAL",
+    "wall_s",
+)
+
+
+def test_whatever_a_program_calls_its_results_and_variables_is_projected(server: str, client: Any) -> None:
+    many = {f"class_{number:04}/AP@[0.5, 0.95]": number / 7 for number in range(5_000)}
+    long = {"x" * 249 + end: float(end) for end in "12"}
+    reported = {"val_bpb": 1.0, **{name: float(place) for place, name in enumerate(NAMES)}, **many, **long}
+    spec, plan = plan_of(
+        workload__env={f"VARIABLE_{number}_{'N' * 90}": "v" * 4000 for number in range(64)},
+        workload__command=["python", "train.py", *(["\u00fc" * 4000] * 190)],
+        variants__fused={"env": {f"OTHER_{number}": "w" for number in range(64)}},
+        workload__metrics={"val_bpb": {"better": "lower"}, "wall_s": {"better": "lower"}},
+    )
+    values = {(block.index, arm): reported for block in plan.blocks for arm in block.order}
+    view = views.judged_view(spec, plan, program_receipts(plan, values))
+    view = dataclasses.replace(view, ablation_id="abl_names", trials=view.trials[:1])
+    html = report.render(view)
+    assert all(name in html for name in ("val/AR@100", "class_4999/AP@[0.5, 0.95]", long.popitem()[0]))
+    Sink(server).project(view, html)
+    trial = view.trials[0]
+    stored = runs_of(client, "abl_names")[f"{trial.trial_id}/{trial.attempt_id}"].data
+    kept = {name: stored.metrics[mlflow_content.reported_key(name)] for name in reported if name != "val_bpb"}
+    assert kept == {name: value for name, value in reported.items() if name != "val_bpb"}
+    assert stored.metrics["val_bpb"] == 1.0
+    assert len([name for name in stored.params if "VARIABLE" in name or "OTHER" in name]) > 190

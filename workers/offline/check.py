@@ -21,7 +21,7 @@ from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
 from experiments.records.code_archive import pack_code
-from experiments.records.program_report import clocks_differ
+from experiments.records.program_report import clocks_differ, printable
 from workers.devices.inventory import find_devices
 from workers.environment_variables import secrets_file, state_folder
 from workers.errors import SettingsError, WorkerError
@@ -35,6 +35,7 @@ from workers.processes.result import TrialOrder, TrialResult, read_result
 SEEDS = (1, 1, 2)
 """Seeds of the runs: a repeat shows whether the program is exact, another seed whether it uses its seed."""
 _LOG_LINES = 15
+_SHOWN_RESULTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +219,11 @@ def _losses(results: Sequence[TrialResult]) -> Iterator[ProgramCheck]:
 
 
 def _reported(values: Mapping[str, float]) -> ProgramCheck:
-    names = ", ".join(f"{name}={value:.6g}" for name, value in values.items())
-    detail = names or "nothing: write trial.report(name=value), or print METRIC name=value"
-    return ProgramCheck(name="metrics", passed=bool(names), needed=False, detail=detail)
+    shown = [f"{printable(name)}={value:.6g}" for name, value in values.items()]
+    more = [f"and {len(shown) - _SHOWN_RESULTS:,} more"] if len(shown) > _SHOWN_RESULTS else []
+    detail = ", ".join([*shown[:_SHOWN_RESULTS], *more])
+    detail = detail or "nothing: write trial.report(name=value), or print METRIC name=value"
+    return ProgramCheck(name="metrics", passed=bool(shown), needed=False, detail=detail)
 
 
 def _table(checks: Sequence[ProgramCheck]) -> Table:

@@ -25,6 +25,13 @@ from typing import Any, BinaryIO, TextIO
 
 from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
+from experiments.in_trial.ablate import (
+    MOST_RESULT_BYTES,
+    MOST_RESULTS,
+    name_problem,
+    result_bytes,
+    too_many_results,
+)
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.kernel_limits import keep_apart
@@ -36,6 +43,7 @@ from workers.node_secrets import Mask
 from workers.processes import failures
 from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
+from workers.processes.printed_results import ProgramOutput
 from workers.processes.ranks import ProgramRank, rank_problem
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
@@ -45,15 +53,13 @@ _MESSAGE_BYTES = 262_144
 _MOST_RANKS = 1024
 _POLL_S = 0.05
 _LOG_BYTES = 2**20
-"""End of the log in which lines with metrics are searched."""
-_METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s*$", re.MULTILINE)
+"""End of the log in which the last exception is searched."""
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
-_NUMBER = rb"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?|nan|[-+]?inf)(?![0-9.])"
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
 _OOM = ("OutOfMemoryError", "MemoryError")
-_MOST_REPORTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
-"""Most results, rows of kernels and events of a step of one trial: more would make the report of a block too large."""
+_MOST_ATTESTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
+"""Most attested values, kernels and events of a step of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
     {
         "began",
@@ -153,9 +159,8 @@ class ProgramMarks:
         rank.tokens.update((self._index(index), _count(tokens)) for index, tokens in values["tokens"])
 
     def _reported(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        self.reported.update((str(name)[:63], float(value)) for name, value in values["values"].items())
-        if len(self.reported) > _MOST_REPORTED:
-            raise ValueError(f"more than {_MOST_REPORTED} results")
+        if len(self.reported) <= MOST_RESULTS:  # the end of the program tells when there are more
+            self.reported.update((_name(name), float(value)) for name, value in values["values"].items())
 
     def _attested(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         for name, value in values["values"].items():
@@ -164,8 +169,8 @@ class ProgramMarks:
             known = self.attested.setdefault(str(name)[:63], value)
             if type(known) is not type(value) or known != value:  # the ranks disagree
                 self.attested[str(name)[:63]] = "mixed"
-        if len(self.attested) > _MOST_REPORTED:
-            raise ValueError(f"more than {_MOST_REPORTED} attested values")
+        if len(self.attested) > _MOST_ATTESTED:
+            raise ValueError(f"more than {_MOST_ATTESTED} attested values")
 
     def _package(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         self.package = str(values["digest"])[:_MOST_LETTERS]
@@ -207,6 +212,13 @@ class ProgramMarks:
         return {number: rank for number, rank in sorted(self.ranks.items()) if not math.isnan(rank.began)}
 
 
+def _name(name: str) -> str:
+    problem = name_problem(name)
+    if problem is not None:
+        raise ValueError(problem)
+    return name
+
+
 def _moment(value: object) -> float:
     if type(value) is not float or not math.isfinite(value):
         raise ValueError(f"moment is {value!r}")
@@ -230,24 +242,27 @@ def run_program(order: TrialOrder) -> TrialResult:
     argv = argv_of(config, out=str(out))
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
-    with receiver, steps_file as steps, order.paths.log.open("a+b") as log:
+    log_file = order.paths.log.open("a+b")
+    with receiver, steps_file as steps, log_file as log, ProgramOutput(log.fileno(), config.lines) as output:
         try:
             process = subprocess.Popen(
                 argv,
                 cwd=folder,
                 env=_environment(order, config, address, out),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output.writer,
+                stderr=output.writer,
                 preexec_fn=partial(_begin, apart=order.isolation is not None),
             )
         except OSError as error:
             message = f"the command cannot be started: {argv[0]}: {error.strerror}"
             raise DataError(ProgramPlace.of(order, config, argv).advised(message)) from error
+        output.follow(process.kill)
         _collect(process, receiver, _Progress(config, steps, marks, load, samples))
         process_s = time.monotonic() - began
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+        printed = output.finish()
         end = _end_of(log)  # the open file, because the program may have removed its name
     shutil.rmtree(folder, ignore_errors=True)
     order.paths.make_room(order.paths.result)
@@ -256,7 +271,8 @@ def run_program(order: TrialOrder) -> TrialResult:
         exit_code=process.returncode,
         process_s=process_s,
         oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**_metric_lines(end), **_printed(end, config.lines), **marks.reported},
+        reported={**printed.values, **marks.reported},
+        unread=printed.problem,
         last_line=_last_line(end),
     )
     failure = _failure(config, marks, ended)
@@ -306,7 +322,7 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
     prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
     variables["PATH"] = os.pathsep.join([f"{prefix}/bin", variables.get("PATH", os.defpath)])
     variables["VIRTUAL_ENV"] = prefix
-    variables |= {"PYTHONUNBUFFERED": "1", **order.environment}
+    variables |= order.environment
     if order.isolation is not None:
         variables["HOME"] = str(out)  # the home of the worker's user is closed
     variables |= {**config.env, **order.secrets}
@@ -455,28 +471,6 @@ def _last_line(end: bytes) -> str:
     return printable(line[:300])
 
 
-def _metric_lines(end: bytes) -> dict[str, float]:
-    """Return the numbers of lines such as `METRIC val_bpb=1.23` at the end of a log; of one name, the last."""
-    values: dict[str, float] = {}
-    for name, value in _METRIC_LINE.findall(end)[-_MOST_REPORTED:]:
-        try:
-            values[name.decode()] = float(value)
-        except ValueError:
-            continue
-    return values
-
-
-def _printed(end: bytes, lines: Mapping[str, str]) -> dict[str, float]:
-    """Return the numbers in the last lines at the end of a log that contain the texts of `lines`."""
-    values = {}
-    for name, line in lines.items():
-        before, after = (re.escape(part.strip().encode()) for part in line.split("{}"))
-        numbers = re.findall(before + rb"[ \t]{0,20}" + _NUMBER + rb"[ \t]{0,20}" + after, end)
-        if numbers:
-            values[name] = float(numbers[-1])
-    return values
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Ended:
     """How a program ended."""
@@ -485,6 +479,8 @@ class _Ended:
     process_s: float
     oom_kills: int
     reported: Mapping[str, float]
+    unread: str | None
+    """Why a printed result cannot be read."""
     last_line: str
     """Of its log."""
 
@@ -519,11 +515,21 @@ def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> st
     every = range(config.steps.total)
     if config.needs == "tokens" and not all(sum(rank.tokens.get(i, 0) for rank in loops.values()) for i in every):
         return "the program reported no tokens for a step, but tokens_per_s decides"
+    return _results_problem(config, ended)
+
+
+def _results_problem(config: ProgramConfig, ended: _Ended) -> str | None:
+    """Return what is wrong with the program's results, None if nothing is."""
+    if ended.unread is not None:
+        return ended.unread
+    num_bytes = sum(map(result_bytes, ended.reported))
+    if len(ended.reported) > MOST_RESULTS or num_bytes > MOST_RESULT_BYTES:
+        return too_many_results(len(ended.reported), num_bytes)
     missing = sorted(name for name in config.metrics if name not in ended.reported)
     if missing:
         return f"the program did not report '{missing[0]}', which workload.metrics declares"
     infinite = sorted(name for name, value in ended.reported.items() if not math.isfinite(value))
-    return f"the program reported {ended.reported[infinite[0]]} as '{infinite[0]}'" if infinite else None
+    return f"the program reported {ended.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None
 
 
 def _result(

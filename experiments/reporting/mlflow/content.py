@@ -37,14 +37,16 @@ class RunKind(StrEnum):
     TRIAL = "trial"
 
 
-LAYOUT = 6
+LAYOUT = 7
 """Increase it when the same view is written differently; the next projection then rewrites every run."""
 ID_TAG, RUN_TAG, DONE_TAG = "ablation.id", "ablation.run", "ablation.projected"
 NOTE_TAG, COMMIT_TAG, DIRTY_TAG = "mlflow.note.content", "mlflow.source.git.commit", "mlflow.source.git.dirty"
 LONGEST_NAME = 60
 """Longest name of a run, in characters. MLflow rejects more than 250."""
-LONGEST_TAG = 7900
-"""MLflow silently cuts tags beyond 8000 characters."""
+LONGEST_TAG, LONGEST_PARAM = 7900, 6000
+"""MLflow silently cuts tags beyond 8000 characters, and parameters beyond 6000."""
+LONGEST_KEY = 220
+"""Longest key of a result. MLflow rejects more than 250, with the prefix of a tag for a value that is not finite."""
 
 
 class Point(NamedTuple):
@@ -133,7 +135,7 @@ def params(arm: Arm) -> dict[str, str]:
         leaf = path.rsplit(".", 1)[-1]
         is_shape = path.startswith(("model.", "data.")) or "." not in path
         fields[f"shape.{leaf}" if is_shape and f"shape.{leaf}" not in fields else f"config.{path}"] = text(value)
-    return {allowed_key(name): value for name, value in fields.items()}
+    return {allowed_key(name): value[:LONGEST_PARAM] for name, value in fields.items()}
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -177,6 +179,24 @@ def milliseconds(rfc3339: str) -> int:
 def allowed_key(wanted: str) -> str:
     """Replace characters that MLflow does not allow in keys."""
     return re.sub(r"[^\w\-./: ]", "_", wanted, flags=re.ASCII)
+
+
+_FOREIGN = re.compile(
+    r"[^\w\-./ ]|_(?=x)|^/|/$|/(?=/)|(?<=/)\.(?=\.?(?:/|$))|(?<=/\.)\.(?=/|$)|^\.(?=\.?(?:/|$))|(?<=^\.)\.(?=/|$)|^ | $"
+)
+"""Letters that MLflow's keys cannot have, parts of paths with another meaning, and the beginning of our own escapes."""
+
+
+def reported_key(name: str) -> str:
+    """Return the key of a program's result: `reported/` and its name, other letters as `_x` and hex digits and `_`.
+
+    Two names never have one key. The name is read back from a key unless it is so long that a digest ends it.
+    """
+    written = _FOREIGN.sub(lambda letter: f"_x{ord(letter[0]):x}_", name) or "_x_"
+    if len(written) > LONGEST_KEY - len("reported/"):
+        end = f"_x_{digest(name).removeprefix('sha256:')[:32]}"
+        written = written[: LONGEST_KEY - len("reported/") - len(end)] + end
+    return f"reported/{written}"
 
 
 def ablation_name(view: AblationView) -> str:

@@ -110,15 +110,14 @@ def _tags(view: AblationView, trial: TrialView, arm: Arm) -> dict[str, str]:
 
 
 def _summary_points(receipt: Receipt) -> list[content.Point]:
-    names = (*METRICS, *declared_in(receipt.config))
-    values = {name: read_named(name, receipt) for name in names}
-    if receipt.program is not None:
-        more = receipt.program.reported.items()
-        values |= {f"reported/{content.allowed_key(name)}": value for name, value in more if name not in values}
+    values = {name: read_named(name, receipt) for name in METRICS}
     values |= {"training_s": receipt.training_s, "wall_s": receipt.wall_s}
     if receipt.summary is not None:
         values |= {"mfu": receipt.summary.mfu, "document_mfu": receipt.summary.document_mfu}
         values |= {"step_s_median": receipt.summary.step_s_median}
+    for name, value in receipt.program.reported.items() if receipt.program else ():
+        is_free = name in declared_in(receipt.config) and name not in values
+        values[name if is_free else content.reported_key(name)] = value
     ended = content.receipt_ended_ms(receipt)
     return [content.Point(name, value, ended, 0) for name, value in values.items() if value is not None]
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
 
 METRICS_PER_CALL = 500
+PAIRS_PER_CALL, LETTERS_PER_CALL = 100, 150_000
+"""Most parameters or tags of a call, and letters in them: MLflow rejects more than 1,000,000 bytes."""
 RUNS_PER_PAGE = 1000
 LONGEST_DATASET_DIGEST = 36
 
@@ -251,11 +253,10 @@ class _Writer:
         """Write the content by idempotent calls, and mark the run complete last."""
         from mlflow.entities import Metric, Param, RunTag
 
-        self._client.log_batch(
-            run_id,
-            params=[Param(key, value) for key, value in content.params.items()],
-            tags=[RunTag(key, value) for key, value in content.tags.items()],
-        )
+        for params in _in_calls(content.params):
+            self._client.log_batch(run_id, params=[Param(*pair) for pair in params])
+        for tags in _in_calls(content.tags):
+            self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in tags])
         metrics = [Metric(point.key, point.value, point.at_ms, point.step) for point in content.points]
         for start in range(0, len(metrics), METRICS_PER_CALL):
             self._client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_CALL])
@@ -268,6 +269,20 @@ class _Writer:
         else:
             self._client.set_terminated(run_id, status=content.status, end_time=content.ended_ms)
         self._client.set_tag(run_id, DONE_TAG, content.digest)
+
+
+def _in_calls(values: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
+    """Yield the pairs of a mapping in portions that MLflow takes."""
+    portion: list[tuple[str, str]] = []
+    room = LETTERS_PER_CALL
+    for key, value in values.items():
+        room -= len(key) + len(value)
+        if portion and (room < 0 or len(portion) == PAIRS_PER_CALL):
+            yield portion
+            portion, room = [], LETTERS_PER_CALL - len(key) - len(value)
+        portion.append((key, value))
+    if portion:
+        yield portion
 
 
 def _is_complete(run: "Run | None", content: RunContent) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from experiments.design.program import DECLARED
 from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
-from experiments.records.program_report import ProgramReport
+from experiments.records.program_report import ProgramReport, printable
 from experiments.records.receipts import Receipt
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Column, Table, codes, numbers, row, texts
@@ -73,7 +73,7 @@ def _reports_table(by_arm: dict[str, list[Receipt]]) -> Table:
     rows = []
     for name in names:
         values = {arm: [r.reported[name] for r in _reports(own) if name in r.reported] for arm, own in by_arm.items()}
-        rows.append(row(name, *(_mean(of_arm) for of_arm in values.values())))
+        rows.append(row(printable(name), *(_mean(of_arm) for of_arm in values.values())))
     return Table(
         title="Reported by the program",
         columns=(Column("metric", "code"), *numbers(*by_arm)),

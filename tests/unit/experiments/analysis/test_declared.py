@@ -12,6 +12,7 @@ from experiments.analysis.looks import at_look
 from experiments.analysis.noise.admission import admission_of, standing_problems
 from experiments.analysis.noise.calibrate import aa_blocks_of, calibration_problems, calibrations_of, seconds
 from experiments.analysis.noise.history import BaselineRun, history_of
+from experiments.analysis.proposals import outcome_of
 from experiments.analysis.sizing import size_of
 from experiments.analysis.statistics import own_dependence, widening
 from experiments.analysis.verdicts import Cause, VariantVerdict, Verdict
@@ -21,13 +22,13 @@ from experiments.design.plan import Plan, make_plan
 from experiments.design.power import ALPHA, FIRST_SHARE
 from experiments.design.spec import AblationSpec
 from experiments.digest import canonical_json
-from experiments.outcomes import Decision, VerdictWord
+from experiments.outcomes import Decision, Outcome, ProposalOutcome, VerdictWord
 from experiments.records.calibration import Ledger
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.records.receipt_check import contradictions
 from experiments.reporting import sentences
 from experiments.reporting.verdict_layout import lay_out
-from tests.program_receipts import plan_of, program_receipts, program_spec
+from tests.program_receipts import plan_of, program_receipt, program_receipts, program_spec
 
 ADMITTED = Circumstances(admission=Admission(refused_because=None))
 LEVEL = FIRST_SHARE * ALPHA
@@ -164,6 +165,50 @@ def test_no_reported_number_stops_judge_pages_calibration_or_history(seed: int) 
     runs = [BaselineRun(ablation=f"abl_{n}", name="run", receipts=(one,)) for n, one in enumerate(receipts)]
     for series in history_of("val_bpb", runs):
         canonical_json(series.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_number_that_is_missing_in_any_trial_is_never_kept_and_never_passes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    required = {
+        "verdict__primary": {"metric": "tokens_per_s", "margin": "0.5%"},
+        "verdict__require": [{"metric": "val_bpb", "not_worse_by": "50%"}],
+    }
+    spec, plan = plan_of(**(required if seed % 2 else {}))
+    values = drawn(plan, rng, effect=-0.2, sd=0.001)
+    bad = {list(values)[place] for place in rng.choice(len(values), size=rng.integers(1, 4), replace=False)}
+    nothing: dict[str, Any] = {"reported": {}}
+    failed = {"outcome": Outcome.FAILED, "message": "the program reported nan as 'val_bpb'"}
+
+    def verdict_with(bad: set[Any]) -> Verdict:
+        receipts = [
+            program_receipt(
+                plan,
+                block,
+                arm,
+                step_s=0.02 if arm == "baseline" else 0.016,
+                **{
+                    "reported": values[block.index, arm],
+                    **(nothing if (block.index, arm) in bad else {}),
+                    **(failed if (block.index, arm) in bad and rng.random() < 0.5 else {}),
+                },
+            )
+            for block in plan.blocks
+            for arm in block.order
+        ]
+        return judge(plan, spec, receipts, ADMITTED)
+
+    assert outcome_of(verdict_with(set())) is ProposalOutcome.KEEP
+    verdict = verdict_with(bad)
+    assert only(verdict).decision is not Decision.ADOPT
+    assert outcome_of(verdict) is not ProposalOutcome.KEEP
+    assert not any(result.passed for result in only(verdict).requirements)
+
+
+def test_a_receipt_without_a_declared_number_contradicts_its_configuration() -> None:
+    _spec, plan = plan_of()
+    receipt = program_receipt(plan, plan.blocks[0], "fused", reported={"other": 1.0})
+    assert "the program did not report 'val_bpb'" in contradictions(receipt)
 
 
 def test_a_number_that_ignores_the_seed_proves_nothing() -> None:

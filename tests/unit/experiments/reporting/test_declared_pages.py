@@ -71,7 +71,7 @@ def test_every_medium_says_the_direction(better: str, word: str, decision: str, 
     assert runs["arm/fused"].tags["ablation.verdict"] == word
     trial = next(run for name, run in runs.items() if name.startswith("trl_0_fused"))
     values = {point.key: point.value for point in trial.points}
-    assert values["reported/odd name_"] == 3.0
+    assert values["reported/odd name_x21_"] == 3.0
     assert 0.9 < values["val_bpb"] < 1.1
     assert len([point for point in runs["arm/fused"].points if point.key == "difference_pct"]) == 6
     assert parent(view, page).tags["ablation.metric"] == "val_bpb"
