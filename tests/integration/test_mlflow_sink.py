@@ -420,8 +420,8 @@ def test_whatever_a_program_calls_its_results_and_variables_is_projected(server:
     long = {"x" * 249 + end: float(end) for end in "12"}
     reported = {"val_bpb": 1.0, **{name: float(place) for place, name in enumerate(NAMES)}, **many, **long}
     spec, plan = plan_of(
-        workload__env={f"VARIABLE_{number}_{'N' * 90}": "v" * 4000 for number in range(64)},
-        workload__command=["python", "train.py", *(["\u00fc" * 4000] * 190)],
+        workload__env={f"VARIABLE_{number}_{'N' * 90}": "v" * 500 for number in range(64)},
+        workload__command=["python", "train.py", *(["\u00fc" * 4000] * 15)],
         variants__fused={"env": {f"OTHER_{number}": "w" for number in range(64)}},
         workload__metrics={"val_bpb": {"better": "lower"}, "wall_s": {"better": "lower"}},
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.in_trial import ablate
 from experiments.outcomes import FailureClass
 from tests.programs import order_for, program_config, ran, write_program
 from workers.processes.printed_results import ProgramOutput
@@ -148,3 +149,34 @@ def test_a_process_that_keeps_the_pipe_open_holds_nobody_up(tmp_path: Path) -> N
         assert output.finish().values == {"val": 1.5}
         os.close(kept)
     os.close(log)
+
+
+def test_five_thousand_results_keep_the_names_that_the_program_gave_them(tmp_path: Path) -> None:
+    names = ["", "..", "val//acc", "top-5 acc, %", "gr\u00f6\u00dfe", "new\nline", "x" * 249 + "1", "x" * 249 + "2"]
+    reported = {
+        **dict.fromkeys(names, 0.5),
+        **{f"average_precision/class_{n:05}/iou_0.50": n / 7 for n in range(5_000)},
+    }
+    source = f"import ablate\nwith ablate.trial() as trial:\n    trial.report(**{reported!r})\n"
+    result = ran(program_config(write_program(tmp_path / "code", source), needs="process"), tmp_path / "home")
+    assert result.failure_class is None, result.message
+    assert result.program is not None
+    assert result.program.reported == reported
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([f"m{number}" for number in range(10_001)], "10,001 results of"),
+        ([f"{number:0250}" for number in range(3_000)], "allowed: 10,000 results of 800,000 bytes"),
+        (["x" * 251], "has 251 letters; allowed: 250"),
+        (["a\0"], "has a letter that no text can store"),
+        (["\ud800"], "has a letter that no text can store"),
+    ],
+)
+@pytest.mark.parametrize("active", [True, False])
+def test_results_that_no_trial_can_have_are_refused_at_once(names: list[str], words: str, active: bool) -> None:
+    settings = {"seed": 1, "out": ".", "warmup": 0, "timed": 1, "profile": False} if active else None
+    trial = ablate.Trial(settings)
+    with pytest.raises(ValueError, match=words):
+        trial.report(**dict.fromkeys(names, 1.0))
