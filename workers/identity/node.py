@@ -14,6 +14,8 @@ import psutil
 from rich.table import Table
 
 from experiments.digest import SOURCE_ROOT, code_digest, digest, digest_bytes
+from experiments.errors import CodeArchiveError
+from experiments.records.git_repository import run_git
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
 from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
@@ -27,7 +29,7 @@ _TOOLS = {"c++": ("g++", "clang++", "c++"), "nvcc": ("nvcc",)}
 """Compilers outside of Python, by their name in receipts; the first that exists counts."""
 _ISOLATION = "isolation"
 """Entry of the versions: receipts and the service then know it from every node."""
-_GIT_TIMEOUT_S = 20.0
+_TOOL_TIMEOUT_S = 20.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
@@ -190,7 +192,7 @@ def _tool_version(tools: Sequence[str]) -> str | None:
             text=True,
             encoding="utf-8",
             errors="replace",
-            timeout=_GIT_TIMEOUT_S,
+            timeout=_TOOL_TIMEOUT_S,
             check=True,
         )
     except (subprocess.SubprocessError, OSError):
@@ -229,7 +231,6 @@ def _dirty_digest(root: Path) -> str | None:
 
 def _git(root: Path, *arguments: str) -> bytes | None:
     try:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True).stdout
-    except (subprocess.SubprocessError, OSError):
+        return run_git(root, *arguments)
+    except CodeArchiveError:
         return None

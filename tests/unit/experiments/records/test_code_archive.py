@@ -17,6 +17,7 @@ from experiments.errors import CodeArchiveError
 from experiments.records import code_archive, code_tree
 from experiments.records.code_archive import pack_code, unpack_code
 from experiments.records.code_tree import tree_digest
+from tests.repositories import walked
 
 
 def packed(folder: Path, target: Path) -> str:
@@ -29,22 +30,6 @@ def packed(folder: Path, target: Path) -> str:
     unpack_code(archive, target)
     assert tree_digest(target) == code.tree
     return code.tree
-
-
-def walked(folder: Path) -> dict[bytes, tuple[str, bytes]]:
-    """What a plain walk finds: kind and content of every file by its raw name; the oracle of these tests."""
-    found = {}
-    for above, folders, names in os.walk(folder):
-        for path in (Path(above) / name for name in (*names, *folders)):
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                entry = "link", os.fsencode(path.readlink())
-            elif stat.S_ISDIR(mode):
-                continue
-            else:
-                entry = ("program" if mode & 0o100 else "file"), path.read_bytes()
-            found[os.fsencode(path.relative_to(folder))] = entry
-    return found
 
 
 def random_tree(folder: Path, draw: random.Random) -> None:
@@ -259,6 +244,18 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing_outside(tmp_path: Path,
     assert not Path("/ablate-escaped").exists()
     inside = [path for path in (tmp_path / "target").rglob("*") if not path.is_symlink() and path.is_file()]
     assert sum(path.stat().st_size for path in inside) < 10_000
+
+
+def test_of_a_header_only_the_executable_bit_counts(tmp_path: Path) -> None:
+    members = [
+        one(f"{mode:o}", mode=mode, uid=12345, uname="x", mtime=2**33) for mode in (0o7755, 0o4000, 0o666, 0o100, 0)
+    ]
+    unpack_code(made(tmp_path / "a.tar.gz", *members, one("d/x", mode=0o7777)), tmp_path / "target")
+    status = {path.name: path.stat() for path in (tmp_path / "target").iterdir()}
+    modes = {name: stat.S_IMODE(one.st_mode) for name, one in status.items() if name != "d"}
+    assert modes == {"7755": 0o755, "4000": 0o644, "666": 0o644, "100": 0o755, "0": 0o644}
+    assert {one.st_uid for one in status.values()} == {os.getuid()}
+    assert not status["d"].st_mode & 0o7000
 
 
 def test_names_that_differ_by_case_stay_two_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -17,8 +18,7 @@ from experiments.records.code_tree import tree_digest
 from experiments.records.commit_files import write_commit
 from tests.repositories import SETTINGS, DrawnRepository, checked_out, git, is_clean, submodules_of, walked
 
-
-SEEDS = range(12)
+SEEDS = range(8)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,13 @@ def files_of(packed: PackedCode, target: Path) -> dict[bytes, tuple[str, bytes]]
     return found
 
 
+def packed_or_refused(folder: Path, revision: str) -> PackedCode | str:
+    try:
+        return pack_commit(folder, revision)
+    except CodeArchiveError as error:
+        return str(error)
+
+
 def below(files: Mapping[bytes, Any], folder: bytes) -> dict[bytes, Any]:
     return {name.removeprefix(folder): file for name, file in files.items() if name.startswith(folder)}
 
@@ -54,10 +61,9 @@ def test_a_commit_is_what_a_clone_checks_out(tmp_path: Path, settings: Path, see
     status = git(lab, "status", "--porcelain")
     for commit in git(lab, "rev-list", "HEAD").split():
         expected = checked_out(oracle, commit)
-        try:
-            packed = pack_commit(lab, commit)
-        except CodeArchiveError as error:
-            assert "pointer of git-lfs" in error.detail
+        packed = packed_or_refused(lab, commit)
+        if isinstance(packed, str):
+            assert "pointer of git-lfs" in packed
             continue
         assert files_of(packed, tmp_path / "copy") == expected
         if commit == git(lab, "rev-parse", "HEAD"):
@@ -65,10 +71,11 @@ def test_a_commit_is_what_a_clone_checks_out(tmp_path: Path, settings: Path, see
             assert not (lab / "sub").is_dir() or pack_code(lab / "sub").tree == pack_commit(lab / "sub", commit).tree
         if (lab / "sub").is_dir() and (part := below(expected, b"sub/")):
             assert files_of(pack_commit(lab / "sub", commit), tmp_path / "copy") == part
-        try:
-            assert pack_commit(bare, commit).tree == packed.tree
-        except CodeArchiveError as error:
-            assert "submodule" in error.detail or "pointer of git-lfs" in error.detail
+        in_bare = packed_or_refused(bare, commit)
+        if isinstance(in_bare, str):
+            assert "submodule" in in_bare or "pointer of git-lfs" in in_bare
+        else:
+            assert in_bare.tree == packed.tree
     assert git(lab, "status", "--porcelain") == status
 
 
@@ -158,15 +165,11 @@ def test_a_clean_work_tree_is_its_commit_or_the_refusal_names_why(tmp_path: Path
     repository, (oddity, word) = DrawnRepository(tmp_path / "origin", draw), draw.choice([*WORK_TREES.items()])
     lab = oddity(repository.clone(tmp_path / "lab"), repository.folder, draw)
     clean = is_clean(lab)
-    try:
-        tree = pack_commit(lab, "HEAD").tree
-    except CodeArchiveError as error:
-        print(word, "|", error)
-        assert word in str(error)
-        assert error.hint
+    packed = packed_or_refused(lab, "HEAD")
+    if isinstance(packed, str):
+        assert word in packed
     else:
-        print("CLEAN" if clean else "modified", word)
-        assert tree == pack_code(lab).tree or not clean
+        assert packed.tree == pack_code(lab).tree or not clean
 
 
 def lab_of(folder: Path, *commits: Mapping[str, str]) -> Path:
@@ -214,7 +217,12 @@ def test_variables_of_a_hook_change_nothing(tmp_path: Path, monkeypatch: pytest.
     expected = pack_commit(lab, "HEAD~1").tree, pack_code(lab).tree
     shutil.copy(other / ".git/index", tmp_path / "index")
     listed = git(lab, "rev-parse", "--local-env-vars").split()
-    values = {"GIT_DIR": other / ".git", "GIT_WORK_TREE": other, "GIT_INDEX_FILE": tmp_path / "index", "GIT_PREFIX": "x/"}
+    values = {
+        "GIT_DIR": other / ".git",
+        "GIT_WORK_TREE": other,
+        "GIT_INDEX_FILE": tmp_path / "index",
+        "GIT_PREFIX": "x/",
+    }
     for name in {*listed, "GIT_NAMESPACE", "GIT_CEILING_DIRECTORIES", "GIT_ICASE_PATHSPECS"} - {"GIT_CONFIG_COUNT"}:
         monkeypatch.setenv(name, str(values.get(name, tmp_path)))
     assert (pack_commit(lab, "HEAD~1").tree, pack_code(lab).tree) == expected
@@ -251,7 +259,9 @@ def test_a_pointer_of_git_lfs_is_its_content_or_as_in_the_work_tree(
     program.write_text('#!/bin/sh\ntest "$GIT_LFS_SKIP_SMUDGE" = 1 && sed "s/^version.*/content/"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    settings.write_text(settings.read_text() + '[filter "lfs"]\nsmudge = git-lfs smudge\nclean = cat\nrequired = true\n')
+    settings.write_text(
+        settings.read_text() + '[filter "lfs"]\nsmudge = git-lfs smudge\nclean = cat\nrequired = true\n'
+    )
     assert files_of(pack_commit(lab / ".git", "HEAD~1"), tmp_path / "copy")[b"a.bin"][1].startswith(b"content")
     assert "lfs pull" in refused(lab)
     program.unlink()
@@ -278,8 +288,7 @@ def test_a_replaced_object_is_refused_and_other_parents_are_not(tmp_path: Path) 
         git(lab, "replace", "-d", git(lab, "--no-replace-objects", "rev-parse", old))
 
 
-def test_names_of_sha_256_and_every_way_to_name_a_commit(tmp_path: Path, settings: Path) -> None:
-    settings.write_text(settings.read_text() + "[extensions]\n")
+def test_names_of_sha_256_and_every_way_to_name_a_commit(tmp_path: Path) -> None:
     lab = tmp_path / "lab"
     git(tmp_path, "init", "-q", "--object-format=sha256", str(lab))
     lab_of(lab, {"sub/a": "1", "b": "x"}, {"sub/a": "2"})
@@ -356,7 +365,7 @@ def test_a_clone_that_lacks_something_says_what_and_what_to_type(
     assert [word for word in words if word not in message] == []
     command = re.search("type `(git -C [^`]*(?:fetch|fsck)[^`]*)`", message)
     if command is not None and state is not damaged:
-        subprocess.run(command[1], shell=True, check=True, capture_output=True)
+        subprocess.run(shlex.split(command[1]), check=True, capture_output=True)
         assert pack_commit(folder, "HEAD~1").tree == pack_commit(lab, "HEAD~1").tree
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.code_archive import pack_code
+from experiments.records.code_archive import pack_code, pack_commit
 from experiments.records.code_tree import tree_digest
 from model.errors import DataError
 from tests.programs import order_for, program_config, write_program
+from tests.repositories import git
 from workers.processes import code_copy
 from workers.processes.code_copy import archive_path, copy_code
 
@@ -72,8 +73,36 @@ def test_a_commit_is_read_from_a_repository_whatever_its_work_tree_says(tmp_path
     expected = copied(str(folder), tmp_path / "home")
     folder.joinpath("train.py").write_text("changed")
     assert copied({"git": str(folder), "commit": commit[:8]}, tmp_path / "home") == expected
-    with pytest.raises(DataError, match="has no commit .0123456"):
+    with pytest.raises(DataError, match="has no commit '0123456'"):
         copied({"git": str(folder), "commit": "0123456"}, tmp_path / "home")
+
+
+def test_a_commit_on_a_node_is_the_one_that_people_pack(tmp_path: Path) -> None:
+    folder, inner = write_program(tmp_path / "code"), write_program(tmp_path / "inner")
+    (folder / ".gitattributes").write_text("*.md export-ignore\n*.sh eol=crlf\nvenv/* -text\n")
+    for name in ("notes.md", "run.sh", "venv/left_out.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("a\n")
+    (folder / "run.sh").write_bytes(b"a\r\n")
+    for repository in (inner, folder):
+        git(repository, "init", "-q")
+        if repository == folder:
+            git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "lib")
+        git(repository, "add", "--all")
+        git(repository, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "x")
+    expected = copied(str(folder), tmp_path / "home")
+    assert expected[0] == pack_code(folder).tree == pack_commit(folder, "HEAD").tree
+    assert copied({"git": str(folder), "commit": git(folder, "rev-parse", "HEAD")}, tmp_path / "home") == expected
+    git(folder, "worktree", "add", "-q", "--detach", str(tmp_path / "linked"))
+    git(tmp_path / "linked", "-c", "protocol.file.allow=always", "submodule", "--quiet", "update", "--init")
+    assert copied(str(tmp_path / "linked"), tmp_path / "home") == expected
+    assert not list(expected[1].rglob(".git"))
+    assert not (expected[1] / "venv").exists()
+    (folder / "link").symlink_to("/etc/passwd")
+    git(folder, "add", "link")
+    git(folder, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-qm", "x")
+    with pytest.raises(DataError, match="link -> /etc/passwd"):
+        copied({"git": str(folder), "commit": git(folder, "rev-parse", "HEAD")}, tmp_path / "home")
 
 
 def test_code_outside_of_the_operators_folders_is_refused_also_through_a_link(tmp_path: Path) -> None:
