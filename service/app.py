@@ -53,7 +53,8 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
         wakes.start()
         yield
         app.state.stopping = True
-        await app.state.mlflow.aclose()
+        if app.state.mlflow is not None:
+            await app.state.mlflow.aclose()
         await to_thread.run_sync(wakes.stop)
         store.close()
 
@@ -69,7 +70,7 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     )
     app.state.readiness = ReadinessMonitor(store, settings)
     app.state.store_metrics = StoreMetrics(store, settings)
-    app.state.mlflow = mlflow_pages.mlflow_client(settings)
+    app.state.mlflow = mlflow_pages.mlflow_client(settings) if settings.forward_mlflow else None
     app.state.stopping = False
     app.state.streams = Streams(
         store,

@@ -98,6 +98,7 @@ def upload_code(
     "/ablations/{ablation_id}:share-code",
     operation_id="shareCode",
     summary="Let another token use the code of an ablation",
+    tags=["ablations"],
     dependencies=[Depends(json_only)],
     responses=secured(404, 409, 413, 415, 422),
 )

@@ -84,7 +84,8 @@ def _mlflow(folder: Path) -> ASGIApp:
 
     _keep_artifacts_in(folder / "artifacts")
     initialize_backend_stores()
-    return app
+    loaded: ASGIApp = app
+    return loaded
 
 
 def _keep_artifacts_in(root: Path) -> None:

@@ -5,7 +5,7 @@ requests that read runs pass. A session may read everything that the service its
 """
 
 import re
-from collections.abc import ItemsView
+from collections.abc import Iterable
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -86,7 +86,7 @@ async def forward(request: Request, path: str, services: ServicesDep, visitor: R
     )
 
 
-def _chosen(headers: ItemsView[str, str], names: tuple[str, ...]) -> list[tuple[str, str]]:
+def _chosen(headers: Iterable[tuple[str, str]], names: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in headers if name.lower() in names]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.api_stack import BOTH, Api, running_api
+from tests.api_stack import BOTH, Api, running_api, served_api
+from tests.cli import ablate, speaking_to
 from tests.factories import command_values
 from tests.integration.test_code import GZIP, age, digest_of, dropped
 
@@ -148,3 +149,17 @@ def test_a_hidden_archive_says_whom_to_ask(tmp_path: Path) -> None:
         values = command_values(workload__code={"archive": "hidden"}, variants={"v": {"args": ["x"]}})
         (error,) = world.post("ben", values).json()["errors"]
         assert "ablate share ABLATION --code-with NAME" in error["hint"]
+
+
+def test_the_command_shares_the_code_of_an_ablation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served_api("sqlite", tmp_path) as api, speaking_to(api, monkeypatch):
+        world, digest = World(api, seed=1), digest_of(CONTENTS[0])
+        options = {"params": {"digest": digest}, "content": CONTENTS[0], "headers": {**api.admin, **GZIP}}
+        assert api.client.post("/v1/code:upload", **options).status_code == 200
+        values = command_values(workload__code={"archive": digest}, variants={"v": {"args": ["x"]}})
+        assert world.post("ben", values).status_code == 422
+        made = api.post_spec(values).json()["id"]
+        done = ablate("share", made, "--code-with", "ben")
+        assert (done.code, "ben may use 1 more archive" in done.out) == (0, True), done.err
+        assert world.post("ben", values).status_code == 202
+        assert "no token 'nobody'" in ablate("share", made, "--code-with", "nobody").err

@@ -93,8 +93,9 @@ OF_THE_SHELL = (
     *("_MLFLOW_SERVER_FILE_STORE", "_MLFLOW_STATIC_PREFIX", "MLFLOW_S3_ENDPOINT_URL", "DATABRICKS_HOST"),
     *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "FLASK_ENV", "UVICORN_PORT", "WEB_CONCURRENCY", "PYTHONWARNINGS"),
     *("OTEL_EXPORTER_OTLP_ENDPOINT", "FORWARDED_ALLOW_IPS"),
+    *("ABLATE_DATABASE_URL", "ABLATE_BROKER_URL", "ABLATE_MLFLOW_URL"),
 )
-"""Variables that would change MLflow, Celery or a server."""
+"""Variables that would change MLflow, Celery or a server, and addresses of another installation."""
 
 
 def test_a_part_inherits_only_the_secrets_that_it_is_to_know(
