@@ -25,7 +25,6 @@ from typing import Any, BinaryIO, TextIO
 
 from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
-from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
@@ -34,7 +33,8 @@ from workers.environment_variables import outside_variables
 from workers.kernel_limits import keep_apart
 from workers.processes import failures
 from workers.processes.device_samples import DeviceSamples
-from workers.processes.ranks import ProgramRank, rank_problem
+from workers.processes.program_end import ProgramEnd, program_failure
+from workers.processes.ranks import ProgramRank
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
@@ -49,7 +49,6 @@ _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|
 _NUMBER = rb"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?|nan|[-+]?inf)(?![0-9.])"
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
-_OOM = ("OutOfMemoryError", "MemoryError")
 _MOST_REPORTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most results, rows of kernels and events of a step of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
@@ -243,20 +242,23 @@ def run_program(order: TrialOrder) -> TrialResult:
         process_s = time.monotonic() - began
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
-        end = _end_of(log)  # the open file, because the program may have removed its name
+        printed = _end_of(log)  # the open file, because the program may have removed its name
     shutil.rmtree(folder, ignore_errors=True)
     order.paths.make_room(order.paths.result)
     peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
-    ended = _Ended(
+    end = ProgramEnd(
         exit_code=process.returncode,
         process_s=process_s,
         oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**_metric_lines(end), **_printed(end, config.lines), **marks.reported},
-        last_line=_last_line(end),
+        reported={**_metric_lines(printed), **_printed(printed, config.lines), **marks.reported},
+        last_line=_last_line(printed),
+        failed=marks.failed,
+        wrong=marks.wrong,
+        loops=marks.loops,
     )
-    failure = _failure(config, marks, ended)
+    failure = program_failure(config, end)
     code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
-    result = _result(config, marks, ended, samples, code=code)
+    result = _result(config, marks, end, samples, code=code)
     extra: dict[str, Any] = {"process_s": process_s, "foreign_load": load.foreign, "stolen_load": load.stolen}
     if config.package is not None:
         extra |= {"facts": dict(marks.attested), "flops_per_step": config.package.flops_per_step or 0}
@@ -470,57 +472,8 @@ def _printed(end: bytes, lines: Mapping[str, str]) -> dict[str, float]:
     return values
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """How a program ended."""
-
-    exit_code: int
-    process_s: float
-    oom_kills: int
-    reported: Mapping[str, float]
-    last_line: str
-    """Of its log."""
-
-
-def _failure(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> tuple[FailureClass, str] | None:
-    """Return the failure class of a program's end and why; None for a whole measurement."""
-    if marks.failed is not None:
-        kind, message = marks.failed
-        text = printable(" ".join(f"the program raised {kind}: {message}".split()))
-        memory = kind.rpartition(".")[2] in _OOM or failures.names_memory(message)
-        return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[:2000]
-    if ended.exit_code < 0:
-        return failures.classify_exit(ended.exit_code, oom_kills=ended.oom_kills)
-    if ended.exit_code > 0:
-        if ended.oom_kills:
-            return FailureClass.OOM, "the kernel's out-of-memory killer ended a process of the program"
-        return FailureClass.USER_ERROR, f"the program ended with exit code {ended.exit_code}: {ended.last_line}"
-    if marks.wrong is not None:
-        return FailureClass.USER_ERROR, f"the program sent a message that is not of the module ablate: {marks.wrong}"
-    problem = _incomplete(config, marks, ended)
-    return None if problem is None else (FailureClass.USER_ERROR, problem)
-
-
-def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> str | None:
-    """Return what a program that ended well left out, None if nothing."""
-    loops = marks.loops
-    if not loops and config.needs != "process":
-        return "the program marked no steps: use the module ablate (docs/own-code.md), or decide by process_s"
-    problem = rank_problem(loops, config)
-    if problem is not None:
-        return problem
-    every = range(config.steps.total)
-    if config.needs == "tokens" and not all(sum(rank.tokens.get(i, 0) for rank in loops.values()) for i in every):
-        return "the program reported no tokens for a step, but tokens_per_s decides"
-    missing = sorted(name for name in config.metrics if name not in ended.reported)
-    if missing:
-        return f"the program did not report '{missing[0]}', which workload.metrics declares"
-    infinite = sorted(name for name, value in ended.reported.items() if not math.isfinite(value))
-    return f"the program reported {ended.reported[infinite[0]]} as '{infinite[0]}'" if infinite else None
-
-
 def _result(
-    config: ProgramConfig, marks: ProgramMarks, ended: _Ended, samples: DeviceSamples, *, code: str | None
+    config: ProgramConfig, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
 ) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all."""
     loops = list(marks.loops.values())
@@ -541,9 +494,9 @@ def _result(
         rank_tokens=_timed_tokens(config, loops) if len(loops) > 1 else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
-        reported={name: value for name, value in ended.reported.items() if math.isfinite(value)},
+        reported={name: value for name, value in end.reported.items() if math.isfinite(value)},
         kernels=tuple(marks.kernels),
-        exit_code=ended.exit_code,
+        exit_code=end.exit_code,
     )
     closed = None if slowest is None else slowest.closed
     return TrialResult.partial(
