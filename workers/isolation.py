@@ -25,6 +25,7 @@ from workers.kernel_limits import (
     WRITE,
     FileRight,
     can_filter_calls,
+    can_own_ipc,
     drop_capabilities,
     drop_rights,
     filter_calls,
@@ -65,15 +66,6 @@ class Isolation:
     programs: bool = False
     """Whether it starts processes that may use CUDA, which names its threads in files of /proc. Not for root, who could
     change settings of the kernel there: `compile_in_process` spares a built-in trial of root such processes."""
-    temporary: Path | None = None
-    """Its folder for temporary files, created on entry; it must be below a writable one."""
-
-    def use_temporary(self) -> None:
-        """Make the folder for temporary files, and let this process and its later children use it."""
-        if self.temporary is not None:
-            self.temporary.mkdir(exist_ok=True)
-            use_environment({"TMPDIR": _short(self.temporary)})
-            tempfile.tempdir = None
 
     def enter(self, *, alone: bool = True) -> None:
         """Isolate this process and all its later children for ever.
@@ -128,8 +120,15 @@ def _without(path: Path, hidden: tuple[Path, ...]) -> Iterator[tuple[Path, FileR
             yield from _without(child, hidden)
 
 
+def use_temporary(folder: Path) -> None:
+    """Make a folder for temporary files, and let this process and its later children use it."""
+    folder.mkdir(exist_ok=True)
+    use_environment({"TMPDIR": _short(folder)})
+    tempfile.tempdir = None
+
+
 def short_link(pid: int) -> Path:
-    """Return the short path of the temporary folder of an isolated trial by its process; the worker removes it.
+    """Return the short path of the temporary folder of a trial by its process; the worker removes it.
 
     The path of a Unix socket has at most 107 characters, and processes that load data make sockets among their
     temporary files. Below a long state folder they failed, and their program waited for them for ever.
@@ -198,10 +197,11 @@ def _refusal() -> str | None:
 
 
 def isolation_gaps() -> tuple[str, ...]:
-    """Return what this kernel's version of Landlock leaves open."""
+    """Return what this kernel's version of Landlock, and the worker's capabilities, leave open."""
     version = landlock_version()
     gaps = {
         3: "files that the worker may write can be emptied",
         6: "other processes of the worker's user can be sent signals",
     }
-    return tuple(gap for since, gap in gaps.items() if version < since)
+    left = () if can_own_ipc() else ("System V segments and message queues of a trial may outlive it",)
+    return (*(gap for since, gap in gaps.items() if version < since), *left)

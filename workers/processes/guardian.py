@@ -33,6 +33,7 @@ from experiments.runtime.processes import (
     wait_until,
 )
 from workers.environment_variables import trial_mark
+from workers.isolation import short_link
 from workers.lease import boot_time_s
 
 _log = logging.getLogger(__name__)
@@ -257,6 +258,8 @@ class Watch:
         """End the trials of a dead worker."""
         for pgid, trial_id in self.running:
             end_trial(pgid, trial_id=trial_id, grace_s=0)
+            with suppress(OSError):
+                short_link(pgid).unlink(missing_ok=True)
         wait_until(lambda: not self._living_servers(), patience_s=_SERVER_PATIENCE_S)  # they end all below them
         end_all(lambda: sorted({*(alive := self._living_servers()), *descendants_of(alive)}), grace_s=0)
 

@@ -10,7 +10,6 @@ import os
 import re
 import resource
 import secrets
-import select
 import shutil
 import socket
 import struct
@@ -30,10 +29,12 @@ from experiments.runtime.processes import descendants_of, die_with_parent, end_a
 from model.errors import DataError
 from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
-from workers.kernel_limits import keep_apart
+from workers.kernel_limits import keep_apart, landlock_version
+from workers.paths import has_file_of
 from workers.processes import failures
 from workers.processes.device_samples import DeviceSamples
-from workers.processes.program_end import ProgramEnd, program_failure
+from workers.processes.program_end import ProgramEnd, ProgramWatch, RankFailure, program_failure
+from workers.processes.program_start import start_problem
 from workers.processes.ranks import ProgramRank
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
@@ -41,7 +42,6 @@ VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""
 _MESSAGE_BYTES = 262_144
 _MOST_RANKS = 1024
-_POLL_S = 0.05
 _LOG_BYTES = 2**20
 """End of the log in which lines with metrics are searched."""
 _METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s*$", re.MULTILINE)
@@ -49,6 +49,7 @@ _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|
 _NUMBER = rb"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?|nan|[-+]?inf)(?![0-9.])"
 _SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
 _STAMP = struct.Struct("qq")
+_CREDENTIALS = struct.Struct("3i")
 _MOST_REPORTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most results, rows of kernels and events of a step of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
@@ -78,7 +79,12 @@ class ProgramMarks:
     """All messages of a program, checked as they arrive."""
 
     def __init__(self, config: ProgramConfig) -> None:
+        self._config = config
         self._total = config.steps.total
+        self.round: tuple[str, int] = ("", 0)
+        """Run and number of the round, of a launcher that starts all ranks again when one fails."""
+        self.restarts = 0
+        """How often this launcher may do so again."""
         self.ranks: dict[int, ProgramRank] = {}
         self.reported: dict[str, float] = {}
         self.attested: dict[str, bool | int | str] = {}
@@ -87,23 +93,37 @@ class ProgramMarks:
         self.kernels: list[tuple[str, int, float]] = []
         self._trace_parts: dict[str, list[Any]] = {"names": [], "tracks": [], "events": [], "memory": []}
         self.trace: StepTrace | None = None
-        self.failed: tuple[str, str] | None = None
-        """Type and message of the first exception."""
+        self.failed: RankFailure | None = None
+        """The first exception."""
         self.wrong: str | None = None
-        """The first message that the module would not send."""
+        """What is wrong with the first message that is wrong."""
 
     def take(self, message: bytes, seen: float) -> dict[str, Any] | None:
-        """Store one message that arrived at `seen`; return its values, None if it is wrong."""
+        """Store one message that arrived at `seen`; return its values, None if it is wrong or of an earlier round."""
         try:
             values = json.loads(message)
+            if self._is_late(values):
+                return None
             rank = self._rank(values["rank"])
             if values["event"] not in _EVENTS:
                 raise ValueError(f"event is {values['event']!r}")
             getattr(self, f"_{values['event'].replace(' ', '_')}")(rank, values, seen)
         except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            self.wrong = self.wrong or f"{type(error).__name__}: {error}; message: {message[:100]!a}"
+            problem = f"the program sent a message that is not of the module ablate: {type(error).__name__}: {error}"
+            self.wrong = self.wrong or f"{problem}; message: {message[:100]!a}"
             return None
         return values  # type: ignore[no-any-return]  # a mapping, or a lookup above had failed
+
+    def _is_late(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a message belongs to an earlier round; begin anew if it belongs to a later one."""
+        run, number = str(values.get("run", "")), _count(values.get("round", 0))
+        if run == self.round[0] and number < self.round[1]:
+            return True
+        if (run, number) != self.round and (run == self.round[0] or not self.loops):
+            self.__dict__.update(ProgramMarks(self._config).__dict__)
+            self.round = run, number
+        self.restarts = _count(values.get("restarts", 0))
+        return False
 
     def _rank(self, number: object) -> ProgramRank:
         if type(number) is not int or not 0 <= number < _MOST_RANKS:
@@ -116,9 +136,15 @@ class ProgramMarks:
         return number
 
     def _began(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        process = _count(values.get("process", 0))
         if not math.isnan(rank.began):
-            raise ValueError("two training loops of one rank")
-        rank.began = _moment(values["at"])
+            self.wrong = self.wrong or (
+                "the program marked two training loops; a trial has one"
+                if process == rank.process
+                else f"two processes report as rank {values['rank']}: set RANK and WORLD_SIZE for each of them"
+            )
+            return
+        rank.began, rank.process = _moment(values["at"]), process
         rank.world = _count(values["world"])
         rank.interpreter = f"{values['implementation']} {values['python']}"[:100]
 
@@ -187,7 +213,8 @@ class ProgramMarks:
             raise ValueError(f"more than {_MOST_EVENTS:,} {part} of a step")
 
     def _failed(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        self.failed = self.failed or (str(values["type"]), str(values["message"]))
+        failure = RankFailure(rank=values["rank"], kind=str(values["type"]), message=str(values["message"]))
+        self.failed = self.failed or failure
 
     def _ended(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         rank.closed, rank.whole = _moment(values["at"]), values["whole"] is True
@@ -222,7 +249,9 @@ def run_program(order: TrialOrder) -> TrialResult:
     out.mkdir()
     receiver, address = _receiver()
     marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
-    argv = argv_of(config, out=str(out))
+    argv, environment = argv_of(config, out=str(out)), _environment(order, config, address, out)
+    if (problem := start_problem(argv[0], folder, environment["PATH"])) is not None:
+        raise DataError(problem)
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
     with receiver, steps_file as steps, order.paths.log.open("a+b") as log:
@@ -230,36 +259,46 @@ def run_program(order: TrialOrder) -> TrialResult:
             process = subprocess.Popen(
                 argv,
                 cwd=folder,
-                env=_environment(order, config, address, out),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=partial(_begin, apart=order.isolation is not None),
+                start_new_session=True,  # a program may signal its whole group, and this process is not of it
+                preexec_fn=_begin,
             )
         except OSError as error:
-            raise DataError(f"the command cannot be started: {argv[0]}: {error.strerror}") from error
-        _collect(process, receiver, _Progress(config, steps, marks, load, samples))
-        process_s = time.monotonic() - began
+            raise DataError(start_problem(argv[0], folder, environment["PATH"], error)) from error
+        watch = ProgramWatch(process.pid, receiver.fileno())
+        _collect(receiver, _Progress(config, steps, marks, load, samples, watch))
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+        process.wait()
         printed = _end_of(log)  # the open file, because the program may have removed its name
+    failing = process.returncode != 0 or marks.failed is not None
+    reached = failing and has_file_of(order.paths.folder, order.most_bytes)
     shutil.rmtree(folder, ignore_errors=True)
     order.paths.make_room(order.paths.result)
     peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
     end = ProgramEnd(
         exit_code=process.returncode,
-        process_s=process_s,
         oom_kills=failures.kernel_oom_kills() - oom_before,
         reported={**_metric_lines(printed), **_printed(printed, config.lines), **marks.reported},
         last_line=_last_line(printed),
         failed=marks.failed,
         wrong=marks.wrong,
         loops=marks.loops,
+        lost=watch.lost,
+        stopped=watch.stopped,
+        left=watch.left,
+        most_bytes=order.most_bytes,
+        reached=reached,
     )
     failure = program_failure(config, end)
     code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
     result = _result(config, marks, end, samples, code=code)
-    extra: dict[str, Any] = {"process_s": process_s, "foreign_load": load.foreign, "stolen_load": load.stolen}
+    extra: dict[str, Any] = {"foreign_load": load.foreign, "stolen_load": load.stolen}
+    if watch.ended_at is not None:
+        extra["process_s"] = watch.ended_at - began
     if config.package is not None:
         extra |= {"facts": dict(marks.attested), "flops_per_step": config.package.flops_per_step or 0}
     if peak is not None:
@@ -269,10 +308,10 @@ def run_program(order: TrialOrder) -> TrialResult:
     return result.model_copy(update=extra)
 
 
-def _begin(*, apart: bool) -> None:
+def _begin() -> None:
     """Run in the process of the program, before it: end with the trial's process, which it can then not change."""
     die_with_parent()
-    if apart:
+    if landlock_version():
         keep_apart()
 
 
@@ -287,9 +326,10 @@ def _own_folder(order: TrialOrder) -> Path:
 
 
 def _receiver() -> tuple[socket.socket, str]:
-    """Return a socket for the program's messages, stamped by the kernel, and its address in the abstract namespace."""
+    """Return a socket for messages, to which the kernel adds time and sender, and its address: an abstract one."""
     receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     address = f"\0ablate-trial-{secrets.token_hex(16)}"
     receiver.bind(address)
     receiver.setblocking(False)
@@ -371,11 +411,23 @@ class _Progress:
     marks: ProgramMarks
     load: _Load
     samples: DeviceSamples
+    watch: ProgramWatch
 
-    def take(self, message: bytes, seen: float) -> None:
+    def take(self, message: bytes, seen: float, sender: int) -> None:
+        before = self.marks.round
         values = self.marks.take(message, seen)
-        if values is None or values["rank"] != 0:
+        if self.marks.round != before:
+            self.watch.forget_ranks()
+            self.steps.seek(0)
+            self.steps.truncate()
+        if values is None:
             return
+        if values["event"] == "began" and values.get("closes", False) and sender > 0:
+            self.watch.follow_rank(values["rank"], sender)
+        if values["rank"] == 0:
+            self._show(values)
+
+    def _show(self, values: Mapping[str, Any]) -> None:
         if values["event"] == "window began":
             self.load.window_began()
         elif values["event"] == "window ended":
@@ -387,21 +439,17 @@ class _Progress:
             sys.stdout.flush()
 
 
-def _collect(process: "subprocess.Popen[bytes]", receiver: socket.socket, progress: _Progress) -> None:
+def _collect(receiver: socket.socket, progress: _Progress) -> None:
     """Receive messages until the program has ended and none is left."""
-    ended = os.pidfd_open(process.pid)
-    try:
-        while True:
-            readable, _, _ = select.select([receiver.fileno(), ended], [], [], _POLL_S)
-            progress.samples.sample()
-            if receiver.fileno() in readable:
-                _receive(receiver, progress)
-            elif ended in readable:
-                break
-    finally:
-        os.close(ended)
-    process.wait()
+    watch = progress.watch
+    over = False
+    while not over:
+        watch.wait()
+        progress.samples.sample()
+        _receive(receiver, progress)
+        over = watch.is_over(progress.marks, progress.config)
     _receive(receiver, progress)
+    watch.close()
 
 
 def _receive(receiver: socket.socket, progress: _Progress) -> None:
@@ -410,7 +458,16 @@ def _receive(receiver: socket.socket, progress: _Progress) -> None:
             message, ancillary, _flags, _address = receiver.recvmsg(_MESSAGE_BYTES, 256)
         except BlockingIOError:
             return
-        progress.take(message, _stamp(ancillary))
+        progress.take(message, _stamp(ancillary), _sender(ancillary))
+
+
+def _sender(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
+    """Return the process that sent a message, 0 if the kernel does not say."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid, _user, _group = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+            return int(pid)
+    return 0
 
 
 def _stamp(ancillary: Iterable[tuple[int, int, bytes]]) -> float:
