@@ -21,7 +21,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.design.program import CLOCK_S, ProgramConfig, marked_steps, program_json
+from experiments.design.program import (
+    CLOCK_S,
+    HIDDEN_FAILURES,
+    ProgramConfig,
+    hides_failures,
+    marked_steps,
+    program_json,
+)
 from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
@@ -257,6 +264,9 @@ def checks_of(config: ProgramConfig, results: Sequence[TrialResult]) -> Iterator
     if report is None:
         raise AssertionError("a program ended without a report")
     yield ProgramCheck(name="runs", passed=True, detail=f"{len(results)} times{_took(last)}")
+    if hides_failures(config.command):
+        detail = f"{HIDDEN_FAILURES}: write bash -o pipefail -c"
+        yield ProgramCheck(name="pipe", passed=False, needed=False, detail=detail)
     if not report.ranks:
         detail = "no marks: only the time of the whole process can decide (process_s); docs/own-code.md shows the marks"
         yield ProgramCheck(name="steps", passed=False, detail=detail)

@@ -24,9 +24,9 @@ from typing import Any, BinaryIO, TextIO
 
 from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
+from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
-from model.errors import DataError
 from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
 from workers.kernel_limits import keep_apart, landlock_version
@@ -251,7 +251,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
     argv, environment = argv_of(config, out=str(out)), _environment(order, config, address, out)
     if (problem := start_problem(argv[0], folder, environment["PATH"])) is not None:
-        raise DataError(problem)
+        return _not_started(problem)
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
     with receiver, steps_file as steps, order.paths.log.open("a+b") as log:
@@ -267,7 +267,7 @@ def run_program(order: TrialOrder) -> TrialResult:
                 preexec_fn=_begin,
             )
         except OSError as error:
-            raise DataError(start_problem(argv[0], folder, environment["PATH"], error)) from error
+            return _not_started(start_problem(argv[0], folder, environment["PATH"], error))
         watch = ProgramWatch(process.pid, receiver.fileno())
         _collect(receiver, _Progress(config, steps, marks, load, samples, watch))
         load.process_ended()
@@ -306,6 +306,11 @@ def run_program(order: TrialOrder) -> TrialResult:
     if failure is not None:
         extra |= {"failure_class": failure[0], "message": failure[1]}
     return result.model_copy(update=extra)
+
+
+def _not_started(problem: str | None) -> TrialResult:
+    sys.stdout.write(f"{problem}\n")
+    return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=problem)
 
 
 def _begin() -> None:

@@ -38,9 +38,13 @@ def _problems(name: str, file: Path, path: str, *, on_path: bool) -> Iterator[st
     elif file.is_dir():
         yield f"{name} is a folder; type the program that has to run"
     elif not os.access(file, os.X_OK):
-        yield f"{name} may not be executed; type chmod +x {name}, or name its interpreter: python {name}"
+        yield f"{name} may not be executed; type chmod +x {name}, or name its interpreter: {_interpreter(name)} {name}"
     else:
         yield from filter(None, [_of_first_line(name, file, path)])
+
+
+def _interpreter(name: str) -> str:
+    return "bash" if name.endswith((".sh", ".bash")) else "python"
 
 
 def _of_first_line(name: str, file: Path, path: str) -> str | None:
@@ -72,7 +76,7 @@ def _of_first_line(name: str, file: Path, path: str) -> str | None:
         return None
     return (
         f"{name} is there, but its first line asks for the interpreter {interpreter!r}, which {problem};"
-        f" write #!/usr/bin/env python, or name the interpreter in the command: python {name}"
+        f" write #!/usr/bin/env {_interpreter(name)}, or type {_interpreter(name)} {name}"
     )
 
 
@@ -103,4 +107,4 @@ def _by_kernel(name: str, file: Path, error: OSError) -> str:
         start = content.read(4)
     if start == b"\x7fELF":
         return f"{name} was built for another processor than this node's ({platform.machine()})"
-    return f"{name} has no first line that names its interpreter, such as #!/bin/sh; write one, or type sh {name}"
+    return f"{name} has no first line such as #!/bin/sh; write one, or type {_interpreter(name)} {name}"
