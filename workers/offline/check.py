@@ -151,10 +151,6 @@ def _leave(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _ignore(_number: int, _frame: object) -> None:
-    return
-
-
 class _Keeper:
     """A process that runs the program, and leaves no process and no file of it, even if the command is killed."""
 
@@ -183,7 +179,7 @@ class _Keeper:
     def _keep(self, runs: "Connection[_Run, None]", command: int) -> None:
         os.setsid()  # signals of the terminal reach the command only, which ends this process
         for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _ignore)  # a program would inherit SIG_IGN
+            signal.signal(number, signal.SIG_IGN)
         end_family_with_parent(parent=command, last=self._clean)
         try:
             self._folder.mkdir(mode=0o700)

@@ -11,6 +11,7 @@ import re
 import resource
 import secrets
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -268,7 +269,7 @@ def run_program(order: TrialOrder) -> TrialResult:
             )
         except OSError as error:
             return _not_started(start_problem(argv[0], folder, environment["PATH"], error))
-        watch = ProgramWatch(process.pid, receiver.fileno())
+        watch = ProgramWatch(process, receiver.fileno())
         _collect(receiver, _Progress(config, steps, marks, load, samples, watch))
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
@@ -315,6 +316,8 @@ def _not_started(problem: str | None) -> TrialResult:
 
 def _begin() -> None:
     """Run in the process of the program, before it: end with the trial's process, which it can then not change."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # a worker in the background of a shell ignores some
     die_with_parent()
     if landlock_version():
         keep_apart()

@@ -9,8 +9,10 @@ import os
 import re
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,7 +99,7 @@ class ProgramEnd:
 class ProgramWatch:
     """Waits for the end of a program: of its first process, then of the others; of all of them when a rank is lost."""
 
-    def __init__(self, pid: int, receiver: int) -> None:
+    def __init__(self, first: "subprocess.Popen[bytes]", receiver: int) -> None:
         self._poll = select.poll()
         self._poll.register(receiver, select.POLLIN)
         self._handles: dict[int, int] = {}
@@ -107,14 +109,15 @@ class ProgramWatch:
         self._over: set[int] = set()
         """Processes that ended."""
         self._lost_at = math.inf
-        self._woke_at = self._first_ended_at = math.nan
-        self._first = pid
+        self._woke_at, self._must_end_by = math.nan, math.inf
+        self._was_whole = False
+        self._first = first
         self.lost: int | None = None
         self.stopped = False
         self.left: tuple[str, ...] = ()
         self.ended_at: float | None = None
         """Moment at which the last process had ended; None where some had to be ended."""
-        self._follow(pid)
+        self._follow(first.pid)
 
     def close(self) -> None:
         """Close all handles."""
@@ -143,18 +146,18 @@ class ProgramWatch:
     def is_over(self, marks: RankMarks, config: ProgramConfig) -> bool:
         """Return whether the program has ended or has to be ended; call it after the messages were received."""
         self._note_lost(marks)
-        if self._first not in self._over:
+        if self._first.pid not in self._over:
             self.stopped = self._woke_at > self._lost_at + _LOST_PATIENCE_S
             return self.stopped
-        if math.isnan(self._first_ended_at):
-            self._first_ended_at = self._woke_at
-        pids = descendants_of([os.getpid()])
-        if not pids:
+        self._first.wait()
+        if _no_child_is_left():
             self.ended_at = self._woke_at
             return True
-        whole = config.needs != "process" and marks.loops and rank_problem(marks.loops, config) is None
-        grace_s = _HELPERS_GRACE_S if whole else _GRACE_S
-        if self._woke_at > min(self._first_ended_at + grace_s, self._lost_at + _LOST_PATIENCE_S):
+        whole = config.needs != "process" and bool(marks.loops) and rank_problem(marks.loops, config) is None
+        if math.isinf(self._must_end_by) or whole != self._was_whole:
+            self._must_end_by, self._was_whole = self._woke_at + (_HELPERS_GRACE_S if whole else _GRACE_S), whole
+        pids = descendants_of([os.getpid()])
+        if self._woke_at > min(self._must_end_by, self._lost_at + _LOST_PATIENCE_S):
             commands = (command_of(pid)[:_LONGEST_COMMAND] or f"process {pid}" for pid in pids)
             self.left = () if whole else tuple(map(printable, commands))
             return True
@@ -183,6 +186,15 @@ class ProgramWatch:
         dead = [rank for pid, rank in self._ranks.items() if pid in self._over]
         self.lost = next((rank for rank in dead if marks.loops[rank].closed is None), None)
         self._lost_at = math.inf if self.lost is None else self._woke_at
+
+
+def _no_child_is_left() -> bool:
+    """Return whether no process of the program lives: this process is the parent of those that lost theirs."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return False
+    return True
 
 
 def program_failure(config: ProgramConfig, end: ProgramEnd) -> tuple[FailureClass, str] | None:

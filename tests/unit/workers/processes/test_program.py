@@ -91,8 +91,8 @@ def test_placeholders_and_variables_reach_the_program_and_our_own_paths_do_not(
             FailureClass.OOM,
             "out of memory",
         ),
-        ("import os; os.abort()", FailureClass.NO_RECEIPT, "SIGABRT"),
-        ("import os; os.kill(os.getpid(), 9)", FailureClass.INFRA_NODE, "SIGKILL"),
+        ("import os; os.abort()", FailureClass.USER_ERROR, "SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", FailureClass.USER_ERROR, "SIGKILL"),
         ("pass", FailureClass.USER_ERROR, "marked no steps"),
         (LOOP.replace("tokens=100", ""), FailureClass.USER_ERROR, "no tokens"),
         (LOOP.replace("tokens=100", "tokens=-1"), FailureClass.USER_ERROR, "tokens is -1"),
@@ -112,10 +112,8 @@ def test_each_way_to_fail_ends_in_its_class(tmp_path: Path, source: str, failure
 
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    from model.errors import DataError
-
-    with pytest.raises(DataError, match="nothing-of-this-name"):
-        ran(program_config(None, command=("nothing-of-this-name",)), tmp_path / "home")
+    result = ran(program_config(None, command=("nothing-of-this-name",)), tmp_path / "home")
+    assert "nothing-of-this-name" in str(result.message)
 
 
 PRINTS = """
@@ -324,10 +322,10 @@ FAULTS: tuple[tuple[str, FailureClass | None], ...] = (
     ("raise RuntimeError('no')", FailureClass.USER_ERROR),
     ("os._exit(1)", FailureClass.USER_ERROR),
     ("os._exit(255)", FailureClass.USER_ERROR),
-    ("signal.signal(11, signal.SIG_DFL); os.kill(os.getpid(), 11)", FailureClass.NO_RECEIPT),
-    ("os.kill(os.getpid(), 8)", FailureClass.NO_RECEIPT),
-    ("os.kill(os.getpid(), 9)", FailureClass.INFRA_NODE),
-    ("os.kill(os.getpid(), 15)", FailureClass.INFRA_NODE),
+    ("signal.signal(11, signal.SIG_DFL); os.kill(os.getpid(), 11)", FailureClass.USER_ERROR),
+    ("os.kill(os.getpid(), 8)", FailureClass.USER_ERROR),
+    ("os.kill(os.getpid(), 9)", FailureClass.USER_ERROR),
+    ("os.kill(os.getpid(), 15)", FailureClass.USER_ERROR),
     (
         'trial._socket.send(b\'{"event": "window ended", "rank": 0, "at": 1.0}\')',
         FailureClass.USER_ERROR,
