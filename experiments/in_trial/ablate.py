@@ -374,8 +374,8 @@ def _is_good_end(error: Optional[BaseException]) -> bool:
     """
     if isinstance(error, SystemExit):
         return error.code is None or error.code == 0
-    if type(error).__name__ == "Exit" and hasattr(error, "exit_code"):
-        return bool(error.exit_code == 0)
+    if type(error).__name__ == "Exit":
+        return getattr(error, "exit_code", None) == 0
     return error is None or isinstance(error, GeneratorExit)
 
 

@@ -124,9 +124,9 @@ class _Run:
 
 def _results(keeper: "_Keeper", console: Console) -> list[TrialResult]:
     """Return the results of the runs, up to the first that failed. Raises WorkerError for a run without one."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, _leave)
     results: list[TrialResult] = []
     try:
         runs = keeper.start()
@@ -178,8 +178,8 @@ class _Keeper:
 
     def _keep(self, runs: "Connection[_Run, None]", command: int) -> None:
         os.setsid()  # signals of the terminal reach the command only, which ends this process
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        for ending in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_IGN)
         end_family_with_parent(parent=command, last=self._clean)
         try:
             self._folder.mkdir(mode=0o700)

@@ -35,7 +35,7 @@ _TOO_LARGE = ("File too large", "File size limit exceeded", "os error 27", "EFBI
 """Words of programs in several languages about a file beyond the limit."""
 _EXIT = "builtins.SystemExit"
 _SHELL, _CODES, _MOST_SIGNALS = 128, 256, 64
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGBUS: "a bus error: most often shared memory (/dev/shm) or a disk is full",
     signal.SIGSEGV: "a memory error in compiled code",
     signal.SIGABRT: "compiled code gave up",
