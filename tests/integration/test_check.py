@@ -106,7 +106,7 @@ def left_by(mark: str, folder: Path) -> list[str]:
 def _leads_to(link: Path, folder: Path) -> bool:
     try:
         return link.readlink().is_relative_to(folder)
-    except OSError:  # removed meanwhile
+    except OSError:  # no link, or removed meanwhile
         return False
 
 

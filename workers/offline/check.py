@@ -112,7 +112,7 @@ def _most_bytes() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Run:
+class _CheckRun:
     """One run of the program."""
 
     result: TrialResult | None = None
@@ -162,7 +162,7 @@ class _Keeper:
         self._links: list[Path] = []
         """Short names of the folders for temporary files."""
 
-    def start(self) -> "Connection[None, _Run]":
+    def start(self) -> "Connection[None, _CheckRun]":
         """Start the process; return the pipe from which its runs come."""
         ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
         self._process = multiprocessing.get_context("fork").Process(target=self._keep, args=(theirs, os.getpid()))
@@ -176,7 +176,7 @@ class _Keeper:
             self._process.terminate()
             self._process.join()
 
-    def _keep(self, runs: "Connection[_Run, None]", command: int) -> None:
+    def _keep(self, runs: "Connection[_CheckRun, None]", command: int) -> None:
         os.setsid()  # signals of the terminal reach the command only, which ends this process
         for ending in (signal.SIGINT, signal.SIGHUP):
             signal.signal(ending, signal.SIG_IGN)
@@ -198,7 +198,7 @@ class _Keeper:
         for link in self._links:
             link.unlink(missing_ok=True)
 
-    def _run(self, seed: int, number: int) -> _Run:
+    def _run(self, seed: int, number: int) -> _CheckRun:
         """Run the program once in processes of its own, all of which have ended by then."""
         paths = WorkPaths(home=self._folder).trial(f"run-{number}", "trial")
         try:
@@ -214,8 +214,8 @@ class _Keeper:
             if result.failure_class is None:
                 result = self._process_result(dataclasses.replace(order, dataset=result.data_folder), paths.result)
         except WorkerError as error:
-            return _Run(error=str(error))
-        return _Run(result=result, log=() if result.failure_class is None else _end_of(paths.log))
+            return _CheckRun(error=str(error))
+        return _CheckRun(result=result, log=() if result.failure_class is None else _end_of(paths.log))
 
     def _process_result(self, order: TrialOrder, target: Path) -> TrialResult:
         oom_before = kernel_oom_kills()

@@ -9,11 +9,8 @@ import math
 import os
 import re
 import resource
-import secrets
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
@@ -28,6 +25,7 @@ from experiments.digest import digest
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
+from model.errors import DataError
 from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
 from workers.kernel_limits import keep_apart, landlock_version
@@ -35,22 +33,19 @@ from workers.paths import has_file_of
 from workers.processes import failures
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.program_end import ProgramEnd, ProgramWatch, RankFailure, program_failure
+from workers.processes.program_socket import ProgramMessage, ProgramSocket
 from workers.processes.program_start import start_problem
 from workers.processes.ranks import ProgramRank
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""
-_MESSAGE_BYTES = 262_144
 _MOST_RANKS = 1024
 _LOG_BYTES = 2**20
 """End of the log in which lines with metrics are searched."""
 _METRIC_LINE = re.compile(rb"^METRIC ([a-z][a-z0-9_]{0,62})=([-+0-9.eE]{1,40})\s*$", re.MULTILINE)
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
 _NUMBER = rb"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?|nan|[-+]?inf)(?![0-9.])"
-_SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
-_STAMP = struct.Struct("qq")
-_CREDENTIALS = struct.Struct("3i")
 _MOST_REPORTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most results, rows of kernels and events of a step of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
@@ -248,27 +243,17 @@ def run_program(order: TrialOrder) -> TrialResult:
     config = read_program(order.config)
     folder, out = _own_folder(order), order.paths.folder / "out"
     out.mkdir()
-    receiver, address = _receiver()
+    receiver = ProgramSocket()
     marks, oom_before, began = ProgramMarks(config), failures.kernel_oom_kills(), time.monotonic()
-    argv, environment = argv_of(config, out=str(out)), _environment(order, config, address, out)
-    if (problem := start_problem(argv[0], folder, environment["PATH"])) is not None:
-        return _not_started(problem)
+    argv, environment = argv_of(config, out=str(out)), _environment(order, config, receiver.address, out)
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
     with receiver, steps_file as steps, order.paths.log.open("a+b") as log:
         try:
-            process = subprocess.Popen(
-                argv,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a program may signal its whole group, and this process is not of it
-                preexec_fn=_begin,
-            )
-        except OSError as error:
-            return _not_started(start_problem(argv[0], folder, environment["PATH"], error))
+            process = _start(argv, folder, environment, log)
+        except DataError as error:
+            sys.stdout.write(f"{error}\n")
+            return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=str(error))
         watch = ProgramWatch(process, receiver.fileno())
         _collect(receiver, _Progress(config, steps, marks, load, samples, watch))
         load.process_ended()
@@ -309,9 +294,24 @@ def run_program(order: TrialOrder) -> TrialResult:
     return result.model_copy(update=extra)
 
 
-def _not_started(problem: str | None) -> TrialResult:
-    sys.stdout.write(f"{problem}\n")
-    return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=problem)
+def _start(argv: list[str], folder: Path, environment: Mapping[str, str], log: BinaryIO) -> "subprocess.Popen[bytes]":
+    """Start the program. Raises DataError with the reason why it cannot be started."""
+    problem = start_problem(argv[0], folder, environment["PATH"])
+    try:
+        if problem is None:
+            return subprocess.Popen(
+                argv,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a program may signal its whole group, and this process is not of it
+                preexec_fn=_begin,
+            )
+    except OSError as error:
+        problem = start_problem(argv[0], folder, environment["PATH"], error)
+    raise DataError(problem)
 
 
 def _begin() -> None:
@@ -331,17 +331,6 @@ def _own_folder(order: TrialOrder) -> Path:
     else:
         shutil.copytree(order.dataset, folder, symlinks=True)
     return folder
-
-
-def _receiver() -> tuple[socket.socket, str]:
-    """Return a socket for messages, to which the kernel adds time and sender, and its address: an abstract one."""
-    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    address = f"\0ablate-trial-{secrets.token_hex(16)}"
-    receiver.bind(address)
-    receiver.setblocking(False)
-    return receiver, address
 
 
 def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Path) -> dict[str, str]:
@@ -421,17 +410,21 @@ class _Progress:
     samples: DeviceSamples
     watch: ProgramWatch
 
-    def take(self, message: bytes, seen: float, sender: int) -> None:
+    def take(self, receiver: ProgramSocket) -> None:
+        for message in receiver.messages():
+            self._take(message)
+
+    def _take(self, message: ProgramMessage) -> None:
         before = self.marks.round
-        values = self.marks.take(message, seen)
+        values = self.marks.take(message.content, message.seen)
         if self.marks.round != before:
             self.watch.forget_ranks()
             self.steps.seek(0)
             self.steps.truncate()
         if values is None:
             return
-        if values["event"] == "began" and values.get("closes", False) and sender > 0:
-            self.watch.follow_rank(values["rank"], sender)
+        if values["event"] == "began" and values.get("closes", False) and message.sender > 0:
+            self.watch.follow_rank(values["rank"], message.sender)
         if values["rank"] == 0:
             self._show(values)
 
@@ -447,44 +440,17 @@ class _Progress:
             sys.stdout.flush()
 
 
-def _collect(receiver: socket.socket, progress: _Progress) -> None:
+def _collect(receiver: ProgramSocket, progress: _Progress) -> None:
     """Receive messages until the program has ended and none is left."""
     watch = progress.watch
     over = False
     while not over:
         watch.wait()
         progress.samples.sample()
-        _receive(receiver, progress)
+        progress.take(receiver)
         over = watch.is_over(progress.marks, progress.config)
-    _receive(receiver, progress)
+    progress.take(receiver)
     watch.close()
-
-
-def _receive(receiver: socket.socket, progress: _Progress) -> None:
-    while True:
-        try:
-            message, ancillary, _flags, _address = receiver.recvmsg(_MESSAGE_BYTES, 256)
-        except BlockingIOError:
-            return
-        progress.take(message, _stamp(ancillary), _sender(ancillary))
-
-
-def _sender(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
-    """Return the process that sent a message, 0 if the kernel does not say."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            pid, _user, _group = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
-            return int(pid)
-    return 0
-
-
-def _stamp(ancillary: Iterable[tuple[int, int, bytes]]) -> float:
-    """Return the moment at which the kernel queued a message, in seconds of the wall clock."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
-            seconds, nanoseconds = _STAMP.unpack(data[: _STAMP.size])
-            return int(seconds) + int(nanoseconds) / 1e9
-    return math.nan
 
 
 def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import socket
 import time
@@ -17,6 +18,7 @@ from model.config import StepsConfig
 from tests.programs import LOOP, program_config, ran, write_program
 from workers.processes import program
 from workers.processes.program import ProgramMarks
+from workers.processes.program_socket import ProgramSocket
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
 
@@ -366,15 +368,13 @@ def test_a_program_ends_in_the_class_of_its_fault(
     assert result.failure_class is expected, (source, result.message)
 
 
-def test_every_message_carries_a_stamp_of_the_kernel() -> None:
-    from workers.processes.program import _receiver, _stamp
-
-    receiver, address = _receiver()
-    with receiver, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.connect(address)
+def test_every_message_carries_a_stamp_and_a_sender_of_the_kernel() -> None:
+    with ProgramSocket() as receiver, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(receiver.address)
         sender.send(b"x")
-        _message, ancillary, _flags, _sender = receiver.recvmsg(100, 256)
-    assert math.isfinite(_stamp(ancillary))
+        (message,) = receiver.messages()
+    assert (message.content, message.sender) == (b"x", os.getpid())
+    assert abs(message.seen - time.time()) < 60
 
 
 def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: Path) -> None:
