@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.design.program import ProgramConfig, program_json
+from experiments.runtime.processes import adopt_orphans
 from model.config import StepsConfig
 from workers.paths import WorkPaths
 from workers.processes.code_copy import copy_code
@@ -76,6 +77,7 @@ def ran(config: ProgramConfig, home: Path) -> TrialResult:
 
 def _run(order: TrialOrder, answer: Connection) -> None:
     """Run the program in a process of its own, because a trial ends all processes below its own."""
+    adopt_orphans()
     try:
         answer.send(run_program(order).model_dump_json())
     except Exception as error:  # for the test

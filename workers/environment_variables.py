@@ -123,6 +123,22 @@ def quiet_s(default: float) -> float:
     return seconds
 
 
+TRIAL_DISK = "ABLATE_TRIAL_DISK_GIB"
+"""Environment variable with the most space of a running trial's files."""
+
+
+def trial_disk_bytes(default: int) -> int:
+    """Return ABLATE_TRIAL_DISK_GIB in bytes for a node without a service. Raises ValueError unless it is above 0."""
+    text = os.environ.get(TRIAL_DISK, "").strip()
+    try:
+        gib = float(text) if text else default / 2**30
+    except ValueError:
+        gib = 0.0
+    if not 0 < gib < 2**30:
+        raise ValueError(f"{TRIAL_DISK} is {text!r}; allowed: GiB above 0, such as 16")
+    return int(gib * 2**30)
+
+
 _FOR_PROGRAMS = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)|ABLATE_TRIAL_ID|"
     "(OMP|KMP|MKL|OPENBLAS|NUMEXPR|NCCL|NVSHMEM|GLOO|CUDA|NVIDIA|TORCH|PYTORCH|KINETO)_.*"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
 from experiments.runtime import isolation
-from experiments.runtime.kernel_limits import can_filter_calls, landlock_version
+from experiments.runtime.kernel_limits import can_filter_calls, can_own_ipc, landlock_version
 from workers.environment_variables import environment_with, library_folders
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
@@ -43,10 +43,11 @@ def _refusal() -> str | None:
 
 
 def isolation_gaps() -> tuple[str, ...]:
-    """Return what this kernel's version of Landlock leaves open."""
+    """Return what this kernel's version of Landlock, and the worker's capabilities, leave open."""
     version = landlock_version()
     gaps = {
         3: "files that the worker may write can be emptied",
         6: "other processes of the worker's user can be sent signals",
     }
-    return tuple(gap for since, gap in gaps.items() if version < since)
+    left = () if can_own_ipc() else ("System V segments and message queues of a trial may outlive it",)
+    return (*(gap for since, gap in gaps.items() if version < since), *left)

@@ -46,6 +46,10 @@ class Usage:
     files: int
 
 
+MOST_OUTPUT = Usage(bytes=4 * 2**30, files=200_000)
+"""What the files of a running trial may use by default."""
+
+
 def usage_of(folder: Path) -> Usage:
     """Return the usage of all files below `folder`, without following links; a file that vanishes does not count."""
     size, files, folders = 0, 0, [str(folder)]
@@ -58,6 +62,12 @@ def usage_of(folder: Path) -> Usage:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
     return Usage(bytes=size, files=files)
+
+
+def has_file_of(folder: Path, num_bytes: int) -> bool:
+    """Return whether a file below `folder` has at least this size."""
+    sizes = (Path(parent, name).lstat().st_size for parent, _folders, names in os.walk(folder) for name in names)
+    return any(size >= num_bytes for size in sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +108,7 @@ class TrialPaths:
 
     @property
     def temporary(self) -> Path:
-        """Temporary files of an isolated trial."""
+        """Temporary files."""
         return self.folder / "tmp"
 
     def make_room(self, path: Path) -> None:

@@ -31,10 +31,10 @@ from workers.leases.spool import FOLDER, Spool
 from workers.leases.supervisor import ServiceLink, ServiceNode, Supervisor
 from workers.leases.wake_listener import WakeListener
 from workers.node_secrets import read_secrets
-from workers.paths import WorkPaths
+from workers.paths import MOST_OUTPUT, WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.lanes import LaneResults, keep_lanes, run_lanes, stored_lanes, tried_on
-from workers.processes.runner import MOST_OUTPUT, TrialRunner, start_processes
+from workers.processes.runner import TrialRunner, start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
 from workers.settings import Settings, get_settings
 

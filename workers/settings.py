@@ -74,7 +74,8 @@ class Settings(BaseSettings):
     least_disk_gib: float = Field(default=1.0, ge=0)
     """A node with less free space in its state folder takes no block."""
     trial_disk_gib: float = Field(default=4.0, gt=0)
-    """Most space of a running trial's files. A trial that uses more ends as `output_limit`."""
+    """Most space of a running trial's files, and of one of them. A trial that uses more ends as `output_limit`. `ablate
+    exec` and `ablate check` follow it, too."""
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only the built-in ones."""
 

@@ -4,7 +4,9 @@ Arms of a command are declared: their arguments, variables and code are recorded
 obeyed them. They are stored like gates, so that pages and MLflow show them in the same place.
 """
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -259,7 +261,9 @@ def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
             detail = "a commit alone needs workload.code with a repository"
             where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
             yield SpecProblem(pointer=where, detail=detail, hint=hint)
-
+    if spec.verdict.primary.metric == PROCESS_METRIC and hides_failures(spec.workload.command or ()):
+        where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and process_s decides"
+        yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
     yield from kernel_problems(spec)
 
 
@@ -274,6 +278,24 @@ def _secret_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         for name in set(variables).intersection(spec.workload.secrets):
             detail = f"variable {name} is one of workload.secrets, so every arm gets the node's value"
             yield SpecProblem(pointer=pointer(*place, "env", name), detail=detail, hint="leave it out here")
+
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
+HIDDEN_FAILURES = "a shell ends as the last program of a pipe does, so a failure of an earlier one is not seen"
+
+
+def hides_failures(command: Sequence[str]) -> bool:
+    """Return whether a command has the text of a shell with a pipe, and no `pipefail`."""
+    shells = [place for place, word in enumerate(command) if word.rpartition("/")[2] in _SHELLS]
+    if not shells or any("pipefail" in word for word in command):
+        return False
+    words = iter(command[shells[0] + 1 :])
+    if not any(word.startswith("-") and word.endswith("c") for word in words):
+        return False
+    lexer = shlex.shlex(next(words, ""), posix=True, punctuation_chars=True)
+    with suppress(ValueError):  # quotes without end, of which the shell itself complains
+        return any(token in {"|", "|&"} for token in lexer)
+    return False
 
 
 def _placement_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:

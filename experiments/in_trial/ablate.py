@@ -53,6 +53,14 @@ _NOT_IMPORTED = frozenset({"__mp_main__", "ablate", "sitecustomize", "usercustom
 """Names of modules that are outside of the sent code by design."""
 
 _now = time.monotonic
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables of launchers that set no RANK: the number of a process, and how many there are."""
 
 
 class InstalledCopy(ImportError):
@@ -122,7 +130,9 @@ class Trial:
     def __init__(self, settings: Optional[dict[str, Any]], *, seed: Optional[int] = None) -> None:
         self._settings = settings
         self._echo = seed
-        self._rank = int(os.environ.get("RANK", "0"))
+        self._rank, self._world = (0, 1) if settings is None else _place()
+        self._process: Optional[int] = None
+        """The process that entered the `with` statement."""
         self._socket: Optional[socket.socket] = None
         self._steps: list[MarkedStep] = []
         self._ended: list[float] = []
@@ -205,10 +215,13 @@ class Trial:
                 self._attested[name] = "mixed"
 
     def _measured(self, untimed: int, timed: int) -> Iterator[MarkedStep]:
+        self._rank, self._world = _place()
         self._send(
             "began",
             at=_now(),
-            world=int(os.environ.get("WORLD_SIZE", "1")),
+            world=self._world,
+            process=os.getpid(),
+            closes=os.getpid() == self._process,
             python=sys.version.split()[0],
             implementation=_IMPLEMENTATIONS.get(sys.implementation.name, sys.implementation.name),
         )
@@ -282,13 +295,15 @@ class Trial:
         if self._settings is not None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.connect(self._settings["socket"])
+            self._process = os.getpid()
             print_whole_lines()
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if self._settings is None:
+        if self._settings is None or self._process != os.getpid():  # a fork leaves the trial of its parent open
             return
-        if error is not None and kind is not GeneratorExit:  # `steps` does not see the exception of its loop
+        whole = _is_good_end(error)
+        if not whole:
             self._send("failed", type=f"{kind.__module__}.{kind.__qualname__}", message=str(error)[:2000])
         else:
             copy = self._copy()  # again: a program may import late
@@ -303,7 +318,7 @@ class Trial:
             self._send("tokens", tokens=late[first : first + _MOST_ROWS])
         self._send_values("reported", self._reported)
         self._send_values("attested", self._attested)
-        self._send("ended", at=_now(), seed=self._echo, whole=error is None, memory=_memory(), packages=_packages())
+        self._send("ended", at=_now(), seed=self._echo, whole=whole, memory=_memory(), packages=_packages())
         if self._socket is not None:
             self._socket.close()
 
@@ -328,7 +343,7 @@ class Trial:
         self._send_text(self._text(event, **values))
 
     def _text(self, event: str, **values: Any) -> str:
-        return json.dumps({"event": event, "rank": self._rank, **values})
+        return json.dumps({"event": event, "rank": self._rank, **_round(), **values})
 
     def _send_text(self, message: str) -> None:
         if self._socket is None:
@@ -514,6 +529,60 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _is_good_end(error: Optional[BaseException]) -> bool:
+    """Return whether an exception that leaves a trial, if any, is no failure.
+
+    Programs end well by `sys.exit(0)`, and by the exception of command line libraries that stands for it. An iterator
+    that is closed does not know why.
+    """
+    if isinstance(error, SystemExit):
+        return error.code is None or error.code == 0
+    if type(error).__name__ == "Exit":
+        return getattr(error, "exit_code", None) == 0
+    return error is None or isinstance(error, GeneratorExit)
+
+
+def _place() -> tuple[int, int]:
+    """Return the number of this process among those that train together, and how many there are.
+
+    torch knows it where a process group is up; else the launcher has set variables, of which empty ones do not count.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    rank, local = _variable("RANK"), _variable("LOCAL_RANK")
+    world = _variable("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    if rank is None and local is not None and world is not None:
+        rank = local + (_variable("GROUP_RANK", "NODE_RANK") or 0) * (_variable("LOCAL_WORLD_SIZE") or 0)
+    if rank is not None:
+        return rank, world or 1
+    for rank_name, world_name in _LAUNCHERS:
+        rank = _variable(rank_name)
+        if rank is not None:
+            return rank, _variable(world_name) or 1
+    return local or 0, world or 1
+
+
+def _variable(*names: str) -> Optional[int]:
+    """Return the number in the first of these environment variables that is not empty, None without one."""
+    for name in names:
+        text = os.environ.get(name, "").strip()
+        if text:
+            if not (text.isascii() and text.isdigit()):
+                raise ValueError(f"the environment variable {name} is {text!r}; allowed: a whole number from 0")
+            return int(text)
+    return None
+
+
+def _round() -> dict[str, Any]:
+    """Return the round of a launcher that starts all processes again when one fails; empty without one."""
+    number = _variable("TORCHELASTIC_RESTART_COUNT")
+    if number is None:
+        return {}
+    left = max(0, (_variable("TORCHELASTIC_MAX_RESTARTS") or 0) - number)
+    return {"run": os.environ.get("TORCHELASTIC_RUN_ID", ""), "round": number, "restarts": left}
 
 
 def _synchronize() -> None:

@@ -60,15 +60,6 @@ class Isolation:
     change settings of the kernel there: `compile_in_process` spares a built-in trial of root such processes."""
     devices: tuple[str, ...] = _DEVICES
     """Patterns of files in /dev to read and write."""
-    temporary: Path | None = None
-    """Its folder for temporary files, created on entry; it must be below a writable one."""
-
-    def use_temporary(self) -> None:
-        """Make the folder for temporary files, and let this process and its later children use it."""
-        if self.temporary is not None:
-            self.temporary.mkdir(exist_ok=True)
-            os.environ["TMPDIR"] = _short(self.temporary)
-            tempfile.tempdir = None
 
     def enter(self, *, alone: bool = True) -> None:
         """Isolate this process and all its later children for ever.
@@ -123,8 +114,15 @@ def _without(path: Path, hidden: tuple[Path, ...]) -> Iterator[tuple[Path, FileR
             yield from _without(child, hidden)
 
 
+def use_temporary(folder: Path) -> None:
+    """Make a folder for temporary files, and let this process and its later children use it."""
+    folder.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = _short(folder)
+    tempfile.tempdir = None
+
+
 def short_link(pid: int) -> Path:
-    """Return the short path of the temporary folder of an isolated trial by its process; the worker removes it.
+    """Return the short path of the temporary folder of a trial by its process; the worker removes it.
 
     The path of a Unix socket has at most 107 characters, and processes that load data make sockets among their
     temporary files. Below a long state folder they failed, and their program waited for them for ever.

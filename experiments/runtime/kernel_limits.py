@@ -92,7 +92,7 @@ def enclose() -> None:
 
     They keep all rights on files, and may drop them each for itself. Before version 6 this does nothing.
     """
-    if landlock_version() >= _SCOPES_FROM:
+    if keeps_signals_in():
         _restrict_scopes(_SCOPE_SOCKETS | _SCOPE_SIGNALS)
 
 
@@ -101,7 +101,12 @@ def keep_apart() -> None:
 
     It keeps all rights on files. Before version 6 it may still signal. Raises IsolationFailed as `drop_rights`.
     """
-    _restrict_scopes(_SCOPE_SIGNALS if landlock_version() >= _SCOPES_FROM else 0)
+    _restrict_scopes(_SCOPE_SIGNALS if keeps_signals_in() else 0)
+
+
+def keeps_signals_in() -> bool:
+    """Return whether a process after `keep_apart` cannot signal the process that started it."""
+    return landlock_version() >= _SCOPES_FROM
 
 
 def _restrict_scopes(scopes: int) -> None:
@@ -141,6 +146,25 @@ def keep_privileges_out() -> None:
     """Let no later program of this process gain privileges, such as one with the setuid bit."""
     if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _failure("prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+_CLONE_NEWIPC = 0x08000000
+_CAP_SYS_ADMIN = 21
+
+
+def own_ipc() -> None:
+    """Give this process and its later children System V segments and message queues of their own, if it may.
+
+    They end with the last of these processes, so that a trial leaves none.
+    """
+    _LIBC.unshare(_CLONE_NEWIPC)
+
+
+def can_own_ipc() -> bool:
+    """Return whether `own_ipc` has an effect: it needs a capability."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    effective = next(line.partition(":")[2] for line in lines if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 _CAPABILITIES_VERSION = 0x20080522

@@ -76,10 +76,11 @@ def adopt_orphans() -> None:
         raise OSError(error, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(error)}")
 
 
-def end_family_with_parent() -> None:
+def end_family_with_parent(*, parent: int | None = None, last: Callable[[], None] = lambda: None) -> None:
     """End every descendant of this process, and then itself, on SIGTERM and when the thread that started it ends.
 
-    It adopts the orphans among its descendants: after its own end, nobody could find those without their mark.
+    It adopts the orphans among its descendants: after its own end, nobody could find those without their mark. It calls
+    `last` when they have ended. `parent` is as for `die_with_parent`.
     """
     adopt_orphans()
     # multiprocessing's fork server warns in two lines about each adopted process that ends; a trial may leave thousands
@@ -89,12 +90,13 @@ def end_family_with_parent() -> None:
     def end_family(number: int, _frame: object) -> None:
         if os.getpid() == own:
             end_all(lambda: descendants_of([own]), grace_s=0)
+            last()
             os._exit(0)
         signal.signal(number, signal.SIG_DFL)  # a child that has only just been forked
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, end_family)
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM, parent=parent)
 
 
 def group_members(*pgids: int) -> list[int]:

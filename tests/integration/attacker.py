@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from experiments.runtime.isolation import use_temporary
 from tests.integration.worker_service import config_json
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
@@ -26,7 +27,7 @@ def attack(order: TrialOrder) -> None:
     """Become the program of the order."""
     _detach(order)
     if order.isolation is not None:
-        order.isolation.use_temporary()
+        use_temporary(order.paths.temporary)
         order.isolation.enter()
     home, program = order.config["home"], PREAMBLE + order.config["program"]
     arguments = [home, str(order.paths.folder), str(order.config["worker"])]

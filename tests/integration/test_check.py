@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from experiments.runtime.isolation import short_link
+from experiments.runtime.kernel_limits import can_own_ipc
 from tests.architecture.pages import ROOT
 from tests.programs import LOOP, write_program
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 ABLATE = [sys.executable, "-c", "from experiments.runtime.console import main; main()"]
@@ -103,3 +108,98 @@ def test_the_installed_copy_of_a_program_is_found_before_its_steps(tmp_path: Pat
     assert done.returncode == 6
     detail = json.loads(done.stdout)[0]["detail"]
     assert f"'experiments' from {ROOT}/experiments, and not from the sent code, which has it in src/experi" in detail
+
+
+LEAVES = """
+import ctypes, os, subprocess, sys, tempfile, time
+from pathlib import Path
+libc = ctypes.CDLL(None)
+ids = [libc.shmget(0, 4096, 0o1600), libc.semget(0, 1, 0o1600), libc.msgget(0, 0o1600)]
+assert min(ids) >= 0
+tempfile.mkdtemp()
+subprocess.Popen(["sleep", "{mark}"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve("/bin/sleep", ["sleep", "{mark}"], {{}})
+    os._exit(0)
+os.wait()
+Path("{began}").write_text(" ".join(map(str, ids)))
+time.sleep(600)
+"""
+"""It makes all that could stay: a child in another session, one without a mark, a folder, segments of every kind."""
+ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL]
+
+
+def left_by(mark: str, folder: Path) -> list[str]:
+    """Return the processes with this mark, the temporary files, and the short names of folders among them."""
+    running = subprocess.run(["pgrep", "-fx", f"sleep {mark}"], capture_output=True, text=True, check=False)
+    links = [
+        str(link) for link in short_link(0).parent.glob("ablate-*") if link.is_symlink() and _leads_to(link, folder)
+    ]
+    return [*running.stdout.split(), *map(str, folder.iterdir()), *links]
+
+
+def _leads_to(link: Path, folder: Path) -> bool:
+    try:
+        return link.readlink().is_relative_to(folder)
+    except OSError:  # no link, or removed meanwhile
+        return False
+
+
+@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("moment", ["drawn", "after it has made all"])
+def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Signals, moment: str) -> None:
+    mark = f"31{os.getpid()}{ENDS.index(number)}{len(moment)}"
+    began, temporary = tmp_path / "began", tmp_path / "temporary"
+    temporary.mkdir()
+    code = write_program(tmp_path / "code", LEAVES.format(mark=mark, began=began))
+    process = subprocess.Popen(
+        [*ABLATE, "check", "--", "python", "train.py"],
+        cwd=code,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    if moment == "drawn":
+        part = random.Random(number).choice([code, temporary])  # noqa: S311
+        until(lambda: process.poll() is not None or any(part.iterdir()), 60.0)
+    else:
+        until(lambda: process.poll() is not None or began.exists(), 60.0)
+        assert left_by(mark, temporary), "it is running"
+    os.killpg(process.pid, number)  # as a terminal does
+    process.wait()
+    until(lambda: not left_by(mark, temporary), 30.0)
+    if began.exists() and can_own_ipc():
+        assert not segments() & set(enumerate(began.read_text().split())), "of an own namespace, or removed"
+
+
+def segments() -> set[tuple[int, str]]:
+    """Return the private System V objects of this machine by kind and number."""
+    rows = [
+        (kind, line.split())
+        for kind, name in enumerate(("shm", "sem", "msg"))
+        for line in Path(f"/proc/sysvipc/{name}").read_text().splitlines()[1:]
+    ]
+    return {(kind, row[1]) for kind, row in rows if row[0] == "0"}
+
+
+def test_a_check_of_a_program_that_ends_itself_blames_the_program(tmp_path: Path) -> None:
+    for end, words in (("kill(0, 9)", "died of SIGKILL"), ("kill(0, 15)", "died of SIGTERM"), ("abort()", "SIGABRT")):
+        code, rows, errors = checked(write_program(tmp_path / "code", f"import os; os.{end}"))
+        assert (code, words in rows["runs"]["detail"]) == (6, True), (rows, errors)
+        assert rows["runs"]["detail"].startswith("user_error")
+
+
+def test_the_limit_of_a_file_is_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import pathlib, ablate\nwith open(ablate.trial().out / 'x', 'wb') as file: file.truncate(3 * 2**20)"
+    monkeypatch.setenv("ABLATE_TRIAL_DISK_GIB", str(2 / 1024))
+    _code, rows, _errors = checked(write_program(tmp_path / "code", source))
+    assert rows["runs"]["detail"].startswith("output_limit"), rows
+    assert "ABLATE_TRIAL_DISK_GIB" in rows["runs"]["detail"]
+    monkeypatch.setenv("ABLATE_TRIAL_DISK_GIB", "1")
+    _code, rows, errors = checked(tmp_path / "code")
+    assert rows["runs"]["passed"], errors
+    monkeypatch.setenv("ABLATE_TRIAL_DISK_GIB", "much")
+    code, _rows, errors = checked(tmp_path / "code")
+    assert (code, "ABLATE_TRIAL_DISK_GIB is 'much'" in errors) == (5, True)

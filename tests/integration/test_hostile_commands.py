@@ -12,6 +12,7 @@ import pytest
 from experiments.design.program import ProgramConfig, read_program
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import report_contradictions
+from experiments.runtime.kernel_limits import keeps_signals_in
 from experiments.runtime.processes import wait_until
 from tests.integration.worker_service import is_gone
 from tests.programs import order_for, program_config, write_program
@@ -165,6 +166,29 @@ def test_a_daemon_ends_with_its_trial(hostile: Hostile) -> None:
     assert result.failure_class is None, result.message
     assert pid > 1
     assert wait_until(lambda: is_gone(pid), patience_s=10)
+
+
+@pytest.mark.skipif(not keeps_signals_in(), reason="a program could end this test here")
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("os.kill(0, signal.SIGKILL)", "died of SIGKILL"),
+        ("os.kill(0, signal.SIGINT); time.sleep(60)", "KeyboardInterrupt"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", "died of SIGTERM"),
+        ("os.execv('/bin/bash', ['bash', '-c', \"trap 'kill 0' EXIT; sleep 600 & true\"])", "died of SIGTERM"),
+        ("subprocess.Popen(['bash', '-c', 'kill -KILL -1']); time.sleep(60)", "died of SIGKILL"),
+        ("os.kill(os.getppid(), signal.SIGKILL)", "PermissionError"),
+        ("signal.raise_signal(signal.SIGBUS)", "shared memory"),
+    ],
+)
+def test_a_command_that_ends_itself_or_all_that_it_can_reach_answers_for_it(
+    hostile: Hostile, source: str, words: str
+) -> None:
+    _answer, ending, result = hostile(f"train()\n{source}")
+    assert (ending.stopped, ending.exit_code, ending.survivors) == (None, 0, ())
+    assert result is not None
+    assert result.failure_class is FailureClass.USER_ERROR
+    assert words in str(result.message)
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,7 @@ class BlockRunner:
             node_id=self.node_id,
             paths=paths,
             ending=ending,
+            node_problem=self.quarantine,
             started_at=before.started_at,
             load_average=before.load_average,
             device_events=tuple(map(changes, before.devices, after.devices)),

@@ -19,6 +19,7 @@ from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import Environment, Memory, Receipt, is_finite, seal, summarise
 from experiments.records.surroundings import DeviceEvents, ForeignProcess, HeldDevice
 from experiments.records.trial_guards import cache_problems, load_problem, timing_problems
+from experiments.runtime.kernel_limits import keeps_signals_in
 from model.measurements import Step, Validation
 from workers.blocks.surroundings import MOST, worst_of
 from workers.errors import BlockBroken
@@ -46,6 +47,8 @@ class TrialRecord:
     """Events of each of its devices during the trial; None where the driver has no counters."""
     foreign_busiest: tuple[ForeignProcess, ...]
     """Other processes on the machine during the trial."""
+    node_problem: str | None = None
+    """What is wrong with the node, from the probe of its devices after the trial."""
     others: tuple[NodePart, ...] = ()
     """Parts of the other nodes of a trial on several, by their order."""
 
@@ -161,13 +164,24 @@ class TrialRecord:
             return TrialResult.partial(failure_class=FailureClass.OUTPUT_LIMIT, message=message)
         result = read_result(self.paths.result)
         if result is not None:
-            return result
+            return self._of_node(result)
         # a trial that only compiles need not fit into this machine's memory
         oom_kills = 0 if self.node.node_class.compiles_only else self.ending.oom_kills
         failure, message = failures.classify_exit(
-            self.ending.exit_code, oom_kills=oom_kills, disk_full=failures.disk_is_full(self.paths.folder)
+            self.ending.exit_code,
+            oom_kills=oom_kills,
+            disk_full=failures.disk_is_full(self.paths.folder),
+            may_kill_itself=trainable(self.trial.config).own_process and not keeps_signals_in(),
         )
         return TrialResult.partial(failure_class=failure, message=f"{message}{self._how_far()}")
+
+    def _of_node(self, result: TrialResult) -> TrialResult:
+        """Return the result; the node answers for a program that a signal ended while the node turned out broken."""
+        signalled = result.failure_class is FailureClass.USER_ERROR and result.program is not None
+        if self.node_problem is None or not signalled or result.program is None or result.program.exit_code >= 0:
+            return result
+        message = f"{result.message}; after it, {self.node_problem}"
+        return result.model_copy(update={"failure_class": FailureClass.INFRA_NODE, "message": message})
 
     def _how_far(self) -> str:
         """Return a phrase for an early end with the number of steps; empty for a trial that only compiles."""

@@ -3,11 +3,17 @@
 import dataclasses
 import json
 import multiprocessing
+import os
+import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from secrets import token_hex
 from typing import Annotated
 
 import typer
@@ -16,19 +22,30 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.design.problems import listed
-from experiments.design.program import CLOCK_S, ProgramConfig, marked_steps, program_json
+from experiments.design.program import (
+    CLOCK_S,
+    HIDDEN_FAILURES,
+    ProgramConfig,
+    hides_failures,
+    marked_steps,
+    program_json,
+)
 from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
-from experiments.records.code_archive import pack_code
+from experiments.records.code_archive import PackedCode, pack_code
 from experiments.records.program_report import clocks_differ, printable
+from experiments.runtime.isolation import short_link
+from experiments.runtime.kernel_limits import keeps_signals_in
+from experiments.runtime.processes import descendants_of, end_family_with_parent
 from workers.devices.inventory import find_devices
-from workers.environment_variables import secrets_file, state_folder
+from workers.environment_variables import secrets_file, state_folder, trial_disk_bytes
 from workers.errors import SettingsError, WorkerError
 from workers.node_secrets import Mask, read_secrets
-from workers.paths import WorkPaths
+from workers.paths import MOST_OUTPUT, WorkPaths
 from workers.processes import trial
 from workers.processes.code_copy import archive_path
+from workers.processes.failures import classify_exit, disk_is_full, kernel_oom_kills
 from workers.processes.guardian import end_trial
 from workers.processes.result import TrialOrder, TrialResult, read_result
 
@@ -82,17 +99,8 @@ def check(
         steps=marked_steps(warmup=1, timed=steps),
     )
     try:
-        with tempfile.TemporaryDirectory(prefix="ablate-check-") as folder:
-            archive = archive_path(Path(folder) / "data", packed.digest)
-            archive.parent.mkdir(parents=True)
-            archive.write_bytes(b"".join(packed.pieces()))
-            results = []
-            for number, seed in enumerate(SEEDS, start=1):
-                console.print(f"run {number} of {len(SEEDS)}, seed {seed}", style="dim")
-                results.append(_run(config, seed, Path(folder), number, secrets=secrets, timeout_s=timeout))
-                if results[-1].failure_class is not None:
-                    _print_log(Path(folder) / f"run-{number}", console)
-                    break
+        keeper = _Keeper(config, packed, secrets=secrets, timeout_s=timeout, most_bytes=_most_bytes())
+        results = _results(keeper, console)
     except WorkerError as error:
         console.print(f"[red]not run:[/] {escape(str(error))}")
         raise typer.Exit(ExitCode.ERROR) from error
@@ -116,44 +124,160 @@ def _secrets(names: Sequence[str]) -> dict[str, str]:
     return {name: own[name] for name in names}
 
 
-def _run(
-    config: ProgramConfig, seed: int, folder: Path, number: int, *, secrets: Mapping[str, str], timeout_s: float
-) -> TrialResult:
-    """Run the program once in processes of its own, all of which have ended by then."""
-    paths = WorkPaths(home=folder).trial(f"run-{number}", "trial")
-    order = TrialOrder(
-        trial_id=f"check-{number}-{folder.name}",
-        config=program_json(dataclasses.replace(config, seed=seed)),
-        paths=paths,
-        data_dir=folder / "data",
-        secrets=secrets,
-        device_type=find_devices().node_class.device_type,
-    )
-    prepared = _process(dataclasses.replace(order, prepare_only=True), paths.prepared, timeout_s=timeout_s)
-    if prepared.failure_class is not None:
-        return prepared
-    return _process(dataclasses.replace(order, dataset=prepared.data_folder), paths.result, timeout_s=timeout_s)
-
-
-def _process(order: TrialOrder, target: Path, *, timeout_s: float) -> TrialResult:
-    process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
-    process.start()
+def _most_bytes() -> int:
     try:
-        process.join(timeout_s)
+        return trial_disk_bytes(MOST_OUTPUT.bytes)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CheckRun:
+    """One run of the program."""
+
+    result: TrialResult | None = None
+    error: str | None = None
+    """Why there is no result."""
+    log: tuple[str, ...] = ()
+    """The end of its log, of a run that failed."""
+
+
+def _results(keeper: "_Keeper", console: Console) -> list[TrialResult]:
+    """Return the results of the runs, up to the first that failed. Raises WorkerError for a run without one."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:
+            signal.signal(ending, _leave)
+    results: list[TrialResult] = []
+    try:
+        runs = keeper.start()
+        for number, seed in enumerate(SEEDS, start=1):
+            console.print(f"run {number} of {len(SEEDS)}, seed {seed}", style="dim")
+            run = runs.recv()
+            if run.result is None:
+                raise WorkerError(run.error)
+            results.append(run.result)
+            for line in run.log:
+                console.print(f"  {line}", style="dim", markup=False)
+            if run.result.failure_class is not None:
+                break
+    except EOFError as error:
+        raise WorkerError("the process that runs the program was killed") from error
     finally:
-        end_trial(process.pid or 0, trial_id=order.trial_id, grace_s=0.0, leader=process.is_alive)
+        keeper.end()
+    return results
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+class _Keeper:
+    """A process that runs the program, and leaves no process and no file of it, even if the command is killed."""
+
+    def __init__(
+        self,
+        config: ProgramConfig,
+        packed: PackedCode,
+        *,
+        secrets: Mapping[str, str],
+        timeout_s: float,
+        most_bytes: int,
+    ) -> None:
+        self._config, self._packed, self._secrets = config, packed, secrets
+        self._timeout_s, self._most_bytes = timeout_s, most_bytes
+        self._folder = Path(tempfile.gettempdir()) / f"ablate-check-{token_hex(8)}"
+        self._process: BaseProcess | None = None
+        self._links: list[Path] = []
+        """Short names of the folders for temporary files."""
+
+    def start(self) -> "Connection[None, _CheckRun]":
+        """Start the process; return the pipe from which its runs come."""
+        ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
+        self._process = multiprocessing.get_context("fork").Process(target=self._keep, args=(theirs, os.getpid()))
+        self._process.start()
+        theirs.close()
+        return ours
+
+    def end(self) -> None:
+        """End the process with all that it runs."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join()
+
+    def _keep(self, runs: "Connection[_CheckRun, None]", command: int) -> None:
+        os.setsid()  # signals of the terminal reach the command only, which ends this process
+        for ending in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_IGN)
+        end_family_with_parent(parent=command, last=self._clean)
+        try:
+            self._folder.mkdir(mode=0o700)
+            archive = archive_path(self._folder / "data", self._packed.digest)
+            archive.parent.mkdir(parents=True)
+            archive.write_bytes(b"".join(self._packed.pieces()))
+            for number, seed in enumerate(SEEDS, start=1):
+                runs.send(run := self._run(seed, number))
+                if run.result is None or run.result.failure_class is not None:
+                    return
+        finally:
+            self._clean()
+
+    def _clean(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for link in self._links:
+            link.unlink(missing_ok=True)
+
+    def _run(self, seed: int, number: int) -> _CheckRun:
+        """Run the program once in processes of its own, all of which have ended by then."""
+        paths = WorkPaths(home=self._folder).trial(f"run-{number}", "trial")
+        try:
+            order = TrialOrder(
+                trial_id=f"check-{number}-{self._folder.name}",
+                config=program_json(dataclasses.replace(self._config, seed=seed)),
+                paths=paths,
+                data_dir=self._folder / "data",
+                secrets=self._secrets,
+                device_type=find_devices().node_class.device_type,
+                most_bytes=self._most_bytes,
+            )
+            result = self._process_result(dataclasses.replace(order, prepare_only=True), paths.prepared)
+            if result.failure_class is None:
+                result = self._process_result(dataclasses.replace(order, dataset=result.data_folder), paths.result)
+        except WorkerError as error:
+            return _CheckRun(error=str(error))
+        return _CheckRun(result=result, log=() if result.failure_class is None else _end_of(paths.log))
+
+    def _process_result(self, order: TrialOrder, target: Path) -> TrialResult:
+        oom_before = kernel_oom_kills()
+        process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
+        process.start()
+        self._links.append(short_link(process.pid or 0))
+        process.join(self._timeout_s)
+        late = process.is_alive()
+        end_trial(
+            process.pid or 0,
+            trial_id=order.trial_id,
+            grace_s=0.0,
+            leader=process.is_alive,
+            orphans=lambda: descendants_of([os.getpid()]),
+        )
         process.join()
         Mask(order.secrets).file(order.paths.log)
-    result = read_result(target)
-    if result is None:
-        raise WorkerError(f"the program had not ended after {timeout_s:g} s, or was killed (exit {process.exitcode})")
-    return result
+        if late:
+            raise WorkerError(f"the program had not ended after {self._timeout_s:g} s")
+        result = read_result(target)
+        if result is not None:
+            return result
+        failure, message = classify_exit(
+            process.exitcode or 0,
+            oom_kills=kernel_oom_kills() - oom_before,
+            disk_full=disk_is_full(self._folder),
+            may_kill_itself=not keeps_signals_in(),
+        )
+        return TrialResult.partial(failure_class=failure, message=message)
 
 
-def _print_log(folder: Path, console: Console) -> None:
-    for log in folder.parent.glob(f"work/{folder.name}/*/log.txt"):
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
-            console.print(f"  {line}", style="dim", markup=False)
+def _end_of(log: Path) -> tuple[str, ...]:
+    return tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def checks_of(config: ProgramConfig, results: Sequence[TrialResult]) -> Iterator[ProgramCheck]:
@@ -165,7 +289,10 @@ def checks_of(config: ProgramConfig, results: Sequence[TrialResult]) -> Iterator
     report, first = last.program, results[0]
     if report is None:
         raise AssertionError("a program ended without a report")
-    yield ProgramCheck(name="runs", passed=True, detail=f"{len(results)} times, {last.process_s:.1f} s at last")
+    yield ProgramCheck(name="runs", passed=True, detail=f"{len(results)} times{_took(last)}")
+    if hides_failures(config.command):
+        detail = f"{HIDDEN_FAILURES}: write bash -o pipefail -c"
+        yield ProgramCheck(name="pipe", passed=False, needed=False, detail=detail)
     if not report.ranks:
         detail = "no marks: only the time of the whole process can decide (process_s); docs/own-code.md shows the marks"
         yield ProgramCheck(name="steps", passed=False, detail=detail)
@@ -186,6 +313,12 @@ def checks_of(config: ProgramConfig, results: Sequence[TrialResult]) -> Iterator
     yield _reported(report.reported)
     kernels = f"{len(report.kernels)} in one step" if report.kernels else "none: torch is not loaded"
     yield ProgramCheck(name="kernels", passed=bool(report.kernels), needed=False, detail=kernels)
+
+
+def _took(result: TrialResult) -> str:
+    if result.process_s is None:
+        return "; its processes had to be ended after its first one, so process_s is not measured"
+    return f", {result.process_s:.1f} s at last"
 
 
 def _tokens(result: TrialResult) -> ProgramCheck:

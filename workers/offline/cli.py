@@ -4,6 +4,7 @@
 also works in a plain checkout.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -37,7 +38,13 @@ from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource
 from workers.devices.device_lock import DeviceLock
 from workers.devices.inventory import only_when_asked
-from workers.environment_variables import python_environments, quiet_s, secrets_file, state_folder
+from workers.environment_variables import (
+    python_environments,
+    quiet_s,
+    secrets_file,
+    state_folder,
+    trial_disk_bytes,
+)
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
@@ -46,6 +53,7 @@ from workers.offline.bundle_folder import BundleFolder
 from workers.offline.check import check
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
+from workers.paths import MOST_OUTPUT, Usage
 from workers.processes.lanes import keep_lanes, run_lanes, stored_lanes, tried_on
 from workers.processes.runner import start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
@@ -83,6 +91,8 @@ class _Job:
     """File with the secrets of programs."""
     quiet_s: float
     """Longest wait for quiet cores."""
+    most_output: Usage
+    """What the files of a running trial may use."""
 
 
 def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's arguments
@@ -124,6 +134,7 @@ def run(  # noqa: PLR0913, PLR0917 - a command's options are its function's argu
             key=key_file,
             secrets=secrets_file(),
             quiet_s=_longest_wait_s(),
+            most_output=_most_output(),
         )
         wanted = plan_file.plan.node_class
         name = node_name or own_node_name()
@@ -235,7 +246,7 @@ def _context(
         raise ExecRefused(f"this node must be repaired first: {problem}")
     with (
         DeviceLock(node.devices.locks("worker")),
-        start_processes(wake_event, grace_s=_GRACE_S, preempted=stopping) as runner,
+        start_processes(wake_event, grace_s=_GRACE_S, preempted=stopping, most_output=job.most_output) as runner,
     ):
         context = NodeContext(
             node=node,
@@ -256,6 +267,13 @@ def _context(
 def _longest_wait_s() -> float:
     try:
         return quiet_s(_QUIET_S)
+    except ValueError as error:
+        raise ExecRefused(str(error)) from error
+
+
+def _most_output() -> Usage:
+    try:
+        return dataclasses.replace(MOST_OUTPUT, bytes=trial_disk_bytes(MOST_OUTPUT.bytes))
     except ValueError as error:
         raise ExecRefused(str(error)) from error
 

@@ -16,6 +16,7 @@ from experiments.errors import IsolationFailed
 from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported
 from model.errors import ConfigError, DataError, DatasetDamaged, MeasurementError, NonFiniteLoss, StillCompiling
+from workers.environment_variables import TRIAL_DISK
 from workers.errors import CompilerKilled, DeviceBusy, DeviceMissing, OutputTooLarge
 
 _OOM_PHRASES = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory")
@@ -53,8 +54,6 @@ TOO_LATE = os.EX_TEMPFAIL
 FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
 
-MAX_FILE_BYTES = 2 * 2**30
-"""Largest file that a trial may write, its log included."""
 _MESSAGE_LIMIT = 2000  # characters
 
 _OF_THE_NODE = {
@@ -79,18 +78,34 @@ def classify(error: BaseException) -> FailureClass:
     return FailureClass.INFRA_NODE if _is_device_error(error) else FailureClass.USER_ERROR
 
 
-def describe(error: Exception) -> tuple[FailureClass, str]:
-    """Return class and message of an exception that ended a trial, for its result."""
-    cause = _too_large(error)
+def describe(error: Exception, *, most_bytes: int) -> tuple[FailureClass, str]:
+    """Return class and message of an exception that ended a trial, for its result.
+
+    `most_bytes` is the limit of a file.
+    """
+    cause = _too_large(error, most_bytes)
     text = f"{type(cause).__name__}: {cause}".encode("utf-8", "backslashreplace")  # halves of undecodable characters
     return classify(cause), text.decode()[:_MESSAGE_LIMIT]
 
 
-def _too_large(error: Exception) -> Exception:
+def _too_large(error: Exception, most_bytes: int) -> Exception:
     """Return an error that names the limit if `error` is about a file beyond it."""
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return OutputTooLarge(f"the trial wrote more than {MAX_FILE_BYTES / 2**30:g} GiB to one file, such as its log")
+        return OutputTooLarge(too_large(most_bytes))
     return error
+
+
+def too_large(most_bytes: int) -> str:
+    """Return a sentence about a file that reached the limit of all files of a trial."""
+    return f"a file would have more than {most_bytes / 2**30:g} GiB, the space of a trial's files ({TRIAL_DISK})"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def outcome_of(failure: FailureClass) -> Outcome:
@@ -98,22 +113,31 @@ def outcome_of(failure: FailureClass) -> Outcome:
     return _OUTCOMES.get(failure, Outcome.FAILED)
 
 
-def classify_exit(exit_code: int, *, oom_kills: int, disk_full: bool = False) -> tuple[FailureClass, str]:
+def classify_exit(
+    exit_code: int, *, oom_kills: int, disk_full: bool = False, may_kill_itself: bool = False
+) -> tuple[FailureClass, str]:
     """Return class and message for a trial that ended without a result and that we did not stop.
 
     Args:
         exit_code: of the process; -N for signal N.
         oom_kills: number of processes in this worker's control group that the OOM killer ended during the trial.
         disk_full: whether the trial's folder has no space left.
+        may_kill_itself: whether the trial runs a program that may signal the first process of the trial.
 
     """
     if exit_code == -signal.SIGKILL and oom_kills:
         return FailureClass.OOM, "the kernel's out-of-memory killer ended the trial"
+    if exit_code < 0 and may_kill_itself and not disk_full:
+        name = signal_name(-exit_code)
+        return (
+            FailureClass.USER_ERROR,
+            f"the trial died of {name}, which its program can send and Ablate did not",
+        )
     message = _OF_THE_NODE.get(exit_code) or (_OF_THE_NODE[CANNOT_WRITE] if disk_full else None)
     if message is not None:
         return FailureClass.INFRA_NODE, message
     if exit_code < 0:
-        return FailureClass.NO_RECEIPT, f"the trial died of {signal.Signals(-exit_code).name} without a result"
+        return FailureClass.NO_RECEIPT, f"the trial died of {signal_name(-exit_code)} without a result"
     return FailureClass.NO_RECEIPT, f"the trial ended with exit code {exit_code} without a result"
 
 

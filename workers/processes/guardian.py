@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+from experiments.runtime.isolation import short_link
 from experiments.runtime.processes import (
     children_of,
     descendants_of,
@@ -257,6 +258,8 @@ class Watch:
         """End the trials of a dead worker."""
         for pgid, trial_id in self.running:
             end_trial(pgid, trial_id=trial_id, grace_s=0)
+            with suppress(OSError):
+                short_link(pgid).unlink(missing_ok=True)
         wait_until(lambda: not self._living_servers(), patience_s=_SERVER_PATIENCE_S)  # they end all below them
         end_all(lambda: sorted({*(alive := self._living_servers()), *descendants_of(alive)}), grace_s=0)
 

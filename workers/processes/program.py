@@ -9,11 +9,8 @@ import math
 import os
 import re
 import resource
-import secrets
-import select
 import shutil
-import socket
-import struct
+import signal
 import subprocess
 import sys
 import time
@@ -25,39 +22,32 @@ from typing import Any, BinaryIO, TextIO
 
 from experiments.design.program import ProgramConfig, argv_of, read_program
 from experiments.digest import digest
-from experiments.in_trial.ablate import (
-    MOST_RESULT_BYTES,
-    MOST_RESULTS,
-    name_problem,
-    result_bytes,
-    too_many_results,
-)
+from experiments.in_trial.ablate import MOST_RESULTS, name_problem
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
-from experiments.runtime.kernel_limits import keep_apart
+from experiments.runtime.kernel_limits import keep_apart, landlock_version
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
 from model.measurements import Step, StepTrace
 from workers.environment_variables import outside_variables
 from workers.node_secrets import Mask
+from workers.paths import has_file_of
 from workers.processes import failures
 from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.printed_results import ProgramOutput
-from workers.processes.ranks import ProgramRank, rank_problem
+from workers.processes.program_end import ProgramEnd, ProgramWatch, RankFailure, program_failure
+from workers.processes.program_socket import ProgramMessage, ProgramSocket
+from workers.processes.program_start import start_problem
+from workers.processes.ranks import ProgramRank
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""
-_MESSAGE_BYTES = 262_144
 _MOST_RANKS = 1024
-_POLL_S = 0.05
 _LOG_BYTES = 2**20
 """End of the log in which the last exception is searched."""
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
-_SO_TIMESTAMPNS = 35  # Linux; the module socket has no name for it
-_STAMP = struct.Struct("qq")
-_OOM = ("OutOfMemoryError", "MemoryError")
 _MOST_ATTESTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most attested values, kernels and events of a step of one trial: more would make the report of a block too large."""
 _EVENTS = frozenset(
@@ -87,8 +77,12 @@ class ProgramMarks:
     """All messages of a program, checked as they arrive."""
 
     def __init__(self, config: ProgramConfig, mask: Mask = Mask({})) -> None:  # noqa: B008 - it never changes
+        self._config, self._mask = config, mask
         self._total = config.steps.total
-        self._mask = mask
+        self.round: tuple[str, int] = ("", 0)
+        """Run and number of the round, of a launcher that starts all ranks again when one fails."""
+        self.restarts = 0
+        """How often this launcher may do so again."""
         self.ranks: dict[int, ProgramRank] = {}
         self.reported: dict[str, float] = {}
         self.attested: dict[str, bool | int | str] = {}
@@ -97,23 +91,37 @@ class ProgramMarks:
         self.kernels: list[tuple[str, int, float]] = []
         self._trace_parts: dict[str, list[Any]] = {"names": [], "tracks": [], "events": [], "memory": []}
         self.trace: StepTrace | None = None
-        self.failed: tuple[str, str] | None = None
-        """Type and message of the first exception."""
+        self.failed: RankFailure | None = None
+        """The first exception."""
         self.wrong: str | None = None
-        """The first message that the module would not send."""
+        """What is wrong with the first message that is wrong."""
 
     def take(self, message: bytes, seen: float) -> dict[str, Any] | None:
-        """Store one message that arrived at `seen`; return its values, None if it is wrong."""
+        """Store one message that arrived at `seen`; return its values, None if it is wrong or of an earlier round."""
         try:
             values = json.loads(self._mask.masked(message))
+            if self._is_late(values):
+                return None
             rank = self._rank(values["rank"])
             if values["event"] not in _EVENTS:
                 raise ValueError(f"event is {values['event']!r}")
             getattr(self, f"_{values['event'].replace(' ', '_')}")(rank, values, seen)
         except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            self.wrong = self.wrong or f"{type(error).__name__}: {error}; message: {self._mask.masked(message)[:100]!a}"
+            problem = f"the program sent a message that is not of the module ablate: {type(error).__name__}: {error}"
+            self.wrong = self.wrong or f"{problem}; message: {self._mask.masked(message)[:100]!a}"
             return None
         return values  # type: ignore[no-any-return]  # a mapping, or a lookup above had failed
+
+    def _is_late(self, values: Mapping[str, Any]) -> bool:
+        """Return whether a message belongs to an earlier round; begin anew if it belongs to a later one."""
+        run, number = str(values.get("run", "")), _count(values.get("round", 0))
+        if run == self.round[0] and number < self.round[1]:
+            return True
+        if (run, number) != self.round and (run == self.round[0] or not self.loops):
+            self.__dict__.update(ProgramMarks(self._config, self._mask).__dict__)
+            self.round = run, number
+        self.restarts = _count(values.get("restarts", 0))
+        return False
 
     def _rank(self, number: object) -> ProgramRank:
         if type(number) is not int or not 0 <= number < _MOST_RANKS:
@@ -126,9 +134,15 @@ class ProgramMarks:
         return number
 
     def _began(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
+        process = _count(values.get("process", 0))
         if not math.isnan(rank.began):
-            raise ValueError("two training loops of one rank")
-        rank.began = _moment(values["at"])
+            self.wrong = self.wrong or (
+                "the program marked two training loops; a trial has one"
+                if process == rank.process
+                else f"two processes report as rank {values['rank']}: set RANK and WORLD_SIZE for each of them"
+            )
+            return
+        rank.began, rank.process = _moment(values["at"]), process
         rank.world = _count(values["world"])
         rank.interpreter = f"{values['implementation']} {values['python']}"[:100]
 
@@ -196,7 +210,8 @@ class ProgramMarks:
             raise ValueError(f"more than {_MOST_EVENTS:,} {part} of a step")
 
     def _failed(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        self.failed = self.failed or (str(values["type"]), str(values["message"]))
+        failure = RankFailure(rank=values["rank"], kind=str(values["type"]), message=str(values["message"]))
+        self.failed = self.failed or failure
 
     def _ended(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
         rank.closed, rank.whole = _moment(values["at"]), values["whole"] is True
@@ -212,13 +227,6 @@ class ProgramMarks:
         return {number: rank for number, rank in sorted(self.ranks.items()) if not math.isnan(rank.began)}
 
 
-def _name(name: str) -> str:
-    problem = name_problem(name)
-    if problem is not None:
-        raise ValueError(problem)
-    return name
-
-
 def _moment(value: object) -> float:
     if type(value) is not float or not math.isfinite(value):
         raise ValueError(f"moment is {value!r}")
@@ -231,68 +239,108 @@ def _count(value: object) -> int:
     return value
 
 
+def _name(name: str) -> str:
+    problem = name_problem(name)
+    if problem is not None:
+        raise ValueError(problem)
+    return name
+
+
 def run_program(order: TrialOrder) -> TrialResult:
     """Run the command of `order` to its end and return its result, which may be a failure."""
     config = read_program(order.config)
     folder, out = _own_folder(order), order.paths.folder / "out"
     out.mkdir()
-    receiver, address = _receiver()
-    mask = Mask(order.secrets)
+    receiver, mask = ProgramSocket(), Mask(order.secrets)
     marks, oom_before, began = ProgramMarks(config, mask), failures.kernel_oom_kills(), time.monotonic()
-    argv = argv_of(config, out=str(out))
+    argv, environment = argv_of(config, out=str(out)), _environment(order, config, receiver.address, out)
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
-    log_file = order.paths.log.open("a+b")
+    log_file, place = order.paths.log.open("a+b"), ProgramPlace.of(order, config, argv)
     with receiver, steps_file as steps, log_file as log, ProgramOutput(log.fileno(), config.lines) as output:
         try:
-            process = subprocess.Popen(
-                argv,
-                cwd=folder,
-                env=_environment(order, config, address, out),
-                stdin=subprocess.DEVNULL,
-                stdout=output.writer,
-                stderr=output.writer,
-                preexec_fn=partial(_begin, apart=order.isolation is not None),
-            )
-        except OSError as error:
-            message = f"the command cannot be started: {argv[0]}: {error.strerror}"
-            raise DataError(ProgramPlace.of(order, config, argv).advised(message)) from error
+            process = _start(argv, folder, environment, output.writer)
+        except DataError as error:
+            message = place.advised(str(error))
+            sys.stdout.write(f"{message}\n")
+            return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message)
         output.follow(process.kill)
-        _collect(process, receiver, _Progress(config, steps, marks, load, samples))
-        process_s = time.monotonic() - began
+        watch = ProgramWatch(process, receiver.fileno())
+        _collect(receiver, _Progress(config, steps, marks, load, samples, watch))
         load.process_ended()
         end_all(lambda: descendants_of([os.getpid()]), grace_s=0)  # nothing of the program may touch the result
+        process.wait()
         printed = output.finish()
-        end = _end_of(log)  # the open file, because the program may have removed its name
+        last_line = _last_line(_end_of(log))  # the open file, because the program may have removed its name
+    failing = process.returncode != 0 or marks.failed is not None
+    reached = failing and has_file_of(order.paths.folder, order.most_bytes)
     shutil.rmtree(folder, ignore_errors=True)
     order.paths.make_room(order.paths.result)
     peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
-    ended = _Ended(
+    end = ProgramEnd(
         exit_code=process.returncode,
-        process_s=process_s,
         oom_kills=failures.kernel_oom_kills() - oom_before,
         reported={**printed.values, **marks.reported},
         unread=printed.problem,
-        last_line=_last_line(end),
+        last_line=last_line,
+        failed=marks.failed,
+        wrong=marks.wrong,
+        loops=marks.loops,
+        lost=watch.lost,
+        stopped=watch.stopped,
+        left=watch.left,
+        most_bytes=order.most_bytes,
+        reached=reached,
     )
-    failure = _failure(config, marks, ended)
+    failure = program_failure(config, end)
     code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
-    result = _result(config, marks, ended, samples, code=code)
-    extra: dict[str, Any] = {"process_s": process_s, "foreign_load": load.foreign, "stolen_load": load.stolen}
-    if config.package is not None:
-        extra |= {"facts": dict(marks.attested), "flops_per_step": config.package.flops_per_step or 0}
-    if peak is not None:
-        extra |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
+    result = _result(config, marks, end, samples, code=code)
+    extra = _measured(config, marks, load, peak)
+    if watch.ended_at is not None:
+        extra["process_s"] = watch.ended_at - began
     if failure is not None:
-        message = ProgramPlace.of(order, config, argv).advised(mask.text(failure[1]))
-        extra |= {"failure_class": failure[0], "message": message}
+        extra |= {"failure_class": failure[0], "message": place.advised(mask.text(failure[1]))}
     return mask.document(result.model_copy(update=extra))
 
 
-def _begin(*, apart: bool) -> None:
+def _measured(
+    config: ProgramConfig, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None
+) -> dict[str, Any]:
+    """Return what was measured beside the steps."""
+    measured: dict[str, Any] = {"foreign_load": load.foreign, "stolen_load": load.stolen}
+    if config.package is not None:
+        measured |= {"facts": dict(marks.attested), "flops_per_step": config.package.flops_per_step or 0}
+    if peak is not None:
+        measured |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
+    return measured
+
+
+def _start(argv: list[str], folder: Path, environment: Mapping[str, str], output: int) -> "subprocess.Popen[bytes]":
+    """Start the program. Raises DataError with the reason why it cannot be started."""
+    problem = start_problem(argv[0], folder, environment["PATH"])
+    try:
+        if problem is None:
+            return subprocess.Popen(
+                argv,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a program may signal its whole group, and this process is not of it
+                preexec_fn=_begin,
+            )
+    except OSError as error:
+        problem = start_problem(argv[0], folder, environment["PATH"], error)
+    raise DataError(problem)
+
+
+def _begin() -> None:
     """Run in the process of the program, before it: end with the trial's process, which it can then not change."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # a worker in the background of a shell ignores some
     die_with_parent()
-    if apart:
+    if landlock_version():
         keep_apart()
 
 
@@ -304,16 +352,6 @@ def _own_folder(order: TrialOrder) -> Path:
     else:
         shutil.copytree(order.dataset, folder, symlinks=True)
     return folder
-
-
-def _receiver() -> tuple[socket.socket, str]:
-    """Return a socket for the program's messages, stamped by the kernel, and its address in the abstract namespace."""
-    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-    address = f"\0ablate-trial-{secrets.token_hex(16)}"
-    receiver.bind(address)
-    receiver.setblocking(False)
-    return receiver, address
 
 
 def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Path) -> dict[str, str]:
@@ -392,11 +430,27 @@ class _Progress:
     marks: ProgramMarks
     load: _Load
     samples: DeviceSamples
+    watch: ProgramWatch
 
-    def take(self, message: bytes, seen: float) -> None:
-        values = self.marks.take(message, seen)
-        if values is None or values["rank"] != 0:
+    def take(self, receiver: ProgramSocket) -> None:
+        for message in receiver.messages():
+            self._take(message)
+
+    def _take(self, message: ProgramMessage) -> None:
+        before = self.marks.round
+        values = self.marks.take(message.content, message.seen)
+        if self.marks.round != before:
+            self.watch.forget_ranks()
+            self.steps.seek(0)
+            self.steps.truncate()
+        if values is None:
             return
+        if values["event"] == "began" and values.get("closes", False) and message.sender > 0:
+            self.watch.follow_rank(values["rank"], message.sender)
+        if values["rank"] == 0:
+            self._show(values)
+
+    def _show(self, values: Mapping[str, Any]) -> None:
         if values["event"] == "window began":
             self.load.window_began()
         elif values["event"] == "window ended":
@@ -408,39 +462,17 @@ class _Progress:
             sys.stdout.flush()
 
 
-def _collect(process: "subprocess.Popen[bytes]", receiver: socket.socket, progress: _Progress) -> None:
+def _collect(receiver: ProgramSocket, progress: _Progress) -> None:
     """Receive messages until the program has ended and none is left."""
-    ended = os.pidfd_open(process.pid)
-    try:
-        while True:
-            readable, _, _ = select.select([receiver.fileno(), ended], [], [], _POLL_S)
-            progress.samples.sample()
-            if receiver.fileno() in readable:
-                _receive(receiver, progress)
-            elif ended in readable:
-                break
-    finally:
-        os.close(ended)
-    process.wait()
-    _receive(receiver, progress)
-
-
-def _receive(receiver: socket.socket, progress: _Progress) -> None:
-    while True:
-        try:
-            message, ancillary, _flags, _address = receiver.recvmsg(_MESSAGE_BYTES, 256)
-        except BlockingIOError:
-            return
-        progress.take(message, _stamp(ancillary))
-
-
-def _stamp(ancillary: Iterable[tuple[int, int, bytes]]) -> float:
-    """Return the moment at which the kernel queued a message, in seconds of the wall clock."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
-            seconds, nanoseconds = _STAMP.unpack(data[: _STAMP.size])
-            return int(seconds) + int(nanoseconds) / 1e9
-    return math.nan
+    watch = progress.watch
+    over = False
+    while not over:
+        watch.wait()
+        progress.samples.sample()
+        progress.take(receiver)
+        over = watch.is_over(progress.marks, progress.config)
+    progress.take(receiver)
+    watch.close()
 
 
 def _peak_bytes(marks: ProgramMarks, *, on_host: bool) -> tuple[int, int] | None:
@@ -471,69 +503,8 @@ def _last_line(end: bytes) -> str:
     return printable(line[:300])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """How a program ended."""
-
-    exit_code: int
-    process_s: float
-    oom_kills: int
-    reported: Mapping[str, float]
-    unread: str | None
-    """Why a printed result cannot be read."""
-    last_line: str
-    """Of its log."""
-
-
-def _failure(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> tuple[FailureClass, str] | None:
-    """Return the failure class of a program's end and why; None for a whole measurement."""
-    if marks.failed is not None:
-        kind, message = marks.failed
-        text = printable(" ".join(f"the program raised {kind}: {message}".split()))
-        memory = kind.rpartition(".")[2] in _OOM or failures.names_memory(message)
-        return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[:2000]
-    if ended.exit_code < 0:
-        return failures.classify_exit(ended.exit_code, oom_kills=ended.oom_kills)
-    if ended.exit_code > 0:
-        if ended.oom_kills:
-            return FailureClass.OOM, "the kernel's out-of-memory killer ended a process of the program"
-        return FailureClass.USER_ERROR, f"the program ended with exit code {ended.exit_code}: {ended.last_line}"
-    if marks.wrong is not None:
-        return FailureClass.USER_ERROR, f"the program sent a message that is not of the module ablate: {marks.wrong}"
-    problem = _incomplete(config, marks, ended)
-    return None if problem is None else (FailureClass.USER_ERROR, problem)
-
-
-def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> str | None:
-    """Return what a program that ended well left out, None if nothing."""
-    loops = marks.loops
-    if not loops and config.needs != "process":
-        return "the program marked no steps: use the module ablate (docs/own-code.md), or decide by process_s"
-    problem = rank_problem(loops, config)
-    if problem is not None:
-        return problem
-    every = range(config.steps.total)
-    if config.needs == "tokens" and not all(sum(rank.tokens.get(i, 0) for rank in loops.values()) for i in every):
-        return "the program reported no tokens for a step, but tokens_per_s decides"
-    return _results_problem(config, ended)
-
-
-def _results_problem(config: ProgramConfig, ended: _Ended) -> str | None:
-    """Return what is wrong with the program's results, None if nothing is."""
-    if ended.unread is not None:
-        return ended.unread
-    num_bytes = sum(map(result_bytes, ended.reported))
-    if len(ended.reported) > MOST_RESULTS or num_bytes > MOST_RESULT_BYTES:
-        return too_many_results(len(ended.reported), num_bytes)
-    missing = sorted(name for name in config.metrics if name not in ended.reported)
-    if missing:
-        return f"the program did not report '{missing[0]}', which workload.metrics declares"
-    infinite = sorted(name for name, value in ended.reported.items() if not math.isfinite(value))
-    return f"the program reported {ended.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None
-
-
 def _result(
-    config: ProgramConfig, marks: ProgramMarks, ended: _Ended, samples: DeviceSamples, *, code: str | None
+    config: ProgramConfig, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
 ) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all."""
     loops = list(marks.loops.values())
@@ -554,9 +525,9 @@ def _result(
         rank_tokens=_timed_tokens(config, loops) if len(loops) > 1 else None,
         window_s=slowest.window_s if clocked and slowest else None,
         window_seen_s=slowest.window_seen_s if clocked and slowest else None,
-        reported={name: value for name, value in ended.reported.items() if math.isfinite(value)},
+        reported={name: value for name, value in end.reported.items() if math.isfinite(value)},
         kernels=tuple(marks.kernels),
-        exit_code=ended.exit_code,
+        exit_code=end.exit_code,
     )
     closed = None if slowest is None else slowest.closed
     return TrialResult.partial(

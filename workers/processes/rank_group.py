@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments.documents import write_whole
 from experiments.runtime.processes import die_with_parent
-from workers.processes.failures import CANNOT_WRITE
+from workers.processes.failures import CANNOT_WRITE, signal_name
 from workers.processes.result import TrialResult, read_result
 
 RankWork = Callable[[int], TrialResult]
@@ -105,7 +105,7 @@ def _first_failure(results: dict[int, TrialResult], ranks: dict[int, int], world
 def _end_like(rank: int, world: int, code: int, ranks: dict[int, int]) -> None:
     """End this process as a rank has ended, which left no result."""
     _end(ranks)
-    how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} without a result"
+    how = f"died of {signal_name(-code)}" if code < 0 else f"ended with exit code {code} without a result"
     sys.stdout.write(f"rank {rank} of {world} {how}\n")
     sys.stdout.flush()
     if code < 0:

@@ -12,6 +12,8 @@ class ProgramRank:
     """Messages of one process of the program. Moments are seconds of the monotonic clock of the machine."""
 
     began: float = math.nan
+    process: int | None = None
+    """The process that began it, by its own number of it."""
     world: int | None = None
     """Number of ranks that this one knows of."""
     ended: dict[int, float] = field(default_factory=dict)

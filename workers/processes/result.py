@@ -19,7 +19,7 @@ from experiments.records.program_report import ProgramReport
 from experiments.runtime.isolation import Isolation, python_folders
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
 from workers.isolation import system_folders
-from workers.paths import TrialPaths, open_plain
+from workers.paths import MOST_OUTPUT, TrialPaths, open_plain
 
 MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"
 """Folder of the module `ablate`, which commands import."""
@@ -81,6 +81,8 @@ class TrialOrder:
     """Values of the node's secrets that the program gets, by their variables."""
     prepare_only: bool = False
     """Only build the dataset from the corpus, or copy the code, so that no trial's time includes it."""
+    most_bytes: int = MOST_OUTPUT.bytes
+    """Largest file that it may write: as much space as all its files may use."""
     start_by: float = math.inf
     """Boot time at which the lease of the block is over: a later start does nothing."""
     locks: tuple[str, ...] = ()
@@ -120,7 +122,6 @@ class TrialOrder:
             # XLA's runtime talks to itself over them, and so do the ranks of a trial
             sockets=self.device_type == "xla" or own_process or self.devices > 1 or self.meeting is not None,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
-            temporary=self.paths.temporary,
         )
         return replace(self, isolation=isolation)
 

@@ -18,7 +18,7 @@ from experiments.runtime.processes import adopt_orphans, children_of
 from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
-from workers.paths import Usage, usage_of
+from workers.paths import MOST_OUTPUT, Usage, usage_of
 from workers.processes.failures import TOO_LATE, kernel_oom_kills
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian, end_trial
@@ -29,10 +29,6 @@ _log = logging.getLogger(__name__)
 
 _SAMPLE_S = 0.5
 """Time between two samples of the trial's peak resident set, which is lost when the kernel kills it."""
-
-
-MOST_OUTPUT = Usage(bytes=4 * 2**30, files=200_000)
-"""What the files of a running trial may use by default."""
 _LOOK_S = 1.0
 _LOOK_SHARE = 50
 """The worker looks at a trial's files every second, and so seldom that it spends one part in 50 of its time on it."""
@@ -159,7 +155,7 @@ class TrialRunner:
     def started(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Iterator[RunningTrial]:
         """Start a trial; leaving the context ends it in any case."""
         start, oom_before = time.monotonic(), kernel_oom_kills()
-        process = self.server.start(replace(order, start_by=lease.until))
+        process = self.server.start(replace(order, start_by=lease.until, most_bytes=self._most_output.bytes))
         trial = RunningTrial(process, order, timeout_s=timeout_s, began=start, oom_before=oom_before)
         self._trainers.add(trial.pid)
         self.guardian.watch(trial.pid, order.trial_id)

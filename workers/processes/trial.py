@@ -18,14 +18,15 @@ from typing import NamedTuple
 from experiments.design.trainable import trainable
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
-from experiments.runtime.kernel_limits import enclose
+from experiments.runtime.isolation import use_temporary
+from experiments.runtime.kernel_limits import enclose, own_ipc
 from experiments.runtime.processes import adopt_orphans, die_with_parent
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
 from workers.lease import boot_time_s
 from workers.processes import built_in
 from workers.processes.code_copy import copy_code
-from workers.processes.failures import CANNOT_WRITE, MAX_FILE_BYTES, TOO_LATE, describe
+from workers.processes.failures import CANNOT_WRITE, TOO_LATE, describe
 from workers.processes.program import run_program
 from workers.processes.rank_group import run_ranks
 from workers.processes.result import TrialOrder, TrialResult
@@ -42,17 +43,16 @@ def main(order: TrialOrder) -> None:
 def _run(order: TrialOrder) -> None:
     """Write the result file of a trial. It contains the class of any exception from its work."""
     _detach(order)
-    _limit_files(None if order.prepare_only else MAX_FILE_BYTES)  # a dataset may be large
+    _limit_files(None if order.prepare_only else order.most_bytes)  # a dataset may be large
     target = order.paths.prepared if order.prepare_only else order.paths.result
     lock = DeviceLock(order.locks)  # released by the end of this process
     try:
         lock.take(patience_s=TRAINER_PATIENCE_S)
-        if order.isolation is not None:
-            order.isolation.use_temporary()
+        use_temporary(order.paths.temporary)
         ranks = built_in.ranks_of(order)
         result = _work(order) if ranks is None else _run_ranks(order, ranks)
     except Exception as error:  # the task boundary: the result file records it
-        result = _failure_of(error)
+        result = _failure_of(order, error)
     sys.stdout.flush()
     sys.stderr.flush()
     write_whole(target, result.model_dump_json())
@@ -70,6 +70,7 @@ def _detach(order: TrialOrder) -> None:
     os.setsid()
     _die_with_the_worker()
     adopt_orphans()
+    own_ipc()
     if boot_time_s() > order.start_by:
         os._exit(TOO_LATE)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the fork server's handler ends all trials
@@ -116,14 +117,14 @@ def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
         _isolate(order, alone=False)
         return built_in.run_rank(order, rank)
     except Exception as error:  # the boundary of a rank, as that of a task
-        return _failure_of(error)
+        return _failure_of(order, error)
 
 
-def _failure_of(error: Exception) -> TrialResult:
+def _failure_of(order: TrialOrder, error: Exception) -> TrialResult:
     """Print the traceback of an exception that ended a process; return the result that names it."""
+    failure, message = describe(error, most_bytes=order.most_bytes)
     _limit_files(None)  # the traceback and the result still have to be written
     traceback.print_exc()
-    failure, message = describe(error)
     peaks = _gpu_peaks() if failure is FailureClass.OOM and not isinstance(error, MemoryError) else {}
     return TrialResult.partial(failure_class=failure, message=message, **peaks)
 

@@ -201,6 +201,32 @@ def test_the_deciding_metric_says_which_marks_are_needed() -> None:
     assert needs == {"tokens_per_s": "tokens", "step_s": "steps", "process_s": "process"}
 
 
+@pytest.mark.parametrize(
+    ("command", "refused"),
+    [
+        (["bash", "-c", "python train.py | tee log"], True),
+        (["/bin/sh", "-ec", "python train.py 2>&1|tee log"], True),
+        (["env", "A=1", "bash", "-lc", "python train.py |& tee log"], True),
+        (["bash", "-o", "pipefail", "-c", "python train.py | tee log"], False),
+        (["bash", "-c", "set -o pipefail; python train.py | tee log"], False),
+        (["bash", "-c", "python train.py || exit 3"], False),
+        (["bash", "-c", "python train.py --pattern 'a|b'"], False),
+        (["bash", "-c", "python 'train.py"], False),
+        (["bash", "run.sh", "a|b"], False),
+        (["python", "train.py", "|"], False),
+        (["bash", "-c"], False),
+    ],
+)
+def test_a_pipe_that_hides_a_failure_may_not_decide_by_the_time_of_the_process(
+    command: list[str],
+    refused: bool,
+) -> None:
+    timed = values(workload__command=command, verdict={"primary": {"metric": "process_s", "margin": "1%"}})
+    assert [where for where, _detail in problems(timed)] == ["#/workload/command"] * refused
+    marked = values(workload__command=command, verdict={"primary": {"metric": "step_s", "margin": "1%"}})
+    assert problems(marked) == [], "the marks show whether it trained"
+
+
 def test_json_of_a_configuration_is_read_back_and_a_strange_field_is_refused() -> None:
     config = ProgramConfig(
         command=("a", "b"), env={"A": "1"}, code={"git": "/g", "commit": "abcdef1"}, environment="lab"

@@ -74,6 +74,15 @@ def test_classify_exit(
     assert classify_exit(exit_code, oom_kills=oom_kills, disk_full=True)[0] is expected_on_full_disk
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV, 40])
+def test_a_trial_whose_program_can_signal_it_is_no_fault_of_the_node(number: int) -> None:
+    failure, message = classify_exit(-number, oom_kills=0, may_kill_itself=True)
+    assert (failure, "which its program can send" in message) == (FailureClass.USER_ERROR, True)
+    assert classify_exit(-number, oom_kills=0, may_kill_itself=True, disk_full=True)[0] is FailureClass.INFRA_NODE
+    assert classify_exit(-signal.SIGKILL, oom_kills=1, may_kill_itself=True)[0] is FailureClass.OOM
+    assert classify_exit(CANNOT_WRITE, oom_kills=0, may_kill_itself=True)[0] is FailureClass.INFRA_NODE
+
+
 def test_disk_is_full_of_a_folder_with_space_and_of_none(tmp_path: Path) -> None:
     assert not disk_is_full(tmp_path)
     assert disk_is_full(tmp_path / "nowhere")

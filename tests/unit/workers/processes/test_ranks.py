@@ -11,6 +11,7 @@ import pytest
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import clocks_differ
 from tests.programs import program_config, ran, write_program
+from workers.processes import program_end
 from workers.processes.program import ProgramMarks
 from workers.processes.ranks import rank_problem
 
@@ -72,16 +73,16 @@ def test_the_tokens_of_each_rank_are_kept_and_a_rank_that_reports_half_of_them_s
         ({"before": "if rank == 2: os.environ['RANK'] = '5'"}, "rank 2 of 3 marked no steps"),
         ({"before": "os.environ['WORLD_SIZE'] = '2'"}, "rank 2 marked steps, but the program has 2 ranks"),
         ({"before": "if rank == 1: os.environ['WORLD_SIZE'] = '4'"}, "rank 0 has 3, rank 1 has 4, rank 2 has 3"),
-        ({"before": "os.environ['RANK'] = '0'"}, "two training loops of one rank"),
+        ({"before": "os.environ['RANK'] = '0'"}, "two processes report as rank 0: set RANK and WORLD_SIZE"),
         ({"inside": "if (rank, step.index) == (1, 3): break"}, "rank 1 marked 3 of 5 steps"),
-        ({"after": "    if rank == 2: os._exit(0)"}, "rank 2 marked 5 of 5 steps, or left the trial"),
+        ({"after": "    if rank == 2: os._exit(0)"}, "rank 2 of 3 died before the end of its trial"),
         ({"seed": "7 + rank"}, "rank 1 trained with seed 8; the block has seed 7"),
         ({"before": "ablate.platform = type('p', (), {'python_version': lambda: str(rank),"
                     " 'python_implementation': lambda: 'x'})"}, "disagree about their interpreter: rank 0 has x 0"),
         ({"before": "ablate._packages = lambda: {'torch': str(rank)}"}, "disagree about their packages"),
-        ({"inside": "if (rank, step.index) == (1, 2): raise ValueError('odd')"}, "ValueError: odd"),
-        ({"inside": "if (rank, step.index) == (1, 2): os._exit(3)"}, "exit code 1"),
-        ({"inside": "if (rank, step.index) == (2, 2): os.kill(os.getpid(), 9)"}, "exit code 1"),
+        ({"inside": "if (rank, step.index) == (1, 2): raise ValueError('odd')"}, "rank 1 of 3 raised builtins.Val"),
+        ({"inside": "if (rank, step.index) == (1, 2): os._exit(3)"}, "rank 1 of 3 died before the end of its trial"),
+        ({"inside": "if (rank, step.index) == (2, 2): os.kill(os.getpid(), 9)"}, "rank 2 of 3 died before the end"),
     ],
 )  # fmt: skip
 def test_ranks_that_disagree_or_are_missing_are_named(tmp_path: Path, changes: dict[str, str], words: str) -> None:
@@ -149,3 +150,92 @@ def test_a_rank_whose_clock_runs_slow_does_not_hide_that_it_is_the_slowest(tmp_p
     assert result.failure_class is None, result.message
     assert result.program.window_s < 0.04 < 0.085 < result.program.window_seen_s
     assert clocks_differ(result.program.window_s, result.program.window_seen_s)
+
+
+WAITS = "if (rank, step.index) == (1, 2): {fault}\n        if rank != 1 and step.index == 3: time.sleep(600)"
+"""One rank fails, and the others wait for it as in a collective."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise RuntimeError('NCCL error')", "rank 1 of 3 raised builtins.RuntimeError: NCCL error"),
+        ("sys.exit(7)", "rank 1 of 3 ended with exit code 7"),
+        ("os._exit(0)", "rank 1 of 3 died before the end of its trial"),
+        ("os.kill(os.getpid(), 9)", "rank 1 of 3 died before the end of its trial"),
+        ("os.abort()", "rank 1 of 3 died before the end of its trial"),
+    ],
+)
+def test_ranks_that_wait_for_a_lost_one_are_ended_and_the_lost_one_is_named(
+    tmp_path: Path, fault: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their launcher waits for the first one only."""
+    monkeypatch.setattr(program_end, "_LOST_PATIENCE_S", 0.5)
+    folder = write_program(tmp_path / "code", LAUNCHER.partition("while any")[0] + "sys.exit(ranks[0].wait())")
+    source = RANK.format(before="", seed="7", inside=WAITS.format(fault=fault), tokens="10", after="")
+    folder.joinpath("rank.py").write_text(source, encoding="utf-8")
+    result = ran(program_config(folder, command=("python", "train.py", "3")), tmp_path / "home")
+    assert result.failure_class is FailureClass.USER_ERROR
+    assert words in str(result.message)
+    assert "was ended" in str(result.message)
+
+
+ELASTIC = """
+import os, subprocess, sys
+e = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_RUN_ID": "a"}
+for count in range(3):
+    code = subprocess.call([sys.executable, "rank.py"], env={**e, "TORCHELASTIC_RESTART_COUNT": str(count)})
+    if not code:
+        break
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("fault", ["os._exit(1)", "raise ValueError('lost a peer')", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_the_last_round_of_an_elastic_launcher_counts(
+    tmp_path: Path, fault: str, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_end, "_LOST_PATIENCE_S", 0.0)
+    folder = write_program(tmp_path / "code", ELASTIC)
+    inside = f"if step.index == 2 and int(os.environ['TORCHELASTIC_RESTART_COUNT']) < {failing}: {fault}"
+    report = "    trial.report(round=int(os.environ['TORCHELASTIC_RESTART_COUNT']))"
+    source = RANK.format(before="", seed="7", inside=inside, tokens="10", after=report)
+    folder.joinpath("rank.py").write_text(source, encoding="utf-8")
+    result = ran(program_config(folder, command=("python", "train.py")), tmp_path / "home")
+    assert (result.failure_class is None) == (failing < 3), result.message
+    if failing < 3:
+        assert result.program is not None
+        assert result.program.reported == {"round": float(failing)}
+        assert len(result.program_steps) == 5
+
+
+def test_any_interleaving_of_rounds_gives_the_last_round_alone() -> None:
+    """Late messages of an earlier round, cut off anywhere, change nothing."""
+    chance = random.Random(20261128)  # noqa: S311
+    for _ in range(150):
+        world, rounds = chance.randint(1, 4), chance.randint(2, 4)
+        queues = []
+        for number in range(rounds):
+            for rank in range(world):
+                rows = messages_of(rank, world=world, pace_s=0.01 * (number + 1))
+                kept = rows if number == rounds - 1 else rows[: chance.randrange(len(rows))]
+                place = {"run": "a", "round": number, "restarts": rounds - 1 - number}
+                queues.append([({**values, **place}, seen) for values, seen in kept])
+        marks, config = ProgramMarks(program_config(None)), program_config(None)
+        while any(queues):
+            values, seen = chance.choice([queue for queue in queues if queue]).pop(0)
+            marks.take(json.dumps(values).encode(), seen)
+            assert marks.wrong is None
+        assert rank_problem(marks.loops, config) is None
+        assert {round(rank.window_s, 6) for rank in marks.loops.values()} == {0.03 * rounds}
+        assert marks.restarts == 0
+
+
+def test_two_launchers_after_each_other_are_two_loops_and_no_rounds() -> None:
+    marks = ProgramMarks(program_config(None))
+    for run, process in (("a", 1), ("b", 2)):
+        for values, seen in messages_of(0, world=1, pace_s=0.01):
+            message = {**values, "run": run, "round": 1 if run == "a" else 0, "process": process}
+            marks.take(json.dumps(message).encode(), seen)
+    assert "two processes report as rank 0" in str(marks.wrong)

@@ -15,7 +15,7 @@ from model.facts import ModelFact
 from tests.integration.worker_service import config_json, corpus
 from workers.environment_variables import chosen_caches, keep_kernels
 from workers.errors import DeviceMissing
-from workers.paths import WorkPaths
+from workers.paths import TrialPaths, WorkPaths
 from workers.processes import built_in, trial
 from workers.processes.built_in import check_corpus
 from workers.processes.failures import classify
@@ -117,7 +117,7 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = WorkPaths(home=tmp_path).trial("att_1", "trl_1")
-    order = TrialOrder(trial_id="trl_1", config={}, paths=paths, data_dir=tmp_path, device_type="cpu")
+    order = TrialOrder(trial_id="trl_1", config={}, paths=paths, data_dir=tmp_path, device_type="cpu", most_bytes=2**20)
     tries = 100_000
 
     def chatters(_order: TrialOrder) -> None:
@@ -125,7 +125,6 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
             sys.stdout.write("once more, and once more, and once more\n")
 
     monkeypatch.setattr(trial, "_work", chatters)
-    monkeypatch.setattr(trial, "MAX_FILE_BYTES", 2**20)
     child = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
     child.start()
     child.join(60)
@@ -133,19 +132,20 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
     result = read_result(paths.result)
     assert result is not None
     assert result.failure_class is FailureClass.OUTPUT_LIMIT
-    assert "to one file, such as its log" in (result.message or "")
+    assert "(ABLATE_TRIAL_DISK_GIB)" in (result.message or "")
     assert 2**20 <= paths.log.stat().st_size < 2**20 + 10_000 < tries * 40
     assert "File too large" in paths.log.read_text()[-1000:]
 
 
 def test_a_gpu_that_runs_out_of_memory_says_how_much_was_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     full, host = torch.OutOfMemoryError("CUDA out of memory"), MemoryError()
-    results = [trial._failure_of(error) for error in (full, host)]
+    order = TrialOrder(trial_id="", config={}, paths=TrialPaths(folder=Path()), data_dir=Path(), device_type="cpu")
+    results = [trial._failure_of(order, error) for error in (full, host)]
     assert [result.peak_allocated_bytes for result in results] == [None, None]  # no GPU was used
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 70 << 30)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 75 << 30)
-    results = [trial._failure_of(error) for error in (full, host, ValueError("no memory error"))]
+    results = [trial._failure_of(order, error) for error in (full, host, ValueError("no memory error"))]
     assert [(result.peak_allocated_bytes, result.peak_reserved_bytes) for result in results] == [
         (70 << 30, 75 << 30),
         (None, None),

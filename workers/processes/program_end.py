@@ -1,0 +1,295 @@
+"""How a program ended, and what that makes of its trial.
+
+A program ends with its last process. A signal whose sender is unknown counts as the program's own, because a node would
+otherwise answer for a program that ends itself.
+"""
+
+import math
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from experiments.design.program import ProgramConfig
+from experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
+from experiments.outcomes import FailureClass
+from experiments.records.program_report import printable
+from experiments.runtime.processes import command_of, descendants_of
+from workers.processes import failures
+from workers.processes.ranks import ProgramRank, rank_problem
+
+_GRACE_S = 10.0
+"""Time that the other processes of a program have to end after its first process."""
+_HELPERS_GRACE_S = 1.0
+"""The same, of a program whose marks are whole: only its `process_s` depends on them."""
+_LOST_PATIENCE_S = 5.0
+"""Time that a program has to end by itself after one of its ranks failed."""
+_POLL_S = 0.05
+_OOM = ("OutOfMemoryError", "MemoryError")
+_TOO_LARGE = ("File too large", "File size limit exceeded", "os error 27", "EFBIG", "SIGXFSZ")
+"""Words of programs in several languages about a file beyond the limit."""
+_EXIT = "builtins.SystemExit"
+_SHELL, _CODES, _MOST_SIGNALS = 128, 256, 64
+_HINTS: dict[int, str] = {
+    signal.SIGBUS: "a bus error: most often shared memory (/dev/shm) or a disk is full",
+    signal.SIGSEGV: "a memory error in compiled code",
+    signal.SIGABRT: "compiled code gave up",
+    signal.SIGXCPU: "it used up the processor time that `ulimit -t` allows",
+    signal.SIGXFSZ: "it wrote a file beyond the limit",
+    signal.SIGKILL: "neither the worker nor the kernel's out-of-memory killer sent it",
+}
+_MOST_NAMED, _LONGEST_COMMAND = 3, 120
+"""Of the processes that a program left."""
+
+
+class RankMarks(Protocol):
+    """The messages of a program, as far as its end depends on them."""
+
+    failed: "RankFailure | None"
+    restarts: int
+
+    @property
+    def loops(self) -> dict[int, ProgramRank]:
+        """The ranks that began a training loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """An exception that left the trial of a rank."""
+
+    rank: int
+    kind: str
+    """Module and name of its class."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramEnd:
+    """How a program ended."""
+
+    exit_code: int
+    """Of its first process."""
+    oom_kills: int
+    reported: Mapping[str, float]
+    unread: str | None
+    """Why a printed result cannot be read."""
+    last_line: str
+    """Of its log."""
+    failed: RankFailure | None
+    """The first exception."""
+    wrong: str | None
+    """What is wrong with the first message that is wrong."""
+    loops: Mapping[int, ProgramRank]
+    """The ranks that began a training loop."""
+    lost: int | None
+    """Rank whose process ended without closing its trial, before any rank failed."""
+    stopped: bool
+    """Whether the program did not end by itself after it had lost a rank."""
+    left: tuple[str, ...]
+    """Commands of the processes that did not end after the first one."""
+    most_bytes: int
+    """Limit of a file."""
+    reached: bool
+    """Whether a file is as large as that."""
+
+
+class ProgramWatch:
+    """Waits for the end of a program: of its first process, then of the others; of all of them when a rank is lost."""
+
+    def __init__(self, first: "subprocess.Popen[bytes]", receiver: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(receiver, select.POLLIN)
+        self._handles: dict[int, int] = {}
+        """Processes by their open handles."""
+        self._ranks: dict[int, int] = {}
+        """Ranks by processes."""
+        self._over: set[int] = set()
+        """Processes that ended."""
+        self._lost_at = math.inf
+        self._woke_at, self._must_end_by = math.nan, math.inf
+        self._was_whole = False
+        self._first = first
+        self.lost: int | None = None
+        self.stopped = False
+        self.left: tuple[str, ...] = ()
+        self.ended_at: float | None = None
+        """Moment at which the last process had ended; None where some had to be ended."""
+        self._follow(first.pid)
+
+    def close(self) -> None:
+        """Close all handles."""
+        for handle in self._handles:
+            os.close(handle)
+
+    def follow_rank(self, rank: int, pid: int) -> None:
+        """Note that this process has to close the trial of `rank`."""
+        self._ranks[pid] = rank
+        self._follow(pid)
+
+    def forget_ranks(self) -> None:
+        """Note that the ranks begin again."""
+        self._ranks.clear()
+        self._lost_at, self.lost = math.inf, None
+
+    def wait(self) -> None:
+        """Wait for a message or for the end of a process, but not for long."""
+        for handle, _events in self._poll.poll(_POLL_S * 1e3):
+            if handle in self._handles:
+                self._over.add(self._handles.pop(handle))
+                self._poll.unregister(handle)
+                os.close(handle)
+        self._woke_at = time.monotonic()
+
+    def is_over(self, marks: RankMarks, config: ProgramConfig) -> bool:
+        """Return whether the program has ended or has to be ended; call it after the messages were received."""
+        self._note_lost(marks)
+        if self._first.pid not in self._over:
+            self.stopped = self._woke_at > self._lost_at + _LOST_PATIENCE_S
+            return self.stopped
+        self._first.wait()
+        if _no_child_is_left():
+            self.ended_at = self._woke_at
+            return True
+        whole = config.needs != "process" and bool(marks.loops) and rank_problem(marks.loops, config) is None
+        if math.isinf(self._must_end_by) or whole != self._was_whole:
+            self._must_end_by, self._was_whole = self._woke_at + (_HELPERS_GRACE_S if whole else _GRACE_S), whole
+        pids = descendants_of([os.getpid()])
+        if self._woke_at > min(self._must_end_by, self._lost_at + _LOST_PATIENCE_S):
+            commands = (command_of(pid)[:_LONGEST_COMMAND] or f"process {pid}" for pid in pids)
+            self.left = () if whole else tuple(map(printable, commands))
+            return True
+        for pid in pids:
+            self._follow(pid)
+        return False
+
+    def _follow(self, pid: int) -> None:
+        if pid in self._handles.values():
+            return
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._over.add(pid)
+            return
+        self._handles[handle] = pid
+        self._poll.register(handle, select.POLLIN)
+
+    def _note_lost(self, marks: RankMarks) -> None:
+        """Note the first rank that failed, or died; under a launcher that starts it again, none."""
+        if marks.restarts or not math.isinf(self._lost_at):
+            return
+        if marks.failed is not None:
+            self._lost_at = self._woke_at
+            return
+        dead = [rank for pid, rank in self._ranks.items() if pid in self._over]
+        self.lost = next((rank for rank in dead if marks.loops[rank].closed is None), None)
+        self._lost_at = math.inf if self.lost is None else self._woke_at
+
+
+def _no_child_is_left() -> bool:
+    """Return whether no process of the program lives: this process is the parent of those that lost theirs."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return False
+    return True
+
+
+def program_failure(config: ProgramConfig, end: ProgramEnd) -> tuple[FailureClass, str] | None:
+    """Return the failure class of a program's end and why; None for a whole measurement."""
+    problems = [*_problems(config, end)]
+    if not problems:
+        return None
+    text = printable(" ".join("; ".join(problems).split()))
+    if end.oom_kills:
+        return FailureClass.OOM, f"the kernel's out-of-memory killer ended a process of the program; {text}"[:2000]
+    if end.reached or any(words in text for words in _TOO_LARGE):
+        return FailureClass.OUTPUT_LIMIT, f"{failures.too_large(end.most_bytes)}; {text}"[:2000]
+    failed = end.failed
+    memory = failed is not None and (failed.kind.rpartition(".")[2] in _OOM or failures.names_memory(failed.message))
+    return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[:2000]
+
+
+def _problems(config: ProgramConfig, end: ProgramEnd) -> Iterator[str]:
+    """Yield what is wrong with a program's end, the cause first."""
+    several = len(end.loops) > 1 or any((rank.world or 1) > 1 for rank in end.loops.values())
+    died = end.lost is not None and (several or end.stopped)
+    if end.lost is not None and died:
+        yield f"{_who(end.lost, end, several)} died before the end of its trial"
+    if end.failed is not None:
+        yield f"{_who(end.failed.rank, end, several)} {_raised(end.failed)}"
+    elif end.exit_code and not end.stopped:
+        yield f"the program {exit_words(end.exit_code)}: {end.last_line}"
+    elif not died and (problem := end.wrong or _incomplete(config, end)) is not None:
+        yield problem
+    if end.stopped:
+        yield f"the rest of the program had not ended {_LOST_PATIENCE_S:g} s later, and was ended"
+    if end.left:
+        more = f" and {len(end.left) - _MOST_NAMED} more" if len(end.left) > _MOST_NAMED else ""
+        yield (
+            f"the command ended while its own processes still ran: {', '.join(end.left[:_MOST_NAMED])}{more};"
+            f" it has to wait for them (in a shell: `wait`) or end them within {_GRACE_S:g} s"
+        )
+
+
+def _who(number: int, end: ProgramEnd, several: bool) -> str:
+    world = max((rank.world or 1 for rank in end.loops.values()), default=1)
+    return f"rank {number} of {max(world, len(end.loops))}" if several else "the program"
+
+
+def _raised(failed: RankFailure) -> str:
+    if failed.kind != _EXIT:
+        return f"raised {failed.kind}: {failed.message}"
+    if not re.fullmatch(r"-?\d{1,9}", failed.message):
+        return f"ended itself: {failed.message}"
+    code = int(failed.message)
+    return exit_words(code % _CODES) if abs(code) < _CODES else f"ended with exit code {code}"
+
+
+def exit_words(code: int) -> str:
+    """Return what an exit code says: of a process, -N for signal N; of a shell or of Python, which report signals."""
+    if code < 0:
+        return f"died of {_signal_words(-code)}"
+    if _SHELL < code <= _SHELL + _MOST_SIGNALS:
+        return f"ended with exit code {code}, as a shell reports {_signal_words(code - _SHELL)}"
+    if _CODES - _MOST_SIGNALS < code < _CODES - 1:  # the last one is most often sys.exit(-1)
+        return f"ended with exit code {code}, as Python reports {_signal_words(_CODES - code)}"
+    return f"ended with exit code {code}"
+
+
+def _signal_words(number: int) -> str:
+    hint = _HINTS.get(number)
+    return failures.signal_name(number) + ("" if hint is None else f" ({hint})")
+
+
+def _incomplete(config: ProgramConfig, end: ProgramEnd) -> str | None:
+    """Return what a program that ended well left out, None if nothing."""
+    loops = end.loops
+    if not loops and config.needs != "process":
+        return "the program marked no steps: use the module ablate (docs/own-code.md), or decide by process_s"
+    problem = rank_problem(loops, config)
+    if problem is not None:
+        return problem
+    every = range(config.steps.total)
+    if config.needs == "tokens" and not all(sum(rank.tokens.get(i, 0) for rank in loops.values()) for i in every):
+        return "the program reported no tokens for a step, but tokens_per_s decides"
+    return _results_problem(config, end)
+
+
+def _results_problem(config: ProgramConfig, end: ProgramEnd) -> str | None:
+    """Return what is wrong with the program's results, None if nothing is."""
+    if end.unread is not None:
+        return end.unread
+    num_bytes = sum(map(result_bytes, end.reported))
+    if len(end.reported) > MOST_RESULTS or num_bytes > MOST_RESULT_BYTES:
+        return too_many_results(len(end.reported), num_bytes)
+    missing = sorted(name for name in config.metrics if name not in end.reported)
+    if missing:
+        return f"the program did not report '{missing[0]}', which workload.metrics declares"
+    infinite = sorted(name for name, value in end.reported.items() if not math.isfinite(value))
+    return f"the program reported {end.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None
