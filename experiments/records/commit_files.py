@@ -107,11 +107,12 @@ class _Part:
         left_out = left_out_names(inside)
         return [entry for name, entry in inside.items() if name not in left_out]
 
-    def _listed(self, **variables: str) -> Iterator[_Entry]:
+    def _listed(self, *, replacing: bool = True) -> Iterator[_Entry]:
         """Yield the commit's entries below the folder."""
         prefix = self.repository.prefix
         where = ("--", prefix) if prefix else ()
-        for line in names_in(self.repository.read("ls-tree", "-rz", "--full-tree", self.commit, *where, **variables)):
+        command = ("ls-tree", "-rz", "--full-tree", self.commit, *where)
+        for line in names_in(self.repository.read(*command, replacing=replacing)):
             head, name = line.split("\t", 1)
             mode, _kind, hashed = head.split(" ")
             if name.startswith(prefix):
@@ -123,7 +124,7 @@ class _Part:
         replaced = set(listed.decode().split())
         if not replaced:
             return
-        own = list(self._listed(GIT_NO_REPLACE_OBJECTS="1"))
+        own = list(self._listed(replacing=False))
         if own != entries or any(entry.object in replaced for entry in entries):
             here = self.repository.here
             hint = f"type `{here} replace --list`, and `{here} replace -d OBJECT`"
@@ -276,7 +277,8 @@ class _Part:
                 continue
             for above in (self.repository.git_dir, self.repository.common_dir):
                 if (above / "modules" / module / "HEAD").is_file():
-                    yield Repository(git_dir=above / "modules" / module, folder=None)
+                    git_dir, any_owner = above / "modules" / module, self.repository.any_owner
+                    yield Repository(git_dir=git_dir, folder=None, any_owner=any_owner)
 
 
 def _attributes(output: bytes) -> dict[tuple[str, str], str]:

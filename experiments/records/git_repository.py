@@ -53,7 +53,7 @@ class Repository:
     prefix: str = ""
     """Of the folder below the root of the work tree, with a slash at its end."""
     any_owner: bool = False
-    """Whether it may belong to another user."""
+    """Whether it may belong to another user. Then only settings of the repository count."""
 
     @classmethod
     def around(cls, folder: Path, *, any_owner: bool = False) -> "Repository":
@@ -68,10 +68,12 @@ class Repository:
             return cls(git_dir=git_dir, folder=None, any_owner=any_owner)
         return cls(git_dir=git_dir, folder=folder, prefix=asked("--show-prefix"), any_owner=any_owner)
 
-    def read(self, *arguments: str, stdin: bytes = b"", **variables: str) -> bytes:
-        """Run a command that needs objects only."""
-        where = {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(self.git_dir)}  # a stored one may be gone
-        return run_git(self.git_dir, *arguments, stdin=stdin, variables={**where, **variables})
+    def read(self, *arguments: str, stdin: bytes = b"", replacing: bool = True) -> bytes:
+        """Run a command that needs objects only; without `replacing`, as if nobody had used `git replace`."""
+        variables = {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(self.git_dir)}  # a stored one may be gone
+        if not replacing:
+            variables["GIT_NO_REPLACE_OBJECTS"] = "1"
+        return run_git(self.git_dir, *arguments, stdin=stdin, variables=variables, any_owner=self.any_owner)
 
     def read_work_tree(self, *arguments: str, stdin: bytes = b"") -> bytes:
         """Run a command below the folder of the work tree."""
@@ -82,7 +84,7 @@ class Repository:
     def write(self, files: Path, index: Path, *arguments: str, stdin: bytes = b"") -> bytes:
         """Run a command with another work tree and index. Raises CodeArchiveError for a filter that fails, too."""
         where = {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": str(index)}
-        return run_git(files, *arguments, stdin=stdin, variables=where, strict=True)
+        return run_git(files, *arguments, stdin=stdin, variables=where, any_owner=self.any_owner, strict=True)
 
     def commit(self, revision: str) -> str:
         """Return the whole name of a commit. Raises CodeArchiveError."""
@@ -152,9 +154,10 @@ def run_git(
     Without `variables`, git looks for the repository around the folder. `strict`: errors that git survives count.
     """
     settings = (*_SETTINGS, *(("safe.directory=*",) if any_owner else ()))
+    own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"} if any_owner else {}  # closed to a trial
     command = [
         *("env", *(part for name in _OF_A_HOOK for part in ("-u", name))),
-        *(f"{name}={value}" for name, value in {**_ALWAYS, **(variables or {})}.items()),
+        *(f"{name}={value}" for name, value in {**_ALWAYS, **own, **(variables or {})}.items()),
         *("git", *(part for setting in settings for part in ("-c", setting)), "-C", str(folder), *arguments),
     ]
     status, output, errors = _run(command, folder, stdin)
