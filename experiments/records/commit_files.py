@@ -48,7 +48,7 @@ def write_commit(folder: Path, revision: str, target: Path, *, any_owner: bool =
         raise CodeArchiveError(f"{str(folder)!r} is no folder")
     repository = Repository.around(folder, any_owner=any_owner)
     commit = repository.commit(revision)
-    part = _Part(repository=repository, commit=commit, name=f"commit {revision} of {str(folder)!r}")
+    part = _Checkout(repository=repository, commit=commit, name=f"commit {revision} of {str(folder)!r}")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".commit-") as place:
         files = Path(place, "files")
         names = set(part.write(files))
@@ -70,7 +70,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _Checkout:
     """The files of one repository: of the one around the folder, or of a submodule."""
 
     repository: Repository
@@ -236,7 +236,7 @@ class _Part:
         reasons += [f"{setting}={value}" for setting, value in settings.items() if value not in {"", "false"}]
         return ", ".join(reasons) or "attributes or settings changed after the last checkout"
 
-    def _submodule(self, entry: _Entry, modified: set[str] | None) -> "_Part":
+    def _submodule(self, entry: _Entry, modified: set[str] | None) -> "_Checkout":
         """Return the part of a submodule. Raises CodeArchiveError for one that is not here, or not as git says."""
         name = f"submodule {entry.name!r} of {self.name}"
         unmodified = modified is not None and entry.name not in modified
@@ -247,7 +247,7 @@ class _Part:
             command = f"{self.repository.here} submodule update --init --recursive"
             hint = f"with {self.commit[:12]} checked out, type `{command}`"
             raise CodeArchiveError(f"{name} is not here: no repository has its commit {entry.object[:12]}", hint)
-        part = _Part(repository=repository, commit=entry.object, name=name)
+        part = _Checkout(repository=repository, commit=entry.object, name=name)
         if unmodified and (self._is_left_out(f"{entry.name}/x") or part._modified()):
             hint = f"type `{self.repository.here} status --ignore-submodules=none`"
             raise CodeArchiveError(f"{name} is not that of the work tree, although git calls it unmodified", hint)

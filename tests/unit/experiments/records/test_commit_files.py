@@ -375,7 +375,9 @@ def test_unknown_and_ambiguous_revisions_are_quoted(tmp_path: Path) -> None:
         assert f"no commit {name!r}" in refused(lab, name)
 
 
-def test_a_repository_of_another_user_is_read_by_nodes_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_of_another_user_is_read_by_nodes_only(
+    tmp_path: Path, settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab = lab_of(tmp_path / "lab", {"a": "1"})
     tree = pack_commit(lab, "HEAD").tree
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
@@ -384,6 +386,7 @@ def test_a_repository_of_another_user_is_read_by_nodes_only(tmp_path: Path, monk
     assert f"git config --global --add safe.directory {lab}" in message
     with pytest.raises(CodeArchiveError, match="another user"):
         pack_code(lab)
+    settings.write_text("[closed to an isolated trial")
     write_commit(lab, "HEAD", tmp_path / "copy", any_owner=True)
     assert tree_digest(tmp_path / "copy") == tree
 
