@@ -19,6 +19,7 @@ from tests.kernels.bench.floors import floors, whole_pass
 from tests.kernels.bench.lane_process import LaneProcess
 from tests.kernels.bench.report import TOGETHER, AccuracyRow, ChainRow, KernelRow, SpeedRow, Times
 from tests.kernels.bench.runs import PASSES, Passes
+from workers.environment_variables import visible_gpus
 
 PROFILER_SUFFIX = "_kernel"
 KERNEL_RUNS = 5
@@ -207,6 +208,7 @@ def shape_run(problem: BenchCase) -> ScanShape:
 
 
 def gpu(query: str) -> str:
-    """Return the answer of nvidia-smi to a query."""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    """Return the answer of nvidia-smi to a query about the GPU of this process."""
+    first, *_ = visible_gpus() or ("0",)
+    command = ["nvidia-smi", f"--id={first}", f"--query-gpu={query}", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

@@ -36,6 +36,7 @@ from tests.kernels.bench.report import (
     store,
     stored,
 )
+from tests.nvidia_smi import put_smi
 
 REFERENCE = ScanShape(B=8, S=8192, H=16, G=1, N=64, P=64, R=4, A=16, C=16, L=256)
 CEILINGS = {"bytes_per_s": 4.28e12, "flops_per_s": 790e12}
@@ -399,3 +400,14 @@ def test_what_few_samples_call_wrong_is_judged_by_more(
     exactly = work._Exact(inputs, make_grad(inputs, 1), gradients=False)
     judged_ = work.Worker(Lane.CUDA)._judged(got, exactly)
     assert (drawn, judged_["wrong"]) == (asked, [] if right_from <= 32 else ["out"])
+
+
+@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("1", "1"), ("GPU-caa7802e,0", "GPU-caa7802e")])
+def test_driver_is_asked_about_the_gpu_that_is_timed(
+    visible: str | None, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    put_smi(tmp_path, monkeypatch, 'echo "$1"')
+    assert parts.gpu("name") == f"--id={asked}"
