@@ -266,7 +266,7 @@ def run_program(order: TrialOrder) -> TrialResult:
         exit_code=process.returncode,
         process_s=process_s,
         oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**printed.values, **marks.reported},
+        reported={**printed.values, **marks.reported, **_not_finite(printed.values)},
         unread=printed.problem,
         last_line=_last_line(end),
     )
@@ -511,6 +511,10 @@ def _incomplete(config: ProgramConfig, marks: ProgramMarks, ended: _Ended) -> st
     return _results_problem(config, ended)
 
 
+def _not_finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if not math.isfinite(value)}
+
+
 def _results_problem(config: ProgramConfig, ended: _Ended) -> str | None:
     """Return what is wrong with the program's results, None if nothing is."""
     if ended.unread is not None:
@@ -521,7 +525,7 @@ def _results_problem(config: ProgramConfig, ended: _Ended) -> str | None:
     missing = sorted(name for name in config.metrics if name not in ended.reported)
     if missing:
         return f"the program did not report '{missing[0]}', which workload.metrics declares"
-    infinite = sorted(name for name, value in ended.reported.items() if not math.isfinite(value))
+    infinite = sorted(_not_finite(ended.reported))
     return f"the program reported {ended.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None
 
 
