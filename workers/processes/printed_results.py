@@ -76,7 +76,7 @@ class PrintedResults:
         self._take(whole)
         self._refuse(rest, _TOO_LONG if self._cut else _NO_END)
         if not self._cut:
-            text = rest.decode("utf-8", "replace")
+            text = rest.decode("utf-8", "backslashreplace")
             values = {
                 name: pattern.value(text + "\N{REPLACEMENT CHARACTER}") for name, pattern in self._patterns.items()
             }
@@ -101,7 +101,7 @@ class PrintedResults:
         """Read whole lines without codes."""
         metrics: dict[str, float | str] = {}
         for line in _lines_with(b"METRIC", text):
-            shown = line.decode("utf-8", "replace")
+            shown = line.decode("utf-8", "backslashreplace")
             for match in reversed(list(_METRIC.finditer(shown))):
                 if match[1] not in metrics:
                     value = _number(shown[match.end() :].strip())
@@ -110,7 +110,7 @@ class PrintedResults:
             self._store_metric(name, last)
         for name, pattern in self._patterns.items():
             for line in _lines_with(pattern.needle, text):
-                shown = line.decode("utf-8", "replace")
+                shown = line.decode("utf-8", "backslashreplace")
                 begin = pattern.begin(shown)
                 if begin is not None:
                     self._by_pattern[name] = _reading(name, pattern.value(shown), line, shown[begin:])
@@ -118,7 +118,7 @@ class PrintedResults:
 
     def _refuse(self, part: bytes, why: str) -> None:
         """Note the results that begin in a part of a line that gives none."""
-        shown = _without_codes(part).decode("utf-8", "replace")
+        shown = _without_codes(part).decode("utf-8", "backslashreplace")
         for match in _METRIC.finditer(shown):
             self._store_metric(match[1], _problem(match[1], why, shown[match.start() :]))
         for name, pattern in self._patterns.items():
@@ -128,6 +128,10 @@ class PrintedResults:
 
     def _store_metric(self, name: str, last: float | str) -> None:
         problem = None if name in self._by_metric else name_problem(name)
+        if not name.isprintable():
+            problem = (
+                f"the name of the printed result {name[:_SHOWN]!a} has control characters; allowed: any other letter"
+            )
         if len(self._by_metric) >= MOST_RESULTS and name not in self._by_metric:
             problem = f"the program printed METRIC lines of more than {MOST_RESULTS:,} names, which is the limit"
         if problem is None:

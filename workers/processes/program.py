@@ -36,7 +36,7 @@ from workers.processes import failures
 from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.printed_results import ProgramOutput
-from workers.processes.program_end import ProgramEnd, ProgramWatch, RankFailure, program_failure
+from workers.processes.program_end import ProgramEnd, ProgramWatch, RankFailure, not_finite, program_failure
 from workers.processes.program_socket import ProgramMessage, ProgramSocket
 from workers.processes.program_start import start_problem
 from workers.processes.ranks import ProgramRank
@@ -280,7 +280,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     end = ProgramEnd(
         exit_code=process.returncode,
         oom_kills=failures.kernel_oom_kills() - oom_before,
-        reported={**printed.values, **marks.reported},
+        reported={**printed.values, **marks.reported, **not_finite(printed.values)},
         unread=printed.problem,
         last_line=last_line,
         failed=marks.failed,

@@ -281,6 +281,11 @@ def _incomplete(config: ProgramConfig, end: ProgramEnd) -> str | None:
     return _results_problem(config, end)
 
 
+def not_finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the results that are NaN or infinite."""
+    return {name: value for name, value in values.items() if not math.isfinite(value)}
+
+
 def _results_problem(config: ProgramConfig, end: ProgramEnd) -> str | None:
     """Return what is wrong with the program's results, None if nothing is."""
     if end.unread is not None:
@@ -291,5 +296,5 @@ def _results_problem(config: ProgramConfig, end: ProgramEnd) -> str | None:
     missing = sorted(name for name in config.metrics if name not in end.reported)
     if missing:
         return f"the program did not report '{missing[0]}', which workload.metrics declares"
-    infinite = sorted(name for name, value in end.reported.items() if not math.isfinite(value))
+    infinite = sorted(not_finite(end.reported))
     return f"the program reported {end.reported[infinite[0]]} as '{printable(infinite[0])}'" if infinite else None

@@ -135,6 +135,8 @@ def test_names_are_kept_as_they_are_up_to_a_limit() -> None:
     names = ["val/AR@100", "gr\u00f6\u00dfe_\u00b5", "..", "VAL", "a:b[c]", "x" * LONGEST_NAME]
     results = read("".join(f"METRIC {name}={number}\n" for number, name in enumerate(names)).encode())
     assert (results.values, results.problem) == ({name: number for number, name in enumerate(names)}, None)
+    assert read(b"METRIC gr\xf6=1\nMETRIC gr\xfc=2\n").values == {"gr\\xf6": 1.0, "gr\\xfc": 2.0}
+    assert "control characters" in str(read(b"METRIC val=1\nMETRIC val\x1b[D=2\n").problem)
     assert "has 251 letters; allowed: 250" in str(read(b"METRIC " + b"x" * 251 + b"=1\n").problem)
     many = b"".join(b"METRIC m%d=1\n" % number for number in range(MOST_RESULTS))
     assert len(read(many).values) == MOST_RESULTS

@@ -106,6 +106,7 @@ def test_placeholders_and_variables_reach_the_program_and_our_own_paths_do_not(
             "10,001 results",
         ),
         (LOOP.replace("val_bpb=1.5", "**{'m' * 251: 1.0}"), FailureClass.USER_ERROR, "251 letters; allowed: 250"),
+        (LOOP + "print('METRIC val_bpb=nan')", FailureClass.USER_ERROR, "reported nan as 'val_bpb'"),
         (LOOP + "print('METRIC val=1,5')", FailureClass.USER_ERROR, "plain number (such as 1234.5) alone"),
         (LOOP + "print('METRIC val=1'); print('METRIC val=nan')", FailureClass.USER_ERROR, "reported nan as 'val'"),
         (LOOP.replace("seed=seed", "seed=8"), FailureClass.USER_ERROR, "trained with seed 8; the block has seed 7"),
