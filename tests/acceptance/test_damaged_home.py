@@ -44,8 +44,8 @@ def interrupt_creation(home: Path) -> None:
         connection.execute("CREATE INDEX index_params_run_uuid ON params (run_uuid)")
 
 
-RUNS = 1 + 1 + 4
-"""Of the ablation, its variant and its trials."""
+RUNS = 1 + 2 + 4
+"""Of the ablation, its arms and its trials."""
 
 
 def runs_in(mlflow: str) -> int:
