@@ -77,7 +77,7 @@ class ProgramEnd:
     """Of its first process."""
     oom_kills: int
     reported: Mapping[str, float]
-    unread: str | None
+    unread: str | None = None
     """Why a printed result cannot be read."""
     last_line: str
     """Of its log."""
