@@ -22,6 +22,7 @@ from experiments.reporting.mlflow.sink import Sink
 from experiments.reporting.pages import report
 from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
+from experiments.runtime.setting_values import credentials_of, without_credentials
 from service.http import links
 from service.stack.supervisor import prepare_experiment
 from tests import browser as browsers
@@ -351,9 +352,11 @@ def test_reviewers_see_ablations_alone_each_with_its_answer(server: str) -> None
     name = mlflow_content.ablation_name(view)
     done = Sink(server, experiment="seen").project(view, report.render(view))
     with browsers.chromium() as browser:
-        page = browser.new_page(viewport={"width": 1900, "height": 900})
+        user, password = credentials_of(server) or ("", "")
+        account: Any = {"username": user, "password": password}
+        page = browser.new_page(viewport={"width": 1900, "height": 900}, http_credentials=account)
         page.set_default_timeout(120_000)
-        page.goto(links.of_ablations(server, done.experiment_id))
+        page.goto(links.of_ablations(without_credentials(server), done.experiment_id))
         page.get_by_text(name).wait_for()
         names = page.locator("[role=gridcell][col-id='attributes.`Run Name`'] a")
         assert names.all_text_contents() == [name]
