@@ -45,9 +45,9 @@ COMMAND = "command"
 PLACEHOLDERS = ("seed", "out", "steps")
 """Words in braces that are filled in: the block's seed, a folder for the trial's files, the number of steps."""
 ARCHIVE = "archive"
+"""Key of code that was packed and sent, in place of a folder on the node."""
 HIDDEN = "hidden"
 """In place of the digest of an archive that a reader may not use."""
-"""Key of code that was packed and sent, in place of a folder on the node."""
 MAX_ARGUMENTS = 200
 MAX_VARIABLES = 64
 MAX_SECRETS = 16

@@ -46,7 +46,7 @@ def test_a_script_of_the_name_ablate_that_does_its_own_work_is_named(tmp_path: P
 
 
 @isolates
-@pytest.mark.parametrize("name", ["json", "socket", "typing", "pathlib", "random", "types", "enum", "collections"])
+@pytest.mark.parametrize("name", ["json", "socket", "typing", "pathlib", "random", "enum"])
 def test_a_file_that_hides_a_standard_module_is_named(tmp_path: Path, name: str) -> None:
     """The environment is a plain one: that of these tests has imported most of them before the program begins."""
     write_program(tmp_path / "code").joinpath(f"{name}.py").write_text("MINE = 1")

@@ -77,8 +77,7 @@ def test_the_tokens_of_each_rank_are_kept_and_a_rank_that_reports_half_of_them_s
         ({"inside": "if (rank, step.index) == (1, 3): break"}, "rank 1 marked 3 of 5 steps"),
         ({"after": "    if rank == 2: os._exit(0)"}, "rank 2 of 3 died before the end of its trial"),
         ({"seed": "7 + rank"}, "rank 1 trained with seed 8; the block has seed 7"),
-        ({"before": "ablate.platform = type('p', (), {'python_version': lambda: str(rank),"
-                    " 'python_implementation': lambda: 'x'})"}, "disagree about their interpreter: rank 0 has x 0"),
+        ({"before": "ablate._IMPLEMENTATIONS = {'cpython': f'x{rank}'}"}, "about their interpreter: rank 0 has x0 3."),
         ({"before": "ablate._packages = lambda: {'torch': str(rank)}"}, "disagree about their packages"),
         ({"inside": "if (rank, step.index) == (1, 2): raise ValueError('odd')"}, "rank 1 of 3 raised builtins.Val"),
         ({"inside": "if (rank, step.index) == (1, 2): os._exit(3)"}, "rank 1 of 3 died before the end of its trial"),
