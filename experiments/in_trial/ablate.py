@@ -17,9 +17,7 @@ moments, and the worker compares them with the kernel's stamps of the messages.
 
 import hashlib
 import io
-import itertools
 import json
-import math
 import os
 import socket
 import sys
@@ -37,21 +35,10 @@ _MOST_ROWS = 500
 """Most rows in one message, which keeps it far below the kernel's limit of a datagram."""
 _MOST_NAMED = 100
 """Most named values in one message: names and texts take up to six bytes a letter."""
-_MOST_KERNELS = 400
-"""Most rows of the kernel table; the rest is added up in one row."""
-_MOST_EVENTS, _MOST_TRACKS, _MOST_MOMENTS, _LONGEST_NAME = 4000, 64, 400, 120
-"""Limits of a step over time, as in model.measurements.StepTrace."""
-
 MOST_RESULTS, LONGEST_NAME, MOST_RESULT_BYTES = 10_000, 250, 800_000
 """Most results of a trial, letters in the name of one, and bytes of all of them as JSON."""
 
 _IMPLEMENTATIONS = {"cpython": "CPython", "pypy": "PyPy"}
-_LEAST_ALIKE = 0.3
-"""Share of equal file names, or lines, by which two modules of one name are copies of each other."""
-_MOST_FILES, _FEW_LINES = 5_000, 10
-_NOT_IMPORTED = frozenset({"__mp_main__", "ablate", "sitecustomize", "usercustomize"})
-"""Names of modules that are outside of the sent code by design."""
-
 _now = time.monotonic
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -61,10 +48,6 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 """Variables of launchers that set no RANK: the number of a process, and how many there are."""
-
-
-class InstalledCopy(ImportError):
-    """The program imported a module from another place than the sent code, which has it, too."""
 
 
 def name_problem(name: str) -> Optional[str]:
@@ -178,7 +161,7 @@ class Trial:
         self._marked = True
         copy = self._copy()
         if copy is not None:
-            raise InstalledCopy(copy)
+            raise ImportError(copy)
         yield from self._measured(1 + int(self._settings["warmup"]), int(self._settings["timed"]))
         if self._settings["profile"]:
             yield from self._profiled()
@@ -244,7 +227,12 @@ class Trial:
 
     def _copy(self) -> Optional[str]:
         code = None if self._settings is None else self._settings.get("code")
-        return None if code is None else installed_copy(Path(code))
+        if code is None:
+            return None
+        from ablate_imports import installed_copy  # beside this file in every trial, and nowhere else
+
+        copy: Optional[str] = installed_copy(Path(code))
+        return copy
 
     def _edge(self, which: str) -> float:
         """Wait for the device, send a mark, and return its moment."""
@@ -278,6 +266,8 @@ class Trial:
             _synchronize()
         finally:
             profile.stop()
+        from ablate_profile import kernel_table, step_trace  # beside this file in every trial, and nowhere else
+
         rows = kernel_table(profile.key_averages())
         for first in range(0, len(rows), _MOST_ROWS // 4):
             self._send("kernels", rows=rows[first : first + _MOST_ROWS // 4])
@@ -308,7 +298,7 @@ class Trial:
         else:
             copy = self._copy()  # again: a program may import late
             if copy is not None:
-                self._send("failed", type=f"{__name__}.InstalledCopy", message=copy)
+                self._send("failed", type="builtins.ImportError", message=copy)
         self._flush()
         losses = [[i, _number(step.loss)] for i, step in enumerate(self._steps) if step.loss is not None]
         late = [[i, step.tokens] for i, step in enumerate(self._steps)]
@@ -442,95 +432,6 @@ def run_recipe(train: str) -> None:
         getattr(import_module(module), function)(current, dict(settings["values"]))
 
 
-def installed_copy(code: Path) -> Optional[str]:
-    """Return a sentence about a module that this program did not import from the folder `code`, which has it, too.
-
-    The arms of an ablation would all run that other copy. Of `code` counts a module in a folder of the search path, and
-    a similar one in its root, in `src`, or in the same place as in a work tree of an editable installation.
-    """
-    code = code.resolve()
-    on_path = [place for place in map(Path.resolve, map(Path, sys.path)) if code in (place, *place.parents)]
-    usual = [place for place in (code, code / "src") if place not in on_path]
-    names = {entry.name.partition(".")[0] for root in on_path + usual if root.is_dir() for entry in root.iterdir()}
-    for name, module in sorted(sys.modules.items()):
-        place = _source(name, module, names)
-        if place is None or code in place.parents:
-            continue
-        parts = [place.stem] if name == "__main__" else name.split(".")
-        likely = usual + [code.joinpath(*end) for end in _ends(place.parents[len(parts) - 1])]
-        roots = [(root, True) for root in on_path] + [(root, False) for root in likely]
-        for root, is_searched in roots:
-            own = root.joinpath(*parts[:-1], place.name if is_searched or place.suffix else parts[-1])
-            if is_searched and not own.exists():
-                own = own.with_suffix("" if place.suffix else ".py")
-            if _is_module(own) and (is_searched or _are_alike(own, place)):
-                return _copy_words(name, place, own.relative_to(code), root.relative_to(code), is_searched)
-    return None
-
-
-def _copy_words(name: str, place: Path, own: Path, root: Path, is_searched: bool) -> str:
-    """Return the sentence about a module, with the change that the user may make."""
-    did = "ran" if name == "__main__" else f"imported '{name}'"
-    add = "" if is_searched else f"write workload.env: {{PYTHONPATH: {root}}}, or "
-    return (
-        f"the program {did} from {place}, and not from the sent code, which has it in {own}: every arm "
-        f"would measure that copy; {add}remove it from the Python environment"
-    )
-
-
-def _source(name: str, module: Any, names: set[str]) -> Optional[Path]:
-    """Return the file or the package's folder of a module whose parents, if any, have no code; None for others.
-
-    None, too, for Python's own modules, compiled ones, and installed ones of other names than `names`.
-    """
-    file, parent = getattr(module, "__dict__", {}).get("__file__"), name.rpartition(".")[0]
-    above = getattr(sys.modules.get(parent), "__dict__", {})
-    if name in _NOT_IMPORTED or (parent and (above.get("__file__") or not above.get("__path__"))):
-        return None
-    if not isinstance(file, str) or not file.endswith(".py"):
-        return None
-    packaged = "/site-packages/" in file or "/dist-packages/" in file
-    standard = file.startswith(f"{Path(os.__file__).parent}/") and not packaged
-    if standard or (packaged and name.partition(".")[0] not in names):
-        return None
-    place = Path(file).resolve()
-    return place.parent if place.name == "__init__.py" else place
-
-
-def _ends(folder: Path) -> list[tuple[str, ...]]:
-    """Return the last one, two and more names of a folder's path."""
-    return [folder.parts[-size:] for size in range(1, len(folder.parts))]
-
-
-def _is_module(place: Path) -> bool:
-    return place.is_file() if place.suffix == ".py" else (place / "__init__.py").is_file()
-
-
-def _are_alike(own: Path, other: Path) -> bool:
-    """Return whether one of two modules of the same name is a copy of the other, whatever changed since."""
-    if own.is_dir() and other.is_dir():
-        mine, theirs = _files(own), _files(other)
-        if mine and theirs:
-            return len(mine & theirs) >= _LEAST_ALIKE * len(mine.union(theirs))
-        own, other = own / "__init__.py", other / "__init__.py"
-    lines = [set(filter(None, map(str.strip, _text(file).splitlines()))) for file in (own, other)]
-    few = max(map(len, lines)) < _FEW_LINES
-    return few or len(lines[0] & lines[1]) >= _LEAST_ALIKE * len(lines[0].union(lines[1]))
-
-
-def _files(folder: Path) -> set[str]:
-    """Return the relative names of a package's modules without its own `__init__.py`."""
-    names = [place.relative_to(folder).as_posix() for place in itertools.islice(folder.rglob("*.py"), _MOST_FILES)]
-    return set(names) - {"__init__.py"}
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _is_good_end(error: Optional[BaseException]) -> bool:
     """Return whether an exception that leaves a trial, if any, is no failure.
 
@@ -638,73 +539,6 @@ def _packages() -> dict[str, str]:
         if name:
             versions.setdefault(str(name).lower(), str(package.version))
     return versions
-
-
-def kernel_table(averages: Any) -> list[tuple[str, int, float]]:
-    """Return [name, count, microseconds] of the device's kernels, or of the operators where the CPU computes."""
-    rows: list[tuple[str, int, float]] = []
-    for on_device in (True, False):
-        for entry in averages:
-            device = str(getattr(entry, "device_type", "")).rpartition(".")[2] != "CPU"
-            spent = entry.self_device_time_total if on_device else entry.self_cpu_time_total
-            if device == on_device and spent > 0 and not getattr(entry, "is_user_annotation", False):
-                rows.append((str(entry.key)[:300], int(entry.count), round(float(spent), 3)))
-        if rows:
-            break
-    rows.sort(key=lambda row: (-row[2], row[0]))
-    rest = rows[_MOST_KERNELS:]
-    if rest:
-        rows[_MOST_KERNELS:] = [("(all others)", sum(row[1] for row in rest), math.fsum(row[2] for row in rest))]
-    return rows
-
-
-def step_trace(profile: Any) -> dict[str, Any]:
-    """Return the profiled step over time, as model.measurements.StepTrace stores it.
-
-    The device's kernels come before the processor's operators where not all fit, and longer ones before shorter ones.
-    """
-    spans, changes = [], []
-    for event in profile.profiler.kineto_results.events():
-        start = event.start_ns() / 1e3 if hasattr(event, "start_ns") else float(event.start_us())
-        us = event.duration_ns() / 1e3 if hasattr(event, "duration_ns") else float(event.duration_us())
-        device = str(event.device_type()).rpartition(".")[2]
-        if event.name() == "[memory]":
-            changes.append((start, device != "CPU", int(event.nbytes())))
-        elif us > 0:
-            thread = f"processor, thread {event.start_thread_id()}"
-            stream = f"{device} {event.device_index()}, stream {event.device_resource_id()}"
-            spans.append(
-                (device == "CPU", -us, start, str(event.name())[:_LONGEST_NAME], thread if device == "CPU" else stream)
-            )
-    spans.sort()
-    tracks = list(dict.fromkeys(span[4] for span in spans))[:_MOST_TRACKS]
-    shown = sorted((span for span in spans if span[4] in tracks), key=lambda span: span[:2])[:_MOST_EVENTS]
-    names = list(dict.fromkeys(span[3] for span in shown))
-    places = {name: place for place, name in enumerate(names)}
-    origin = min([*(span[2] for span in shown), *(change[0] for change in changes)], default=0.0)
-    return {
-        "names": names,
-        "tracks": tracks,
-        "events": [
-            [places[name], tracks.index(track), round(start - origin, 3), round(-less_us, 3)]
-            for _on_cpu, less_us, start, name, track in sorted(shown, key=lambda span: (span[2], span[1]))
-        ],
-        "left_out": len(spans) - len(shown),
-        "memory": _memory_over_time(changes, origin),
-    }
-
-
-def _memory_over_time(changes: list[tuple[float, bool, int]], origin: float) -> list[list[Any]]:
-    """Return [microseconds, bytes above those at the start]; where they are many, the largest of each part of them."""
-    on_device = any(change[1] for change in changes)
-    total, moments = 0, []
-    for start, device, num_bytes in sorted(changes):
-        if device == on_device:
-            total += num_bytes
-            moments.append([round(start - origin, 3), total])
-    part = math.ceil(len(moments) / (_MOST_MOMENTS - 1)) or 1
-    thinned = [max(moments[first : first + part], key=lambda one: one[1]) for first in range(0, len(moments), part)]
-    return thinned if not moments or thinned[-1] == moments[-1] else [*thinned, moments[-1]]
 
 
 if __name__ == "__main__":

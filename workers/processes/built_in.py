@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from experiments.design.config_fields import read_config
 from experiments.design.trainable import trainable
-from experiments.in_trial.ablate import kernel_table, step_trace
+from experiments.in_trial.ablate_profile import kernel_table, step_trace
 from kernels.errors import KernelUnsupported
 from model.data.corpus import BUILT_IN, NAMED
 from model.errors import DataError, DatasetDamaged, MeasurementError
