@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from experiments.in_trial import ablate
+from experiments.in_trial import ablate, ablate_profile
 from model.measurements import StepTrace
 from tests.programs import program_config
 from workers.processes.program import ProgramMarks
@@ -60,7 +60,7 @@ def drawn(seed: int) -> list[Any]:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_trace_keeps_the_device_and_the_longest_and_the_peak_of_the_memory(seed: int) -> None:
     events = drawn(seed)
-    trace = StepTrace.model_validate(ablate.step_trace(profiled(events)))
+    trace = StepTrace.model_validate(ablate_profile.step_trace(profiled(events)))
     spans = [one for one in events if one.name() != "[memory]" and one.duration_ns() > 0]
     assert len(trace.events) == min(4000, len(spans))
     assert trace.left_out == len(spans) - len(trace.events)
@@ -85,7 +85,7 @@ def test_a_trace_keeps_the_device_and_the_longest_and_the_peak_of_the_memory(see
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_program_sends_the_trace_in_pieces_that_give_it_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ablate.step_trace(profiled(drawn(seed)))
+    made = ablate_profile.step_trace(profiled(drawn(seed)))
     marks, sizes = ProgramMarks(program_config(None)), []
     began = {"event": "began", "rank": 0, "at": 1.0, "world": 1, "python": "3.12.1", "implementation": "CPython"}
     marks.take(json.dumps(began).encode(), 0.0)
