@@ -83,7 +83,7 @@ class Repository:
 
     def write(self, files: Path, index: Path, *arguments: str, stdin: bytes = b"") -> bytes:
         """Run a command with another work tree and index. Raises CodeArchiveError for a filter that fails, too."""
-        where = {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": str(index)}
+        where = {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": os.fspath(index)}
         return run_git(files, *arguments, stdin=stdin, variables=where, any_owner=self.any_owner, strict=True)
 
     def commit(self, revision: str) -> str:

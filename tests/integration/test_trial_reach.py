@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from experiments.digest import digest_bytes
 from experiments.runtime.processes import wait_until
 from service.stack import broker
 from service.stack.layout import StackFiles
@@ -127,12 +128,12 @@ def valkey(files: StackFiles) -> Iterator[None]:
         process.terminate()
 
 
-def contents(home: Path) -> dict[Path, bytes]:
-    """Return every file of the home but the trial's own and the databases of API and MLflow."""
+def contents(home: Path) -> dict[Path, str]:
+    """Return a digest of every file of the home but the trial's own and the databases of API and MLflow."""
     own = WorkPaths(home=home).trial("att_1", "trl_attacks").folder
     files = [path for path in home.rglob("*") if path.is_file() and not path.is_relative_to(own)]
-    moving = {"server.log", *(f"{name}.db{end}" for name in ("1", "mlflow") for end in ("", "-wal", "-shm"))}
-    return {path: path.read_bytes() for path in files if path.name not in moving}
+    moving = ("server.log", ".db", ".db-wal", ".db-shm")
+    return {path: digest_bytes(path.read_bytes()) for path in files if not path.name.endswith(moving)}
 
 
 def reached(home: Path, program: str) -> dict[str, Any]:
