@@ -135,14 +135,15 @@ def _check_variables(value: object) -> object:
 
 def _check_secrets(names: tuple[str, ...]) -> tuple[str, ...]:
     errors: Problems = []
-    for index, name in enumerate(names):
+    for number, name in enumerate(names, start=1):
+        where = (number - 1,)
         if not SECRET_NAME.fullmatch(name) or form_of(name):
             rule = "allowed: the name of a variable, such as HF_TOKEN, without its value"
-            errors.append(((index,), refuse(f"secret {index + 1} is no name; {rule}"), ""))
+            errors.append((where, refuse(f"secret {number} is no name; {rule}"), ""))
         elif WORKER_VARIABLES.fullmatch(name):
-            errors.append(((index,), refuse(f"variable {name} belongs to the worker; it cannot be a secret"), ""))
-        elif name in names[:index]:
-            errors.append(((index,), refuse(f"secret {name} is named twice", "name it once"), ""))
+            errors.append((where, refuse(f"variable {name} belongs to the worker; it cannot be a secret"), ""))
+        elif name in names[: number - 1]:
+            errors.append((where, refuse(f"secret {name} is named twice", "name it once"), ""))
     raise_all(errors)
     return names
 
