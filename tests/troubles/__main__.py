@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.outcomes import FailureClass
 from tests.acceptance.test_stack import Home
 from tests.stopping import leave_when_told
 from tests.troubles.drawing import Expected, draw, expected
@@ -136,22 +137,26 @@ def _books(home: Home, name: str) -> Iterator[str]:
     """Yield every attempt that broke, and a node that takes no work."""
     with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as books:
         rows = books.execute("select state, failure_class from attempts where state != 'done'").fetchall()
-    yield from (f"{name}: an attempt is {state}: {failure}" for state, failure in rows)
+    others = [row for row in rows if row != ("broken", FailureClass.DISTURBED)]  # by other work on this machine
+    yield from (f"{name}: an attempt is {state}: {failure}" for state, failure in others)
     for node in json.loads(home.run("nodes", "--json").stdout):
         if (node["health"], node["state"]) != ("live", "works"):
             yield f"{name}: the node is {node}"
 
 
 def left_behind(folder: Path) -> Iterator[str]:
-    """Yield processes, files and segments of troubles that are left on this machine, except in the home's receipts."""
+    """Yield processes, files and segments of troubles that are left on this machine, except in the trials' folders."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if MARK in (process / "cmdline").read_bytes().split(b"\0"):
                 yield f"process {process.name}"
         except OSError:
             continue
-    for place in ("/tmp", "/var/tmp", "/dev/shm", str(folder / "home/work")):  # noqa: S108  # where trials may write
-        yield from (f"file {path}" for path in Path(place).rglob("*") if path.name.startswith(MARK.decode()))
+    kept = folder / "home/work"  # each trial's own folder
+    for place in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108  # where trials may write
+        files = (path for path in Path(place).rglob(f"{MARK.decode()}*") if not path.is_relative_to(kept))
+        yield from (f"file {path}" for path in files)
+    yield from (f"folder {path}" for path in kept.glob("*/*/tmp"))
     for kind in IPC:
         rows = Path("/proc/sysvipc", kind).read_text().splitlines()[1:]
         keys = (int(row.split()[0]) for row in rows)
