@@ -7,6 +7,7 @@ have spoken against the node. 1 if anything is wrong.
 
 import argparse
 import json
+import os
 import shutil
 import sqlite3
 import sys
@@ -154,8 +155,9 @@ def left_behind(folder: Path) -> Iterator[str]:
             continue
     kept = folder / "home/work"  # each trial's own folder
     for place in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108  # where trials may write
-        files = (path for path in Path(place).rglob(f"{MARK.decode()}*") if not path.is_relative_to(kept))
-        yield from (f"file {path}" for path in files)
+        for above, folders, files in os.walk(place):
+            folders[:] = [name for name in folders if Path(above, name) != kept]
+            yield from (f"file {above}/{name}" for name in (*folders, *files) if name.startswith(MARK.decode()))
     yield from (f"folder {path}" for path in kept.glob("*/*/tmp"))
     for kind in IPC:
         rows = Path("/proc/sysvipc", kind).read_text().splitlines()[1:]
