@@ -28,6 +28,8 @@ from service.settings import generated_secret
 from service.stack.layout import MLFLOW_USER
 
 _PACKAGES = ("experiments", "service")
+_LIBRARIES = ("site-packages", "dist-packages")
+"""Names of the folders with installed packages."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,8 @@ def _shut_in(folder: Path) -> None:
     if not (landlock_version() and can_filter_calls()):
         _log.warning("this kernel cannot isolate processes: whoever has the password reads all files of this user")
         return
-    readable = (*system_folders(), *(SOURCE_ROOT / name for name in _PACKAGES))
+    libraries = [Path(entry) for entry in sys.path if Path(entry).name in _LIBRARIES]  # also those that a .pth adds
+    readable = (*system_folders(), *(SOURCE_ROOT / name for name in _PACKAGES), *libraries)
     Isolation(readable=readable, writable=(folder,), hidden=(folder.parent,), devices=PLAIN_DEVICES).enter()
 
 

@@ -45,7 +45,7 @@ _HINTS: dict[int, str] = {
     signal.SIGKILL: "neither the worker nor the kernel's out-of-memory killer sent it",
 }
 _MOST_NAMED, _LONGEST_COMMAND = 3, 120
-"""Of the processes that a program left."""
+"""Of the processes that a program left, and of its ranks."""
 
 
 class RankMarks(Protocol):
@@ -87,8 +87,9 @@ class ProgramEnd:
     """What is wrong with the first message that is wrong."""
     loops: Mapping[int, ProgramRank]
     """The ranks that began a training loop."""
-    lost: int | None
-    """Rank whose process ended without closing its trial, before any rank failed."""
+    lost: tuple[int, ...]
+    """Ranks whose processes ended without closing their trials, before any rank failed: the first one, and those that
+    had ended, too, when that was seen."""
     stopped: bool
     """Whether the program did not end by itself after it had lost a rank."""
     left: tuple[str, ...]
@@ -115,7 +116,7 @@ class ProgramWatch:
         self._woke_at, self._must_end_by = math.nan, math.inf
         self._was_whole = False
         self._first = first
-        self.lost: int | None = None
+        self.lost: tuple[int, ...] = ()
         self.stopped = False
         self.left: tuple[str, ...] = ()
         self.ended_at: float | None = None
@@ -135,7 +136,7 @@ class ProgramWatch:
     def forget_ranks(self) -> None:
         """Note that the ranks begin again."""
         self._ranks.clear()
-        self._lost_at, self.lost = math.inf, None
+        self._lost_at, self.lost = math.inf, ()
 
     def wait(self) -> None:
         """Wait for a message or for the end of a process, but not for long."""
@@ -187,8 +188,8 @@ class ProgramWatch:
             self._lost_at = self._woke_at
             return
         dead = [rank for pid, rank in self._ranks.items() if pid in self._over]
-        self.lost = next((rank for rank in dead if marks.loops[rank].closed is None), None)
-        self._lost_at = math.inf if self.lost is None else self._woke_at
+        self.lost = tuple(sorted(rank for rank in dead if marks.loops[rank].closed is None))
+        self._lost_at = self._woke_at if self.lost else math.inf
 
 
 def _no_child_is_left() -> bool:
@@ -218,9 +219,10 @@ def program_failure(config: ProgramConfig, end: ProgramEnd) -> tuple[FailureClas
 def _problems(config: ProgramConfig, end: ProgramEnd) -> Iterator[str]:
     """Yield what is wrong with a program's end, the cause first."""
     several = len(end.loops) > 1 or any((rank.world or 1) > 1 for rank in end.loops.values())
-    died = end.lost is not None and (several or end.stopped)
-    if end.lost is not None and died:
-        yield f"{_who(end.lost, end, several)} died before the end of its trial"
+    died = bool(end.lost) and (several or end.stopped)
+    if died:
+        names = " and ".join(_who(rank, end, several) for rank in end.lost[:_MOST_NAMED])
+        yield f"{names} died before the end of {'its trial' if len(end.lost) == 1 else 'their trials'}"
     if end.failed is not None:
         yield f"{_who(end.failed.rank, end, several)} {_raised(end.failed)}"
     elif end.exit_code and not end.stopped:

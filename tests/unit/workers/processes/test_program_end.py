@@ -40,7 +40,7 @@ def end(**changes: Any) -> ProgramEnd:
         "failed": None,
         "wrong": None,
         "loops": {},
-        "lost": None,
+        "lost": (),
         "stopped": False,
         "left": (),
         "most_bytes": 4 * 2**30,
@@ -213,7 +213,7 @@ def test_a_helper_that_ends_with_its_program_is_no_failure(tmp_path: Path) -> No
 def test_what_is_wrong_is_listed_with_the_cause_first() -> None:
     loops = {number: ProgramRank(began=1.0, world=2) for number in range(2)}
     failed = RankFailure(rank=0, kind="builtins.OSError", message="peer is gone")
-    failure = program_failure(program_config(None), end(loops=loops, lost=1, failed=failed, stopped=True))
+    failure = program_failure(program_config(None), end(loops=loops, lost=(1,), failed=failed, stopped=True))
     assert failure is not None
     assert failure[1].startswith("rank 1 of 2 died before the end of its trial; rank 0 of 2 raised builtins.OSError")
 

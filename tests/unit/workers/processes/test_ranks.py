@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ with ablate.trial(seed={seed}) as trial:
 """
 
 
+DIED = r"rank {} of 3(?: and rank \d of 3)* died before the end"
+"""Its launcher ends the others at once, and a busy machine sees all of these ends together."""
+
+
 def run(
     tmp_path: Path,
     world: int,
@@ -75,19 +80,19 @@ def test_the_tokens_of_each_rank_are_kept_and_a_rank_that_reports_half_of_them_s
         ({"before": "if rank == 1: os.environ['WORLD_SIZE'] = '4'"}, "rank 0 has 3, rank 1 has 4, rank 2 has 3"),
         ({"before": "os.environ['RANK'] = '0'"}, "two processes report as rank 0: set RANK and WORLD_SIZE"),
         ({"inside": "if (rank, step.index) == (1, 3): break"}, "rank 1 marked 3 of 5 steps"),
-        ({"after": "    if rank == 2: os._exit(0)"}, "rank 2 of 3 died before the end of its trial"),
+        ({"after": "    if rank == 2: os._exit(0)"}, DIED.format(2)),
         ({"seed": "7 + rank"}, "rank 1 trained with seed 8; the block has seed 7"),
         ({"before": "ablate._IMPLEMENTATIONS = {'cpython': f'x{rank}'}"}, "about their interpreter: rank 0 has x0 3."),
         ({"before": "ablate._packages = lambda: {'torch': str(rank)}"}, "disagree about their packages"),
         ({"inside": "if (rank, step.index) == (1, 2): raise ValueError('odd')"}, "rank 1 of 3 raised builtins.Val"),
-        ({"inside": "if (rank, step.index) == (1, 2): os._exit(3)"}, "rank 1 of 3 died before the end of its trial"),
-        ({"inside": "if (rank, step.index) == (2, 2): os.kill(os.getpid(), 9)"}, "rank 2 of 3 died before the end"),
+        ({"inside": "if (rank, step.index) == (1, 2): os._exit(3)"}, DIED.format(1)),
+        ({"inside": "if (rank, step.index) == (2, 2): os.kill(os.getpid(), 9)"}, DIED.format(2)),
     ],
 )  # fmt: skip
 def test_ranks_that_disagree_or_are_missing_are_named(tmp_path: Path, changes: dict[str, str], words: str) -> None:
     result = run(tmp_path, 3, **changes)
     assert result.failure_class is FailureClass.USER_ERROR
-    assert words in str(result.message)
+    assert re.search(words, str(result.message)), result.message
 
 
 def messages_of(rank: int, *, world: int, pace_s: float) -> list[tuple[dict[str, Any], float]]:
@@ -160,9 +165,9 @@ WAITS = "if (rank, step.index) == (1, 2): {fault}\n        if rank != 1 and step
     [
         ("raise RuntimeError('NCCL error')", "rank 1 of 3 raised builtins.RuntimeError: NCCL error"),
         ("sys.exit(7)", "rank 1 of 3 ended with exit code 7"),
-        ("os._exit(0)", "rank 1 of 3 died before the end of its trial"),
-        ("os.kill(os.getpid(), 9)", "rank 1 of 3 died before the end of its trial"),
-        ("os.abort()", "rank 1 of 3 died before the end of its trial"),
+        ("os._exit(0)", DIED.format(1)),
+        ("os.kill(os.getpid(), 9)", DIED.format(1)),
+        ("os.abort()", DIED.format(1)),
     ],
 )
 def test_ranks_that_wait_for_a_lost_one_are_ended_and_the_lost_one_is_named(
@@ -175,7 +180,7 @@ def test_ranks_that_wait_for_a_lost_one_are_ended_and_the_lost_one_is_named(
     folder.joinpath("rank.py").write_text(source, encoding="utf-8")
     result = ran(program_config(folder, command=("python", "train.py", "3")), tmp_path / "home")
     assert result.failure_class is FailureClass.USER_ERROR
-    assert words in str(result.message)
+    assert re.search(words, str(result.message)), result.message
     assert "was ended" in str(result.message)
 
 
