@@ -150,9 +150,9 @@ def test_a_missing_message_of_any_rank_is_never_a_whole_measurement() -> None:
 
 def test_a_rank_whose_clock_runs_slow_does_not_hide_that_it_is_the_slowest(tmp_path: Path) -> None:
     slow = "if rank == 1: ablate._now = lambda: time.monotonic() / 4"
-    result = run(tmp_path, 2, before=slow, inside="time.sleep(0.01 + 0.02 * rank)")
+    result = run(tmp_path, 2, before=slow, inside="time.sleep(0.3 * rank)")
     assert result.failure_class is None, result.message
-    assert result.program.window_s < 0.04 < 0.085 < result.program.window_seen_s
+    assert 3 * result.program.window_s < result.program.window_seen_s
     assert clocks_differ(result.program.window_s, result.program.window_seen_s)
 
 
