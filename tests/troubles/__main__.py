@@ -138,7 +138,9 @@ def _books(home: Home, name: str) -> Iterator[str]:
     """Yield every attempt that broke, and a node that takes no work."""
     with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as books:
         rows = books.execute("select state, failure_class from attempts where state != 'done'").fetchall()
-    others = [row for row in rows if row != ("broken", FailureClass.DISTURBED)]  # by other work on this machine
+    others = [
+        row for row in rows if row[1] not in (FailureClass.DISTURBED, FailureClass.INVALID_MEASUREMENT)
+    ]  # by load
     yield from (f"{name}: an attempt is {state}: {failure}" for state, failure in others)
     for node in json.loads(home.run("nodes", "--json").stdout):
         if (node["health"], node["state"]) != ("live", "works"):
