@@ -143,20 +143,20 @@ def test_no_secret_of_a_program_is_in_anything_that_the_stack_keeps_or_serves(tm
         assert ran.returncode in range(5), ran.stderr
         assert wait_until(lambda: _is_projected(stack["api_url"], admin), patience_s=120)
         link = json.loads(home.run("share", "latest", "--json").stdout)["url"]
-        said = [ran.stdout, ran.stderr, httpx.get(link, trust_env=False).text, *_answers(stack["api_url"], admin)]
-        said += [*_commands(home), home.run("verdict", "latest", "--explain").stdout]
-        said += [home.run(*words, "latest/1/baseline").stdout for words in (["log"], ["receipts", "get", "--json"])]
-        said += [home.run("verdict", "latest", "--markdown").stdout]
+        texts = [ran.stdout, ran.stderr, httpx.get(link, trust_env=False).text, *_answers(stack["api_url"], admin)]
+        texts += [*_commands(home), home.run("verdict", "latest", "--explain").stdout]
+        texts += [home.run(*words, "latest/1/baseline").stdout for words in (["log"], ["receipts", "get", "--json"])]
+        texts += [home.run("verdict", "latest", "--markdown").stdout]
         home.run("plan", str(spec), "--out", str(tmp_path / "plan.tar"))
     finally:
         home.run("down")
     executed = home.run("exec", str(tmp_path / "plan.tar"), "--out", str(tmp_path / "bundle"), "--blocks", "1")
     assert executed.returncode == 0, executed.stderr
-    said += [executed.stdout, executed.stderr]
-    assert "HF_TOKEN" in "".join(_commands_about(said)), "the doctor lists the names"
+    texts += [executed.stdout, executed.stderr]
+    assert "HF_TOKEN" in "".join(_commands_about(texts)), "the doctor lists the names"
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != store}
     assert {"ablate.db", "mlflow.db", "plan.tar", "worker.log"} <= {path.name for path in files}
-    everything = {**{str(path): data for path, data in files.items()}, **dict(enumerate(map(str.encode, said)))}
+    everything = {**{str(path): data for path, data in files.items()}, **dict(enumerate(map(str.encode, texts)))}
     pieces = [PLANTED[start : start + 12].encode() for start in range(len(PLANTED) - 11)]
     pieces += [base64.b64encode(f"ada:{PLANTED}".encode())[8:40], quote(PLANTED, safe="").encode()]
     assert [(where, piece) for where, data in everything.items() for piece in pieces if piece in data] == []
@@ -165,8 +165,8 @@ def test_no_secret_of_a_program_is_in_anything_that_the_stack_keeps_or_serves(tm
     assert any("bundle" in where for where in masked)
 
 
-def _commands_about(said: list[str]) -> list[str]:
-    return [text for text in said if "of-the-operator" in text]
+def _commands_about(texts: list[str]) -> list[str]:
+    return [text for text in texts if "of-the-operator" in text]
 
 
 def _with_a_secret(code: Path) -> dict[str, object]:

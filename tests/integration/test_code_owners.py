@@ -71,8 +71,8 @@ class World:
         refused = {one for one in (digest, other) if not self.model.may_use(person, one)}
         assert answer.status_code == (422 if refused else 202), answer.text
         if refused:
-            told = {error["detail"] for error in answer.json()["errors"]}
-            assert told == {f"the service has no archive {one} of yours" for one in refused}
+            details = {error["detail"] for error in answer.json()["errors"]}
+            assert details == {f"the service has no archive {one} of yours" for one in refused}
         else:
             self.model.made[answer.json()["id"]] = (person, {digest, other})
 
@@ -133,11 +133,11 @@ def test_a_digest_of_somebody_else_and_one_that_nobody_sent_get_the_same_answers
         world.upload("ada", digest)
         answers = {}
         for one in (digest, NEVER):
-            found = world.call("ben", "POST", "/v1/code:find", json={"digests": [one]})
+            search = world.call("ben", "POST", "/v1/code:find", json={"digests": [one]})
             values = command_values(workload__code={"archive": one}, variants={"v": {"args": ["x"]}})
-            told = [found, world.post("ben", values)]
-            texts = [re.sub("req_[0-9A-Z]+", "", answer.text.replace(one, "DIGEST")) for answer in told]
-            answers[one] = [answer.status_code for answer in told], texts
+            replies = [search, world.post("ben", values)]
+            texts = [re.sub("req_[0-9A-Z]+", "", answer.text.replace(one, "DIGEST")) for answer in replies]
+            answers[one] = [answer.status_code for answer in replies], texts
         assert answers[digest] == answers[NEVER]
         options = {"params": {"digest": digest}, "content": CONTENTS[0], "headers": GZIP}
         assert world.call("ben", "POST", "/v1/code:upload", **options).status_code == 507, "as for any new archive"

@@ -160,10 +160,10 @@ def test_models_and_traces_at_a_trials_folder_read_nothing(world: World) -> None
             request_metadata=[],
             tags=[{"key": "mlflow.artifactLocation", "value": location}],
         )
-        told = json.dumps(trace)
+        spans = json.dumps(trace)
         request_id = trace.get("trace_info", {}).get("request_id", "none")
         shown = world.client.get("/ajax-api/2.0/mlflow/get-trace-artifact", params={"request_id": request_id}).text
-        assert SECRET not in version + told + shown
+        assert SECRET not in version + spans + shown
 
 
 INSIDE = """

@@ -52,8 +52,8 @@ def test_who_is_signed_in_reads_pages_runs_and_files_without_a_password(api: Api
     assert "script-src 'self'" in page.headers["content-security-policy"]
     script = re.findall(r'src="(static-files/[^"]+)"', page.text)[0]
     assert person.get(f"/mlflow/{script}").headers["content-type"].startswith("text/javascript")
-    found = person.send("POST", SEARCH, json={"experiment_ids": ["0"]}).json()["runs"]
-    assert [run["info"]["run_name"] for run in found] == ["planted"]
+    runs = person.send("POST", SEARCH, json={"experiment_ids": ["0"]}).json()["runs"]
+    assert [run["info"]["run_name"] for run in runs] == ["planted"]
     file = person.get(f"/mlflow/get-artifact?run_uuid={run_id}&path=report.html")
     assert (file.status_code, file.text) == (200, "<script>1</script>")
     assert file.headers["content-security-policy"].startswith("sandbox;"), "of one origin with our pages"

@@ -161,13 +161,13 @@ def test_no_service_gives_a_trial_a_byte_outside_of_it(home: Path) -> None:
         ports = {"API": api.client.base_url.port, "MLFLOW": httpx.URL(mlflow).port}
         for name, port in ports.items():
             program = program.replace(f": {name}", f": {port}")
-        told = reached(home, program)
+        answers = reached(home, program)
         after = contents(home)
-    everything = json.dumps(told)
+    everything = json.dumps(answers)
     secrets = (SECRET, ADMIN, (home.parent / "home" / "mlflow-password").read_text().strip(), broker.password(files))
     assert [secret for secret in secrets if secret in everything] == []
-    assert {status for _method, _path, status, _text in told["mlflow"]} == {401}
-    assert {status for _method, path, status, _text in told["api"] if path in CLOSED} <= {401, 403, 404, 405}
-    assert [one for one in told["valkey"] if not one[1].startswith(("-NOAUTH", "-WRONGPASS", "-ERR"))] == []
-    assert [one for one in told["abstract"] if one[1] == "'reached'"] == []
+    assert {status for _method, _path, status, _text in answers["mlflow"]} == {401}
+    assert {status for _method, path, status, _text in answers["api"] if path in CLOSED} <= {401, 403, 404, 405}
+    assert [one for one in answers["valkey"] if not one[1].startswith(("-NOAUTH", "-WRONGPASS", "-ERR"))] == []
+    assert [one for one in answers["abstract"] if one[1] == "'reached'"] == []
     assert after == before

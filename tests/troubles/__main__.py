@@ -20,7 +20,7 @@ from typing import Any
 from experiments.outcomes import FailureClass
 from tests.acceptance.test_stack import Home
 from tests.stopping import leave_when_told
-from tests.troubles.drawing import Expected, draw, expected
+from tests.troubles.drawing import WELL, Expected, draw, expected
 
 TOGETHER = 10
 """Variants of one ablation."""
@@ -129,7 +129,7 @@ def _problem(receipt: dict[str, Any], trouble: dict[str, Any], allowed: Expected
         return f"failed: {receipt['failure_class']}: {receipt['message']}"
     if not counted and receipt["failure_class"] != "user_error":
         return f"failed as {receipt['failure_class']}: {receipt['message']}"
-    if stored not in (None, right) and trouble["end"] in ("return", "well by exit"):
+    if stored not in (None, right) and trouble["end"] in WELL:
         return f"a failed trial stored {stored}"
     return None
 
