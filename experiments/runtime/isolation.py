@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def short_link(pid: int) -> Path:
     temporary files. Below a long state folder they failed, and their program waited for them for ever.
     """
     return Path("/tmp") / f"ablate-{os.getuid()}-{pid}"  # noqa: S108 - a link of this user, to a folder of the trial
+
+
+def remove_short_links(folder: Path) -> None:
+    """Remove the short paths to everything below `folder`, also that of a trial whose process nobody has noted yet."""
+    for link in Path("/tmp").glob(f"ablate-{os.getuid()}-*"):  # noqa: S108
+        with suppress(OSError):  # no link, of another user, or removed meanwhile
+            if link.readlink().is_relative_to(folder):
+                link.unlink()
 
 
 def _short(folder: Path) -> str:

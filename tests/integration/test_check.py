@@ -163,13 +163,13 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
     )
     if moment == "drawn":
         part = random.Random(number).choice([code, temporary])  # noqa: S311
-        until(lambda: process.poll() is not None or any(part.iterdir()), 60.0)
+        until(lambda: process.poll() is not None or any(part.glob("*.py" if part == code else "ablate-*")), 60.0)
     else:
         until(lambda: process.poll() is not None or began.exists(), 60.0)
         assert left_by(mark, temporary), "it is running"
     os.killpg(process.pid, number)  # as a terminal does
     process.wait()
-    until(lambda: not left_by(mark, temporary), 30.0)
+    until(lambda: not left_by(mark, temporary), 60.0, what=f"nothing left of {temporary} and sleep {mark}")
     if began.exists() and can_own_ipc():
         assert not segments() & set(enumerate(began.read_text().split())), "of an own namespace, or removed"
 

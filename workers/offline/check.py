@@ -35,7 +35,7 @@ from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
 from experiments.records.code_archive import PackedCode, pack_code
 from experiments.records.program_report import clocks_differ, printable
-from experiments.runtime.isolation import short_link
+from experiments.runtime.isolation import remove_short_links
 from experiments.runtime.kernel_limits import keeps_signals_in
 from experiments.runtime.processes import descendants_of, end_family_with_parent
 from workers.devices.inventory import find_devices
@@ -187,8 +187,6 @@ class _Keeper:
         self._timeout_s, self._most_bytes = timeout_s, most_bytes
         self._folder = Path(tempfile.gettempdir()) / f"ablate-check-{token_hex(8)}"
         self._process: BaseProcess | None = None
-        self._links: list[Path] = []
-        """Short names of the folders for temporary files."""
 
     def start(self) -> "Connection[None, _CheckRun]":
         """Start the process; return the pipe from which its runs come."""
@@ -222,9 +220,8 @@ class _Keeper:
             self._clean()
 
     def _clean(self) -> None:
+        remove_short_links(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
-        for link in self._links:
-            link.unlink(missing_ok=True)
 
     def _run(self, seed: int, number: int) -> _CheckRun:
         """Run the program once in processes of its own, all of which have ended by then."""
@@ -250,7 +247,6 @@ class _Keeper:
         oom_before = kernel_oom_kills()
         process = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
         process.start()
-        self._links.append(short_link(process.pid or 0))
         process.join(self._timeout_s)
         late = process.is_alive()
         end_trial(
