@@ -16,11 +16,12 @@ from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_f
 from service.errors import ConfigurationError
 
 # Requests of an API process that run at once, by kind. Each kind has threads of its own: long imports and plans never
-# delay a worker's call or a read.
+# delay a worker's call or a read. Python runs one thread at a time, and a heartbeat waits up to 5 ms for each busy thread
+# at every statement. So few threads compute, and a second API process serves more people.
 WORKERS_AT_ONCE = 8
-LONG_AT_ONCE = 8
+LONG_AT_ONCE = 1
 """Submissions, plans and imports: a large one takes seconds."""
-OTHERS_AT_ONCE = 12
+OTHERS_AT_ONCE = 3
 """All other requests, which read."""
 _EXTRA = 6
 """Connections for streams, token lookups, probes and wake-ups; each is in use for milliseconds."""
@@ -29,7 +30,7 @@ CONNECTIONS = WORKERS_AT_ONCE + LONG_AT_ONCE + OTHERS_AT_ONCE + _EXTRA
 """Most connections of a process: one for each running request, so that none waits for a connection."""
 BUSY_TIMEOUT_MS = 15_000
 POOL_TIMEOUT_S = 20.0
-KEPT = 12
+KEPT = 8
 """Open connections to PostgreSQL; further ones are closed after use. Each new connection starts a server process."""
 _KEPT_READERS = 8
 """Open connections to SQLite; further ones are closed after use."""

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
     literal_column,
     or_,
 )
@@ -177,6 +178,10 @@ nodes = Table(
     Column("meeting", String(MOST_MEETING)),  # where the ranks of other nodes reach those of this one
     Column("likeness", String(71)),  # equal on nodes that may share a block
 )
+
+SILENT_S: ColumnElement[float] = func.abs(db_now() - nodes.c.seen_at)
+"""Seconds since a node's last call. A call that is ahead was stored before the database's clock was set back: it counts
+as so long ago, since a dead node would else be live until the clock gets there."""
 
 node_keys = Table(
     "node_keys",

@@ -1,8 +1,10 @@
 """`python -m tests.bench.scale`: pages and submissions of one API process with 100,000 trials in its database.
 
 First 50 users read pages and lists with pauses, 50 workers claim, beat and give back, and 50 event streams are open.
-Then 8 clients submit for 20 s without a pause. The bars: no page, list or call has a median above 300 ms, no block is
-run by two workers at once, the memory is bounded, and the process accepts 100 submissions per second.
+Then 8 clients submit for 20 s without a pause, and at last 50 users do so, one in ten of them large ablations, while 50
+workers go on. The bars: no page, list or call has a median above 300 ms, no block is run by two workers at once, the
+memory is bounded, the process accepts 100 submissions per second, and beside submissions heartbeats have a p99 and
+claims a median below 1 s.
 """
 
 import argparse
@@ -31,11 +33,14 @@ from tests.bench.plain_client import PlainClient
 from tests.bench.processes import say, server
 from tests.bench.streams import Streams
 from tests.chaos.ledger import Ledger, settle
+from tests.factories import spec_values
 from tests.ports import free_port
 from tests.stopping import leave_when_told
 from tests.web_pages import Person
 
 MEDIAN_MS, MEMORY_MIB, SUBMISSIONS_PER_S = 300.0, 1024, 100.0
+BESIDE_SUBMISSIONS_MS = 1000.0
+"""Bar of the heartbeats' p99 and the claims' median while users submit."""
 ARMS_IN_LARGE, LARGE_BLOCKS = 50, 2000
 FINISHED = 20
 THINK_S = 5.0
@@ -45,6 +50,8 @@ BLOCK_S = 20.0
 HEARTBEAT_S = 1.0
 SUBMITTERS, SUBMITTING_S = 8, 20.0
 SUBMITTED = {key: value for key, value in JSON_EXAMPLE.items() if key != "labels"}
+LARGE_SHARE, LARGER_BLOCKS = 0.1, 20
+"""Share of the users' submissions that have as many arms as the large ablation, and their blocks."""
 
 
 @dataclass
@@ -85,15 +92,15 @@ def fill(api: Api) -> tuple[str, list[str]]:
         finished.append(api.submit()["id"])
         api.finish(node)
     settle(api.store, Ledger())
-    large = api.submit(**large_changes())
+    large = api.submit(**large_changes(LARGE_BLOCKS))
     assert large["plan"]["trials"] == ARMS_IN_LARGE * LARGE_BLOCKS
     return large["id"], finished
 
 
-def large_changes() -> dict[str, Any]:
+def large_changes(blocks: int) -> dict[str, Any]:
     """Return the changes that make the tests' spec the large one."""
     variants = {f"v{n}": {"gates": gates} for n, gates in zip(range(ARMS_IN_LARGE - 1), _gates(), strict=False)}
-    return {"variants": variants, "design": {"seeds": [1], "blocks": {"count": LARGE_BLOCKS}}}
+    return {"variants": variants, "design": {"seeds": [1], "blocks": {"count": blocks}}}
 
 
 def _gates() -> list[dict[str, Any]]:
@@ -165,12 +172,15 @@ def work(api: Api, times: Times, node: str, until: float) -> None:
             times.ask(client, "release", "POST", f"{path}:release", headers, body)
 
 
-def submit(api: Api, times: Times, until: float) -> None:
-    """Submit one ablation after another."""
+def submit(api: Api, times: Times, until: float, large_share: float = 0.0) -> None:
+    """Submit one ablation after another, some of them large."""
+    chance = random.Random()  # noqa: S311 - which one is large is no secret
+    large = spec_values(**large_changes(LARGER_BLOCKS))
     with PlainClient(port_of(api)) as client:
         while time.monotonic() < until:
             headers = {**api.admin, "Idempotency-Key": uuid4().hex}
-            times.ask(client, "submit", "POST", "/v1/ablations", headers, SUBMITTED)
+            verb, spec = ("submit: large", large) if chance.random() < large_share else ("submit", SUBMITTED)
+            times.ask(client, verb, "POST", "/v1/ablations", headers, spec)
 
 
 @contextmanager
@@ -229,8 +239,13 @@ def run(kind: str, *, users: int, workers: int, streams: int, seconds: float) ->
         submissions, began = Times(), time.monotonic()
         peak = max(peak, in_threads([(submit, api, submissions, began + SUBMITTING_S)] * SUBMITTERS, process))
         rate = len(submissions.by_verb["submit"]) / (time.monotonic() - began)
+        beside, until = Times(), time.monotonic() + seconds
+        calls = [(submit, api, beside, until, LARGE_SHARE)] * users
+        peak = max(peak, in_threads([*calls, *((work, api, beside, f"w{n}", until) for n in range(workers))], process))
     has_medians = [_medians_are_good(kind, one) for one in (times, submissions)]
-    failures, doubles, peak_mib = [*times.failures, *submissions.failures], times.double_claims(), peak / 2**20
+    has_medians.append(_workers_come_first(kind, beside))
+    failures, peak_mib = [*times.failures, *submissions.failures, *beside.failures], peak / 2**20
+    doubles = times.double_claims() + beside.double_claims()
     say(f"{kind}: {rate:.0f} submissions per second; peak memory {peak_mib:.0f} MiB")
     say(f"{kind}: {len(times.spans)} blocks claimed, {doubles} by two workers at once; failures {failures[:5]}")
     is_met = all(has_medians) and rate >= SUBMISSIONS_PER_S and not (failures or doubles) and peak_mib < MEMORY_MIB
@@ -240,13 +255,23 @@ def run(kind: str, *, users: int, workers: int, streams: int, seconds: float) ->
 
 
 def _medians_are_good(kind: str, times: Times) -> bool:
-    medians = []
+    return max(median for median, _ in _quantiles(f"{kind} ", times).values()) <= MEDIAN_MS
+
+
+def _workers_come_first(kind: str, times: Times) -> bool:
+    quantiles = _quantiles(f"{kind} beside submissions, ", times)
+    return max(quantiles["heartbeat"][1], quantiles["claim"][0]) <= BESIDE_SUBMISSIONS_MS
+
+
+def _quantiles(title: str, times: Times) -> dict[str, tuple[float, float]]:
+    """Print and return the median and the p99 of each kind of request, in milliseconds."""
+    quantiles = {}
     for verb, latencies in sorted(times.by_verb.items()):
         latencies.sort()
         median, late, worst = latencies[len(latencies) // 2], latencies[int(0.99 * len(latencies))], latencies[-1]
-        medians.append(median)
-        say(f"{kind} {verb}: {len(latencies)} times, ms: median {median:.1f}, p99 {late:.1f}, worst {worst:.1f}")
-    return max(medians) <= MEDIAN_MS
+        quantiles[verb] = median, late
+        say(f"{title}{verb}: {len(latencies)} times, ms: median {median:.1f}, p99 {late:.1f}, worst {worst:.1f}")
+    return quantiles
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from service.background.leader import Leader
 from service.background.reconciler import Reconciler
 from service.lifecycle import OutboxKind
 from service.store import leaders, outbox
+from service.store.nodes import nodes
 from service.store.tables import attempts, blocks, db_now, metadata
 from tests.api_stack import Api, api_fixture, receipts_of
 from tests.factories import spec_values
@@ -146,3 +147,15 @@ def test_duties_and_pauses_do_not_wait_for_a_clock_that_went_back(api: Api, cloc
     successor.renew()
     assert successor.leads
     assert claimed(api, node)["attempt_no"] == 2
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_a_dead_node_is_silent_after_the_clock_was_set(api: Api, clocks: Clocks, step_s: float) -> None:
+    api.register("dead")
+    api.register("lives")
+    clocks.step(step_s)
+    api.claim(api.register("lives"))
+    health = {node["name"]: node["health"] for node in api.get("/v1/nodes").json()["items"]}
+    assert health == {"dead": "silent", "lives": "live"}
+    with api.store.read() as connection:
+        assert nodes.count_live(connection, silent_s=LEASE_S) == {"cpu": 1}

@@ -25,7 +25,7 @@ from experiments.outcomes import AblationState, BlockState
 from service.store.access.tokens import has_revoked_key
 from service.store.blocks.turns import WAITS
 from service.store.nodes.placement import Needs, may_run_again
-from service.store.tables import ablations, attempts, blocks, db_now, nodes
+from service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, nodes
 
 _PACE_OF = 20
 """Ablations whose blocks give the pace: so many completed and so many running ones, the newest."""
@@ -121,7 +121,7 @@ _RUNNING = (
         blocks.c.node_class,
         blocks.c["index"].label("block_index"),
         nodes.c.name,
-        (db_now() - nodes.c.seen_at).label("silent_s"),
+        SILENT_S.label("silent_s"),
         (blocks.c.lease_until - db_now()).label("lease_s"),
         blocks.c.message.label("waits_for"),
         (db_now() - attempts.c.started_at).label("elapsed_s"),
@@ -151,7 +151,7 @@ _NODES = (
         nodes.c.num_devices,
         nodes.c.meeting,
         nodes.c.likeness,
-        (db_now() - nodes.c.seen_at).label("silent_s"),
+        SILENT_S.label("silent_s"),
         has_revoked_key(nodes.c.name).label("revoked"),
     )
     .where(nodes.c.node_class.in_(_CLASSES))

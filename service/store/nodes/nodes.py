@@ -16,7 +16,7 @@ from service.lifecycle import EventKind
 from service.principals import Principal
 from service.store.access.tokens import has_revoked_key
 from service.store.nodes.placement import BUSY_ON_NODE, back_ends_that_failed, lanes_that_ran, likeness
-from service.store.tables import ablations, attempts, blocks, db_now, events, members, nodes, trials
+from service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, members, nodes, trials
 
 MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""
@@ -55,7 +55,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "registered_at": db_now(),
         "seen_at": db_now(),
     }
-    query = select(nodes.c.id, nodes.c.node_class, (db_now() - nodes.c.seen_at).label("silent_s"))
+    query = select(nodes.c.id, nodes.c.node_class, SILENT_S.label("silent_s"))
     node = connection.execute(query.where(nodes.c.name == name).with_for_update(key_share=True)).first()
     if node is None:
         node_id = new_id("nod")
@@ -120,14 +120,14 @@ def _check_owner(what: str, name: str, owner: str | None) -> None:
 def list_nodes(connection: Connection) -> list[Row[Any]]:
     """Return every node with the seconds since its last call, and whether its key is revoked."""
     query = select(
-        nodes, (db_now() - nodes.c.seen_at).label("silent_s"), has_revoked_key(nodes.c.name).label("revoked")
+        nodes, SILENT_S.label("silent_s"), has_revoked_key(nodes.c.name).label("revoked")
     )
     return list(connection.execute(query.order_by(nodes.c.name)))
 
 
 def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
     """Return the number of nodes that called within `silent_s`, by node class."""
-    query = select(nodes.c.node_class, func.count()).where(nodes.c.seen_at > db_now() - silent_s)
+    query = select(nodes.c.node_class, func.count()).where(SILENT_S < silent_s)
     return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}
 
 

@@ -18,7 +18,7 @@ from experiments.design.workload import COMMAND
 from experiments.digest import digest
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NODE_CLASSES, Lane
-from service.store.tables import blocks, db_now, has_passed, nodes
+from service.store.tables import SILENT_S, blocks, has_passed, nodes
 
 ELSEWHERE_S = 300.0
 """How long a block that the node may have broken waits for another node, while another one takes work."""
@@ -32,7 +32,7 @@ ANY_LANE = ""
 _REASON_LIMIT = 160  # characters
 
 TAKES_WORK = (
-    nodes.c.seen_at > db_now() - HEARD_S,
+    SILENT_S < HEARD_S,
     nodes.c.quarantined_reason.is_(None),
     nodes.c.draining.is_(False),
 )
