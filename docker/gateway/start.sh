@@ -15,4 +15,4 @@ while sleep 1; do
     look mlflow 8322 && changed=yes
     [ $changed = no ] || kill -HUP 1
 done &
-exec nginx -c /etc/nginx/ablate.conf -g 'daemon off;'
+exec nginx -e /dev/stderr -c /etc/nginx/ablate.conf -g 'daemon off;'

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -40,6 +41,8 @@ JOIN_S = 12.0
 LAST_CALL_S = 40.0
 """How long a process that lost the lead waits for its last MLflow call: two tries and a pause."""
 SCHEMA_PATIENCE_S = 60.0
+ALIVE = "background-alive"
+"""File in the state folder for the health check of containers: its age shows whether the process stands still."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -151,7 +154,8 @@ def main() -> int:
         thread.start()
     log.info("running: %s", ", ".join(thread.name for thread in running))
     while not leader.is_lost and leader.hung is None and not signals.wait(TICK_S):
-        pass
+        with suppress(OSError):  # other checks report a full disk, and the health check an old file
+            (settings.home / ALIVE).touch()
     stop.set()
     if leader.hung is not None:
         log.error("a round of duty %s lasts longer than %.0f s: this process ends", leader.hung, ROUND_S)

@@ -19,7 +19,6 @@ SERVICES = ("postgres", "redis", "mlflow", "migrate", "api", "background", "gate
 """In the order in which they start."""
 COUNTS = {"api": 2, "background": 2}
 """Processes of a service; of all others one."""
-WITH_HEALTH = ("postgres", "redis", "mlflow", "api", "worker-cpu")
 
 
 def _docker_answers() -> bool:
@@ -161,11 +160,11 @@ def running() -> Iterator[dict[str, str]]:
     try:
         for service in SERVICES:
             compose("up", "-d", "--no-build", "--no-deps", service)
-            if service in WITH_HEALTH:
-                for name in containers(service):
-                    wait_healthy(name)
-            elif service == "migrate":
+            if service == "migrate":
                 assert engine("wait", container(service)).strip().startswith("0")
+                continue
+            for name in containers(service):
+                wait_healthy(name)
         token = (ROOT / "secrets" / "ablate_admin_token").read_text()
         yield {**surroundings(), "ABLATE_URL": "http://127.0.0.1:8321", "ABLATE_TOKEN": token}
     finally:
