@@ -41,7 +41,7 @@ lock:  ## write requirements/project.lock anew: versions and digests of all pack
 	$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --annotation-style line \
 	    --custom-compile-command "make lock" $(UPGRADE) requirements/clients.in --output-file requirements/clients.lock
 
-audit: $(STAMP)  ## known vulnerabilities of all locked packages; asks pypi.org, or SOURCE="-s osv" asks osv.dev
+audit: $(STAMP)  ## known vulnerabilities of the locked packages; asks pypi.org, or SOURCE="-s osv" asks osv.dev
 	$(BIN)/python -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check pip-audit
 	.audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/project.lock $(SOURCE)
 

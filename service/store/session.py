@@ -16,8 +16,8 @@ from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_f
 from service.errors import ConfigurationError
 
 # Requests of an API process that run at once, by kind. Each kind has threads of its own: long imports and plans never
-# delay a worker's call or a read. Python runs one thread at a time, and a heartbeat waits up to 5 ms for each busy thread
-# at every statement. So few threads compute, and a second API process serves more people.
+# delay a worker's call or a read. Python runs one thread at a time, and at every statement a heartbeat waits up to 5 ms
+# for each busy thread. So few threads compute, and a second API process serves more people.
 WORKERS_AT_ONCE = 8
 LONG_AT_ONCE = 1
 """Submissions, plans and imports: a large one takes seconds."""

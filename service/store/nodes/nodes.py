@@ -119,15 +119,13 @@ def _check_owner(what: str, name: str, owner: str | None) -> None:
 
 def list_nodes(connection: Connection) -> list[Row[Any]]:
     """Return every node with the seconds since its last call, and whether its key is revoked."""
-    query = select(
-        nodes, SILENT_S.label("silent_s"), has_revoked_key(nodes.c.name).label("revoked")
-    )
+    query = select(nodes, SILENT_S.label("silent_s"), has_revoked_key(nodes.c.name).label("revoked"))
     return list(connection.execute(query.order_by(nodes.c.name)))
 
 
 def count_live(connection: Connection, *, silent_s: float) -> dict[str, int]:
     """Return the number of nodes that called within `silent_s`, by node class."""
-    query = select(nodes.c.node_class, func.count()).where(SILENT_S < silent_s)
+    query = select(nodes.c.node_class, func.count()).where(silent_s > SILENT_S)
     return {row[0]: row[1] for row in connection.execute(query.group_by(nodes.c.node_class))}
 
 
