@@ -69,9 +69,6 @@ class Plan(Frozen):
     """Digest of the verdict rule with the estimator."""
     node_class: str
     devices: int
-    """Of all nodes of a trial."""
-    nodes: int = Field(default=1, exclude_if=lambda nodes: nodes == 1)
-    """Nodes whose devices share each step."""
     max_foreign_load: float
     """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
     cold_caches: bool = Field(default=False, exclude_if=lambda cold: not cold)
@@ -90,7 +87,7 @@ class Plan(Frozen):
     @property
     def busy_devices(self) -> int:
         """Devices that a trial occupies, which is also the device minutes per minute."""
-        return self.nodes * NODE_CLASSES[self.node_class].occupied(self.devices // self.nodes)
+        return NODE_CLASSES[self.node_class].occupied(self.devices)
 
     @property
     def baseline(self) -> Arm:
@@ -150,7 +147,6 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         rule_digest=rule_digest(spec),
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
-        nodes=spec.placement.nodes,
         max_foreign_load=spec.placement.max_foreign_load / 100,
         cold_caches=spec.metric.cold,
         profile=spec.workload.profile and spec.workload.recipe in RECIPES,
@@ -426,8 +422,6 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
     A question is an unordered pair of arms by their content. A variant that repeats the baseline has no question.
     """
     shared = {"node_class": plan.node_class, "devices": plan.devices}
-    if plan.nodes > 1:
-        shared["nodes"] = plan.nodes
     base = plan.baseline
     return {
         arm.name: digest(

@@ -83,9 +83,7 @@ class Environment(Frozen):
     """Events of the device meanwhile; None without a driver that reports them, as on CPU nodes. Of several devices the
     longest slow-down, all errors and all processes."""
     devices: OmitNone[tuple[HeldDevice, ...]] = None
-    """All devices of a trial with several; `device_name` and `device_serial` are those of the first. Of several nodes,
-    `node_name` is that of rank 0, whose files, log and clock the receipt is from; `foreign_load` and `stolen_load` are
-    those of the busiest node."""
+    """All devices of a trial with several; `device_name` and `device_serial` are those of the first."""
 
 
 def held_by(environment: Environment) -> tuple[tuple[str, str | None], ...]:
@@ -96,25 +94,13 @@ def held_by(environment: Environment) -> tuple[tuple[str, str | None], ...]:
 
 
 def identities(environment: Environment) -> tuple[str, ...]:
-    """Return the identity of each device of a trial: its serial number, or the names of node and device.
-
-    Devices of several nodes are sorted, because any of the nodes may have rank 0.
-    """
-    if environment.devices is None:
-        return (device_identity(environment.device_serial, environment.node_name, environment.device_name),)
-    names = [device_identity(one.serial, one.node or environment.node_name, one.name) for one in environment.devices]
-    return tuple(names if environment.devices[0].node is None else sorted(names))
+    """Return the identity of each device of a trial: its serial number, or the names of node and device."""
+    return tuple(device_identity(serial, environment.node_name, name) for name, serial in held_by(environment))
 
 
 def device_identity(serial: str | None, node_name: str, device_name: str) -> str:
     """Return the identity of a device."""
     return serial or f"{node_name}, {device_name}"
-
-
-def nodes_of(environment: Environment) -> tuple[str, ...]:
-    """Return the names of the nodes of a trial, that of rank 0 first."""
-    names = (device.node or environment.node_name for device in environment.devices or ())
-    return tuple(dict.fromkeys((environment.node_name, *names)))
 
 
 class Memory(Frozen):

@@ -32,8 +32,6 @@ class HeldDevice(Frozen):
     serial: OmitNone[str] = None
     events: OmitNone[DeviceEvents] = None
     """Of this device alone."""
-    node: OmitNone[str] = None
-    """Name of its node, for a trial on several nodes."""
 
 
 class ForeignProcess(Frozen):
