@@ -35,7 +35,7 @@ from experiments.design.rule import blocks_for_rarest_event, rule_digest
 from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
 from experiments.design.spec_values import show_percent
 from experiments.design.trainable import trainable
-from experiments.design.verdict_rule import EARLIER_RULES, Primary, Requirement
+from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
@@ -379,10 +379,6 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:
             hint = "set workload.steps.val_rows"
             yield SpecProblem(pointer=where, detail="loss_val is required, but steps.val_rows is 0", hint=hint)
-        if requirement.rule in EARLIER_RULES:
-            detail = f"rule '{requirement.rule}' passed without evidence, so no rule may have it any more"
-            hint = "a test over seeds: not_worse_by: 0.05; a bound in every block: max_delta: 0.02; or rule: identical"
-            yield SpecProblem(pointer=pointer("verdict", "require", index, "rule"), detail=detail, hint=hint)
         seeds = _seeds_used(spec)
         if requirement.not_worse_by is not None and requirement.metric in SEED_METRICS and seeds < MIN_PROVING_SEEDS:
             detail = f"'{requirement.metric}' is tested over seeds, at least {MIN_PROVING_SEEDS}; given: {seeds}"

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from experiments import documents
 from experiments.design.gate_readings import GateReading
@@ -18,10 +18,9 @@ from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import KernelRows, ProgramReport
-from experiments.records.surroundings import DeviceEvents, ForeignProcess, HeldDevice
 from model.measurements import Measurements, Metric, OmitNone, Step, Validation
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes.
 3: as 2, but `gates` follow one set of rules; under 2 the rules changed (`receipt_check.EARLIER_GATES`)."""
 
@@ -53,6 +52,41 @@ class Ids(Frozen):
     attempt: str
     node: str
     device: str
+
+
+class DeviceEvents(Frozen):
+    """Events of a trial's device from just before to just after the trial, as the driver reports them."""
+
+    sw_power_cap: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the driver slowed the device down to its power limit; normal under full load."""
+    sw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the driver slowed the device down because it was hot."""
+    hw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the hardware slowed itself down because it was hot."""
+    hw_power_brake: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the power supply made the hardware slow down."""
+    ecc_uncorrected: OmitNone[Annotated[int, Field(ge=0)]] = None
+    """New uncorrected memory errors."""
+    foreign_processes: OmitNone[tuple[int, ...]] = None
+    """Processes of others on any device of the machine, before or after the trial."""
+
+
+class HeldDevice(Frozen):
+    """One of several devices of a trial."""
+
+    name: str
+    serial: OmitNone[str] = None
+    events: OmitNone[DeviceEvents] = None
+    """Of this device alone."""
+
+
+class ForeignProcess(Frozen):
+    """A process outside the trial that used a processor meanwhile."""
+
+    pid: int
+    name: str
+    cpu_s: float
+    """Processor time during the whole trial, in seconds."""
 
 
 class Environment(Frozen):

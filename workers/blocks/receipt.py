@@ -16,8 +16,17 @@ from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial, DeviceInfo
 from experiments.records.program_report import missing_kernel
 from experiments.records.receipt_check import contradictions
-from experiments.records.receipts import Environment, Memory, Receipt, is_finite, seal, summarise
-from experiments.records.surroundings import DeviceEvents, ForeignProcess, HeldDevice
+from experiments.records.receipts import (
+    DeviceEvents,
+    Environment,
+    ForeignProcess,
+    HeldDevice,
+    Memory,
+    Receipt,
+    is_finite,
+    seal,
+    summarise,
+)
 from experiments.records.trial_guards import cache_problems, load_problem, timing_problems
 from experiments.runtime.kernel_limits import keeps_signals_in
 from model.measurements import Step, Validation
