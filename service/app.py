@@ -31,7 +31,7 @@ from service.queue.wake_ups import WakePublisher
 from service.settings import ServiceSettings, get_settings
 from service.store.migrate import upgrade
 from service.store.session import OTHERS_AT_ONCE, Store
-from service.web import actions, html, interface_page, mlflow_pages, pages, sign_in
+from service.web import actions, html, mlflow_pages, pages, sign_in
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +82,13 @@ def create_app(settings: ServiceSettings, store: Store | None = None) -> FastAPI
     problems.install(app)
     html.install(app)
     openapi.install(app)
-    app.state.write_docs = interface_page.writer(app)
     return app
 
 
 def _routes() -> list[BaseRoute]:
     """Return the routes of every module in `service.routes` and of the pages, in one flat list."""
     modules = [import_module(f"{routes.__name__}.{module.name}") for module in pkgutil.iter_modules(routes.__path__)]
-    modules += [pages, actions, sign_in, mlflow_pages, interface_page, html]
+    modules += [pages, actions, sign_in, mlflow_pages, html]
     return [route for module in modules for route in module.router.routes]
 
 

@@ -136,7 +136,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("identical memory", {"verdict__require": [{"metric": "compile_s", "rule": "identical"}]},
      "#/verdict/require/0", "for losses"),
     ("rule of earlier code", {"verdict__require": [{"metric": "loss_final", "rule": "envelope"}]},
-     "#/verdict/require/0/rule", "passed without evidence"),
+     "#/verdict/require/0/rule", "allowed: identical"),
     ("validation loss that is never computed", {"verdict__require": [{"metric": "loss_val", "max_delta": 1}],
      "workload__steps": {"val_rows": 0}}, "#/verdict/require/0", "val_rows is 0"),
     ("validation between slices", {"workload__steps": {"val_every": 2, "slice": 2}}, "#/workload/steps/val_every",

@@ -1,8 +1,8 @@
-"""Forgeries of a real bundle: drawn edits by four kinds of forgers, and what catches each.
+"""Forgeries of a bundle: drawn edits by four kinds of forgers, and what catches each.
 
-The bundle is of an H200, cut to two blocks and a broken attempt, and signed again by a key that these tests have. A
-forger redoes every summary, digest and manifest that follows from an edit. `python -m tests.forgeries` writes the table
-of docs/trust.md.
+The bundle is like one of an H200, with two blocks and a broken attempt, signed by a key that these tests have. A forger
+redoes every summary, digest and manifest that follows from an edit. `python -m tests.forgeries` writes the table of
+docs/trust.md.
 """
 
 import json
@@ -17,8 +17,9 @@ from sqlalchemy import create_engine
 from experiments.analysis.guards import block_problems, order_problems
 from experiments.documents import seal
 from experiments.errors import BundleError, PlanFileError
+from experiments.outcomes import FailureClass
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, signed_attempt
-from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT, read_bundle_files
+from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
 from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import PlanFile, plan_file_text, read_plan_file
 from experiments.records.receipts import Receipt, summarise
@@ -27,7 +28,8 @@ from kernels.scan_switches import ScanFact
 from model.measurements import Step
 from service.store.access import keys
 from service.store.tables import metadata, node_keys
-from tests.bundles import resealed, sealed
+from tests.bundles import broken_attempt, make_bundle, make_file, resealed, sealed
+from tests.factories import NOTHING_HAPPENED, PAUSE_S
 
 Files: TypeAlias = dict[str, bytes]
 Values: TypeAlias = dict[str, Any]
@@ -201,14 +203,14 @@ def _with_plan(files: Files, file: PlanFile) -> Files:
 
 def _other_rule(rng: random.Random, files: Files) -> Files:
     file = read_plan_file(files[PLAN])
-    wider = file.spec_text.replace("margin: 0.5%", f"margin: {rng.randint(2, 9)}%")
+    wider = file.spec_text.replace('"margin": "0.5%"', f'"margin": "{rng.randint(2, 9)}%"')
     return _with_plan(files, resealed(file, spec_text=wider))
 
 
 def _other_labels(rng: random.Random, files: Files) -> Files:
     """Change what decides nothing, and the digest of the spec in the plan and in every receipt."""
     file = read_plan_file(files[PLAN])
-    changed = resealed(file, spec_text=file.spec_text.replace("purpose: kernels", f"purpose: p{rng.randint(0, 99)}"))
+    changed = resealed(file, spec_text=file.spec_text.replace('"kernels"', f'"p{rng.randint(0, 99)}"'))
     plan = changed.plan.model_copy(update={"spec_digest": changed.spec.digest})
     files = _with_plan(files, resealed(changed, plan=plan))
     for path in [path for path in files if path.endswith(RECEIPT)]:
@@ -237,7 +239,7 @@ def _moment(rng: random.Random, _old: Any = None) -> str:
 
 
 def _moved_clock(rng: random.Random, old: Any) -> str:
-    return str(old).replace("T23:", f"T{rng.randint(10, 22)}:")
+    return str(old).replace("2026-11-20", f"2026-11-{rng.randint(21, 28)}")
 
 
 EDITS: dict[str, Edit] = {
@@ -286,7 +288,7 @@ EDITS: dict[str, Edit] = {
     "wall time of a trial": _of_receipt("wall_s", _scaled(0.1, 0.5)),
     "a measurement as out of memory": _out_of_memory,
     "results of two blocks exchanged": _exchanged((ARM, FIRST), (ARM, SECOND), "steps", "summary", "memory"),
-    "results of two arms exchanged": _exchanged((ARM, FIRST), ("ours-remat", FIRST), "steps", "summary", "memory"),
+    "results of two arms exchanged": _exchanged((ARM, FIRST), ("other", FIRST), "steps", "summary", "memory"),
     "results of variant and baseline exchanged": _exchanged((ARM, FIRST), ("baseline", FIRST), "steps", "summary"),
     "ids of two blocks exchanged": _exchanged((ARM, FIRST), (ARM, SECOND), "ids"),
     "a block twice": _twice,
@@ -318,13 +320,27 @@ EDITS: dict[str, Edit] = {
 
 @cache
 def original() -> Files:
-    """Return the real bundle, cut to two blocks and one broken attempt before the second, signed by NODE."""
-    stored = read_bundle_files(ROOT / "docs/receipts/2026-11-23-h200-official/blocks-1-4.tar.gz")
-    wanted = (FIRST, SECOND, "attempts/", "nodes/", PLAN)
-    files = {path: data for path, data in stored.items() if path.startswith(wanted)}
-    changes = {"index": 1, "failure_class": "invalid_measurement", "arm": "ours-remat"}
-    files = _written(files, _attempt_of(files), **changes)
-    return signed_by(_written(files, f"{SECOND}/{BLOCK}", attempt_no=2), NODE)
+    """Return a bundle with two blocks and one broken attempt before the second, signed by NODE."""
+    changes: dict[str, Any] = {
+        "workload__recipe": "hybrid-ref-h200",
+        "baseline": {"gates": {"lane": "cuda", "schedule": "chunk_parallel"}},
+        "variants": {ARM: {"gates": {"psiv_cache": True}}, "other": {"gates": {"chunk_size": 32}}},
+        "placement": {"node_class": "h200", "devices": 1},
+        "labels": {"purpose": "kernels"},
+    }
+    broken = broken_attempt(1, 1, FailureClass.INVALID_MEASUREMENT, arm="other")
+    made = {"environment": {"throttle": {**NOTHING_HAPPENED, "sw_power_cap": 1.5}}, "compile_s": PAUSE_S}
+    files = make_bundle(make_file(**changes), range(2), broken=[broken], **made)
+    for number, path in enumerate(sorted(path for path in files if path.endswith(RECEIPT))):
+        files = _with_receipt(files, path, _of_own_speed(_values(files, path), 1 - number / 50))
+    return signed_by(files, NODE)
+
+
+def _of_own_speed(values: Values, factor: float) -> Values:
+    """Return a receipt whose timed steps, clocks and training time are scaled, so that no two trials are alike."""
+    steps = _faster(random.Random(0), values["steps"], factor, factor)  # noqa: S311  # both bounds are equal
+    spared_s = values["steps"][-1]["ended_s"] - steps[-1]["ended_s"]
+    return {**values, "steps": steps, "training_s": values["training_s"] - spared_s}
 
 
 def signed_by(files: Files, signer: Signer) -> Files:
@@ -377,7 +393,7 @@ def _refused(bundle: Bundle) -> str | None:
     engine = create_engine("sqlite://")
     metadata.create_all(engine, tables=[node_keys])
     with engine.begin() as connection:
-        keys.trust(connection, "h200", NODE.key, by="operator")
+        keys.trust(connection, "far-node", NODE.key, by="operator")
         keys.trust(connection, "laptop", OTHER.key, by="operator")
         reasons = [keys.refusal(connection, n.name, str(n.registration.public_key)) for n in bundle.nodes.values()]
     engine.dispose()

@@ -22,7 +22,6 @@ LONG = (
     f"{ACCEPTANCE}restore.py::test_a_restored_home_says_the_same_shows_the_same_and_works_on",
     f"{ACCEPTANCE}secrets.py",
     f"{ACCEPTANCE}sentinels.py",
-    f"{ACCEPTANCE}several_nodes.py",
     f"{ACCEPTANCE}stack.py::test_killed_parts_start_again",
     f"{ACCEPTANCE}stack.py::test_up_joins_a_running_stack",
     f"{INTEGRATION}access_walk.py",

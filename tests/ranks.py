@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 from model.config import MeshConfig
-from tests.ports import free_port
 
 LONGEST_S = {"cpu": 120.0, "cuda": 900.0}
 """Seconds of one call. On a GPU the scan's kernels are compiled first."""
@@ -25,20 +24,17 @@ torch, and every rank would then import that itself, for seconds."""
 _server.set_forkserver_preload(["model.training.ranked_step", "tests.unit.model.test_train"])
 
 
-def run_ranks(
-    mesh: MeshConfig, work: Callable[..., Any], *arguments: Any, device: str = "cpu", nodes: int = 1
-) -> list[Any]:
+def run_ranks(mesh: MeshConfig, work: Callable[..., Any], *arguments: Any, device: str = "cpu") -> list[Any]:
     """Return the values of work(ranks, *arguments) by rank. `work` is a function of a module; values are pickled.
 
-    With several `nodes` the ranks meet as those of so many nodes do, all on this machine. On `device` cuda each rank
-    has the GPU of its number. Raises RuntimeError with a rank's traceback when it fails; the other ranks are ended.
+    On `device` cuda each rank has the GPU of its number. Raises RuntimeError with a rank's traceback when it fails; the
+    other ranks are ended.
     """
     with TemporaryDirectory(prefix="ranks-") as folder:
         pipes, processes = [], []
-        meeting = Path(folder) / "meeting" if nodes == 1 else (free_port(), nodes)
         for rank in range(mesh.devices):
             ours, theirs = _context.Pipe(duplex=False)
-            job = (rank, mesh, meeting, theirs, device, work, arguments)
+            job = (rank, mesh, Path(folder) / "meeting", theirs, device, work, arguments)
             process = _context.Process(target=_rank, args=job, daemon=True)
             with patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
                 process.start()
@@ -74,7 +70,7 @@ def _values(pipes: list[Connection], longest_s: float) -> list[Any]:
 def _rank(
     rank: int,
     mesh: MeshConfig,
-    meeting: Path | tuple[int, int],
+    meeting: Path,
     pipe: Connection,
     kind: str,
     work: Callable[..., Any],
@@ -82,7 +78,7 @@ def _rank(
 ) -> None:
     import torch
 
-    from model.parallel.ranks import Ranks, join, meeting_at, meeting_in
+    from model.parallel.ranks import Ranks, join
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -90,13 +86,8 @@ def _rank(
     try:
         if kind == "cuda":
             torch.cuda.set_device(device)
-        if isinstance(meeting, Path):
-            store, nodes = meeting_in(meeting, mesh.devices), 1
-        else:
-            port, nodes = meeting
-            store = meeting_at("127.0.0.1", port, "trial", hosts=rank == 0)
-        join(rank, mesh.devices, store, device)
-        value = work(Ranks(mesh, device, nodes), *arguments)
+        join(rank, mesh.devices, meeting, device)
+        value = work(Ranks(mesh, device), *arguments)
         # pickle copies tensors; pipe.send would share their memory, which ends with this process
         pipe.send_bytes(pickle.dumps((True, value)))
     except BaseException:

@@ -174,9 +174,9 @@ def use_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def meet_over(interface: str) -> None:
-    """Let the ranks of a trial talk over a network interface; the host's name may have no address."""
-    os.environ.update({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
+def meet_on_this_machine() -> None:
+    """Let the ranks of a trial talk over the loopback device; the host's name may have no address."""
+    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
 
 
 def compiler_environment(root: Path) -> dict[str, str]:

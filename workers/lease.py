@@ -20,8 +20,6 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     """This worker has to end."""
-    LEFT = "left"
-    """The ranks of the trial on another node ended."""
     OUTPUT_LIMIT = "output limit"
     """Its files use more space than a trial may use."""
     TIMEOUT = "timeout"
@@ -63,8 +61,6 @@ class Lease:
         self._on_deadline = on_deadline
         self._revoked = False
         self._cancelled = False
-        self.was_left: Callable[[], bool] = lambda: False
-        """Says whether the trial still runs though another node has ended it."""
         self.until = float("-inf")
         """Boot time from which this worker must assume that another worker may run the block soon."""
         self.renew(lease_s, sent_at=sent_at)
@@ -92,6 +88,4 @@ class Lease:
         """Return why the trial must stop now, None when it may go on."""
         if self.left_s() <= 0:
             return StopReason.FENCED
-        if self._cancelled:
-            return StopReason.CANCELLED
-        return StopReason.LEFT if self.was_left() else None
+        return StopReason.CANCELLED if self._cancelled else None

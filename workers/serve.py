@@ -71,7 +71,7 @@ def _serve(settings: Settings, console: Console) -> None:
     wake_event = WakeEvent(settings.home_dir / "alive")
     stopping = StopFlag(wake_event, drain_s=settings.drain_s)
     stopping.install()
-    node = find_node(settings.node_name, settings.node_class, settings.meeting)
+    node = find_node(settings.node_name, settings.node_class)
     console.print(node.table())
     with DeviceLock(node.devices.locks("worker")):
         signer = node_signer(settings.home_dir / KEY_FILE)

@@ -2,7 +2,6 @@
 
 import re
 from functools import lru_cache
-from ipaddress import IPv4Address
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -53,9 +52,6 @@ class Settings(BaseSettings):
     """Name under which this machine registers; default: the host name, made allowed."""
     node_class: str | None = None
     """Node class to register under; default: the class of the devices that the probes find."""
-    meeting: str | None = None
-    """Address and port, such as 10.0.0.5:29500, at which other nodes reach the ranks of this node's trials. Default:
-    this node shares no block with others."""
     data_dir: Path | None = None
     """Prepared datasets; default `data` in the state folder."""
     poll_s: float = Field(default=5.0, gt=0, le=3600)
@@ -95,20 +91,6 @@ class Settings(BaseSettings):
     def _check_class(cls, value: str | None) -> str | None:
         if value is not None and value not in NODE_CLASSES:
             raise ValueError(f"node class {value!r} is unknown; allowed: {', '.join(NODE_CLASSES)}")
-        return value
-
-    @field_validator("meeting")
-    @classmethod
-    def _check_meeting(cls, value: str | None) -> str | None:
-        if not value:
-            return None
-        host, _colon, port = value.rpartition(":")
-        try:
-            IPv4Address(host)
-        except ValueError as error:
-            raise ValueError(f"is {value!r}; allowed: an IPv4 address and a port, such as 10.0.0.5:29500") from error
-        if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
-            raise ValueError(f"has the port {port!r}; allowed: 1 to {2**16 - 1}")
         return value
 
     @field_validator("corpus_dirs", "code_dirs")

@@ -116,15 +116,15 @@ def with_broken_requirements(answer: Answer, requirements: Sequence[RequirementR
     return replace(answer, reason="; ".join([*failed, answer.reason]))
 
 
-def adopt_or_reject(comparison: Comparison | None, rule: "Primary", *, by_estimate: bool = False) -> Decision:
-    """Return the decision on a better variant that meets every requirement; `by_estimate` by that of earlier rules.
+def adopt_or_reject(comparison: Comparison | None, rule: "Primary") -> Decision:
+    """Return the decision on a better variant that meets every requirement.
 
     `adopt` needs an estimate from the threshold on, and the whole interval beyond the margin: a true effect at the
     margin is adopted as rarely as the level says, not in half of all cases. Without the second, nothing is decided.
     """
     if comparison is None or gain_pct(comparison) < rule.threshold_pct:
         return Decision.REJECT
-    return Decision.ADOPT if by_estimate or beyond_margin(comparison, rule) else Decision.INCONCLUSIVE
+    return Decision.ADOPT if beyond_margin(comparison, rule) else Decision.INCONCLUSIVE
 
 
 def decide(word: VerdictWord, when_met: Decision, requirements: Sequence[RequirementResult]) -> Decision:

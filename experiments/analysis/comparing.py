@@ -85,7 +85,7 @@ class Dependence:
     in_aa: float = 0.0
     """Autocorrelation of the differences in A/A blocks."""
     own_counts: bool = False
-    """Whether a stronger one of the compared blocks themselves counts; not in earlier versions of the rule."""
+    """Whether a stronger one of the compared blocks themselves counts."""
 
     def widening(self, sample: Sample) -> float:
         """Return the factor by which the tests of `sample` are widened."""

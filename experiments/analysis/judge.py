@@ -19,7 +19,7 @@ from experiments.analysis.answer import (
     word_of,
 )
 from experiments.analysis.arm_summary import largest_micro_batch, summarise_arm
-from experiments.analysis.comparing import INDEPENDENT, Dependence, Levels, Sample, baseline_mean, compare, sample_of
+from experiments.analysis.comparing import Dependence, Levels, Sample, baseline_mean, compare, sample_of
 from experiments.analysis.curves import off_the_curves
 from experiments.analysis.declared import no_ratio, one_value
 from experiments.analysis.evidence import Evidence, Exclusion, Pair, WholeBlocks, evidence_of
@@ -58,21 +58,7 @@ from experiments.design.metrics import (
 from experiments.design.plan import Plan
 from experiments.design.power import level_shares
 from experiments.design.program import DECLARED
-from experiments.design.rule import (
-    ADOPTION_SINCE,
-    CARRY_OVER_SINCE,
-    FEW_AA_SINCE,
-    LOAD_LEVEL,
-    LOAD_SINCE,
-    LOPSIDED_SINCE,
-    NOISE_SINCE,
-    OWN_DEPENDENCE_SINCE,
-    RULE_VERSION,
-    TRAINING_SINCE,
-    blocks_for_rarest_event,
-    rule_of,
-    version_of,
-)
+from experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, rule_digest, rule_of
 from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
 from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import Primary, Requirement
@@ -117,16 +103,16 @@ def judge(plan: Plan, spec: AblationSpec, receipts: Sequence[Receipt], circumsta
     attempts, earlier askings and A/A blocks. Raises ReceiptError for a receipt outside the plan or a duplicate.
     """
     whole = WholeBlocks(plan, receipts)
-    version = version_of(spec, plan.rule_digest) if spec.digest == plan.spec_digest else None
-    changed = _OTHER_RULE if version is None else None
-    judge_one = _Judge(plan, spec, whole, circumstances, version=version or RULE_VERSION)
+    planned = (plan.spec_digest, plan.rule_digest) == (spec.digest, rule_digest(spec))
+    changed = None if planned else _OTHER_RULE
+    judge_one = _Judge(plan, spec, whole, circumstances)
     evidence = [evidence_of(arm, whole) for arm in plan.variants]
     comparisons = judge_one.comparisons([one for one in evidence if one.exclusion is None and changed is None])
     fields: dict[str, Any] = {
         "ablation": plan.ablation,
         "spec_digest": plan.spec_digest,
         "rule_digest": plan.rule_digest,
-        "rule": _with_percent(rule_of(spec, judge_one.version), judge_one.primary),
+        "rule": _with_percent(rule_of(spec), judge_one.primary),
         "circumstances": circumstances,
         "blocks_planned": len(plan.blocks),
         "blocks_counted": len(whole.blocks),
@@ -173,9 +159,7 @@ _OTHER_RULE = Exclusion(
 class _Judge:
     """Judges the variants of one plan by one rule."""
 
-    def __init__(
-        self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances, *, version: int
-    ) -> None:
+    def __init__(self, plan: Plan, spec: AblationSpec, whole: WholeBlocks, circumstances: Circumstances) -> None:
         self._plan = plan
         self._spec = spec
         self._whole = whole
@@ -183,16 +167,12 @@ class _Judge:
         if not self.primary.margin.relative:
             own = "loss_val" if self.primary.metric in CURVE_METRICS else self.primary.metric
             self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, own)))
-        self.version = version
         self._better = _declared_directions(plan, self.primary.metric)
         alike = {PER_DEVICE} if len({trainable(arm.config).devices for arm in plan.arms}) == 1 else set()
         ours = (name for name in METRICS if name == self.primary.metric or name in set(WINDOW_METRICS) - alike)
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
-        self._dependence = Dependence(
-            in_aa=dependence_of(circumstances.admission.calibrations, few_count=version >= FEW_AA_SINCE),
-            own_counts=version >= OWN_DEPENDENCE_SINCE,
-        )
+        self._dependence = Dependence(in_aa=dependence_of(circumstances.admission.calibrations), own_counts=True)
         self._block_minutes = _block_minutes(plan, whole)
 
     def comparisons(self, evidence: Sequence[Evidence]) -> dict[tuple[str, str], Comparison]:
@@ -284,15 +264,13 @@ class _Judge:
 
     def _other_work(self, evidence: Evidence, metric: Metric) -> str | None:
         """Say how the work of the arms differs in what `metric` counts; None if it does not."""
-        if metric.kind == "loss" and self.version < TRAINING_SINCE:
-            return None
         planned = other_work(metric, evidence.arm.config, self._plan.baseline.config)
         return planned or (None if metric.kind == "absolute" else other_tokens(evidence, in_all=metric.kind == "loss"))
 
     def _costs(self, evidence: Evidence, exclusion: Exclusion | None) -> Costs | None:
         rule = (self._spec.metric, *(self._spec.metric_named(one.metric) for one in self._spec.verdict.require))
         losses = any(metric.kind == "loss" or metric.decides == "curve" for metric in rule)
-        if exclusion is not None or not losses or self.version < TRAINING_SINCE:
+        if exclusion is not None or not losses:
             return None
         return costs_of(evidence) if evidence.claim is Claim.CHANGES_MODEL else None
 
@@ -304,10 +282,11 @@ class _Judge:
         node_class = NODE_CLASSES[self._plan.node_class]
         level = self._level(evidence)
         uncalibrated = self._circumstances.admission.refused_because
-        dependence = self._dependence if self.version >= OWN_DEPENDENCE_SINCE else INDEPENDENT
         return tuple(
             self._of_other_work(entry, evidence)
-            or judge_requirement(entry, evidence, node_class, level, uncalibrated=uncalibrated, dependence=dependence)
+            or judge_requirement(
+                entry, evidence, node_class, level, uncalibrated=uncalibrated, dependence=self._dependence
+            )
             for entry in self._spec.verdict.require
         )
 
@@ -327,7 +306,7 @@ class _Judge:
     ) -> Answer:
         if exclusion is not None:
             return as_measured(exclusion.word, exclusion.reason)
-        absent = _missing(self._spec, evidence.pairs, self._circumstances, self.version)
+        absent = _missing(self._spec, evidence.pairs, self._circumstances)
         no_number = no_ratio(evidence, self.primary.metric)
         cause = Cause.NO_RATIO if no_number else Cause.TARGET
         rule = self.primary
@@ -349,20 +328,15 @@ class _Judge:
         answer = capped(answer, Cause.OTHER_WORK, other)
         answer = capped(answer, Cause.ONE_VALUE, one_value(evidence, self.primary.metric))
         over_seeds = self.primary.over_seeds or self.primary.metric in self._better
-        any_spread = self.version < LOPSIDED_SINCE
-        spreads = spreads_differ(sample, over_seeds=over_seeds, any_spread=any_spread)
-        answer = capped(answer, Cause.SPREADS, spreads)
-        if self.version >= CARRY_OVER_SINCE:
-            tests = WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
-            carried = explained_by_carry_over(evidence, self._whole, sample, answer.published, tests)
-            answer = capped(answer, Cause.CARRY_OVER, carried)
+        answer = capped(answer, Cause.SPREADS, spreads_differ(sample, over_seeds=over_seeds))
+        tests = WordTests(level=self._level(evidence), margin_pct=self.primary.margin_pct)
+        carried = explained_by_carry_over(evidence, self._whole, sample, answer.published, tests)
+        answer = capped(answer, Cause.CARRY_OVER, carried)
         answer = capped(answer, Cause.RARE_EVENTS, self._too_few_for_events(primary))
-        reruns = _reruns_by(
-            self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name, version=self.version
-        )
+        reruns = _reruns_by(self._circumstances.attempts, evidence.arm.name, self._plan.baseline.name)
         answer = capped(answer, Cause.RERUNS, reruns)
         noise = noise_differs(primary, self._circumstances.admission.calibrations)
-        judged = self.version >= NOISE_SINCE and self.primary.metric not in (*EXACT_METRICS, *CURVE_METRICS)
+        judged = self.primary.metric not in (*EXACT_METRICS, *CURVE_METRICS)
         answer = capped(answer, Cause.NOISE, noise if judged else None)
         refused = self._circumstances.admission.refused_because  # only times have the noise that A/A blocks show
         return capped(answer, Cause.UNCALIBRATED, refused if self.primary.timed else None)
@@ -385,10 +359,10 @@ class _Judge:
         return (primary.bias_pct or 0.0) > self.primary.margin_pct / 2
 
     def _adopts(self, primary: Comparison | None) -> Decision:
-        return adopt_or_reject(primary, self.primary, by_estimate=self.version < ADOPTION_SINCE)
+        return adopt_or_reject(primary, self.primary)
 
     def _open_adoption(self, answer: Answer, primary: Comparison | None) -> bool:
-        if primary is None or answer.measured is not VerdictWord.BETTER or self.version < ADOPTION_SINCE:
+        if primary is None or answer.measured is not VerdictWord.BETTER:
             return False
         return not beyond_margin(primary, self.primary)
 
@@ -432,15 +406,13 @@ def _share_at(blocks: Blocks, counted: int) -> float:
     return reached[-1] if reached else level_shares(looks)[0]
 
 
-def _missing(
-    spec: AblationSpec, pairs: Sequence[Pair], circumstances: Circumstances, version: int = RULE_VERSION
-) -> str | None:
+def _missing(spec: AblationSpec, pairs: Sequence[Pair], circumstances: Circumstances) -> str | None:
     """Return which blocks are missing and why; None if the blocks that count are the first ones up to a look.
 
     Blocks that others' load spoiled at every attempt are not missing if enough others count.
     """
     looks, counted = spec.design.blocks.schedule, sorted(pair.block_index for pair in pairs)
-    spoiled = _spoiled(circumstances) if version >= LOAD_SINCE and len(counted) >= MIN_BLOCKS else frozenset()
+    spoiled = _spoiled(circumstances) if len(counted) >= MIN_BLOCKS else frozenset()
     if any(counted == [index for index in range(look) if index not in spoiled] for look in looks):
         return None
     due = next((look for look in looks if not counted or look > counted[-1]), looks[-1])
@@ -471,9 +443,7 @@ def _reason_missing(absent: str | None, primary: Comparison | ExactResult | None
     return "; ".join([absent or "a trial has no value; missing data fails", *differ])
 
 
-def _reruns_by(
-    attempts: Sequence[AttemptRecord], variant: str, baseline: str, *, version: int = RULE_VERSION
-) -> str | None:
+def _reruns_by(attempts: Sequence[AttemptRecord], variant: str, baseline: str) -> str | None:
     """Return the reruns that one of two compared arms may have caused, or None.
 
     One trial that failed by itself is enough, and one worker that vanished during a trial of theirs, or during a trial
@@ -481,11 +451,10 @@ def _reruns_by(
     an arm may be of either. Others' load counts if it hit one arm more often than chance explains.
     """
     own = [attempt for attempt in attempts if attempt.arm in (variant, baseline, None)]
-    if version >= LOAD_SINCE:
-        loads = [attempt for attempt in own if attempt.failure_class is FailureClass.DISTURBED]
-        own = [attempt for attempt in own if attempt.failure_class is not FailureClass.DISTURBED]
-        if (unequal := _loads_differ(loads, variant, baseline)) is not None:
-            return unequal
+    loads = [attempt for attempt in own if attempt.failure_class is FailureClass.DISTURBED]
+    own = [attempt for attempt in own if attempt.failure_class is not FailureClass.DISTURBED]
+    if (unequal := _loads_differ(loads, variant, baseline)) is not None:
+        return unequal
     hits = [attempt for attempt in own if attempt.failure_class in _FROM_OUTSIDE]
     unknown = sum(hit.arm is None for hit in hits)
     surplus = abs(sum((hit.arm == variant) - (hit.arm == baseline) for hit in hits)) + unknown

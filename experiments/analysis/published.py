@@ -22,7 +22,7 @@ from experiments.design.power import alpha_of
 from experiments.design.problems import from_validation, shown
 from experiments.design.spec import MIN_BLOCKS, MIN_PROVING_SEEDS
 from experiments.design.spec_values import refuse
-from experiments.design.verdict_rule import EARLIER_RULES, Primary, Requirement
+from experiments.design.verdict_rule import Primary, Requirement
 from experiments.documents import Frozen, Whole
 from experiments.errors import SpecError
 from experiments.outcomes import Decision, VerdictWord
@@ -77,8 +77,6 @@ class PublishedTable(Frozen):
             raise ValueError(f"no values of '{missing[0]}', which the rule names")
         if self.primary.metric not in PAIRED_METRICS:
             raise ValueError(f"the primary metric must be one of {', '.join(PAIRED_METRICS)}")
-        if old := next((one.rule for one in self.require if one.rule in EARLIER_RULES), None):
-            raise ValueError(f"rule '{old}' passed without evidence; use not_worse_by: 0.05 or rule: identical")
         primary = self.values[self.primary.metric]
         if not all(float(number) > 0 for number in (*primary.baseline, *primary.variant)):
             raise ValueError(f"a value of '{self.primary.metric}' is 0; allowed: above 0, the verdict compares ratios")

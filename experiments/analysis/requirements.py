@@ -19,7 +19,7 @@ from experiments.design.metrics import METRICS, SEED_METRICS, TIMED_METRICS, fin
 from experiments.design.plan import is_resident
 from experiments.design.power import MAX_BLOCKS, POWER, blocks_to_detect
 from experiments.design.spec_values import Difference
-from experiments.design.verdict_rule import EARLIER_RULES, Requirement
+from experiments.design.verdict_rule import Requirement
 from experiments.records.receipts import read_metric
 from kernels.backends import NodeClass
 from model.measurements import Metric
@@ -45,9 +45,7 @@ def judge_requirement(
     every = [(read_metric(metric, pair.variant), read_metric(metric, pair.baseline)) for pair in evidence.pairs]
     values = [(own, other) for own, other in every if own is not None and other is not None]
     passed: bool | None
-    if requirement.rule in EARLIER_RULES:
-        passed, detail = None, f"rule '{requirement.rule}' is of earlier code, and passed without evidence"
-    elif not values or len(values) < len(every):
+    if not values or len(values) < len(every):
         passed, detail = None, f"missing in {len(every) - len(values)} of {len(every)} blocks"
     else:
         passed, detail = within_bound(requirement, values) or _identical(evidence.pairs, metric)

@@ -59,11 +59,11 @@ LOPSIDED = 0.783
 the 85 % point of a normal distribution times the root of pi / 2 - 1."""
 
 
-def spreads_differ(sample: Sample, *, over_seeds: bool = False, any_spread: bool = False) -> str | None:
+def spreads_differ(sample: Sample, *, over_seeds: bool = False) -> str | None:
     """Return the numbers that show that the arms' spreads differ, or None if they do not or it does not matter.
 
     Unequal spreads matter for a t test of differences only if they have a tail on one side. From `FLIPS_FROM` blocks on
-    the trials show that. `any_spread` is for earlier versions of the rule, which did not look.
+    the trials show that.
 
     `over_seeds`: the arms of a block share the luck of its seed, which is in the spread of their trials and not in d.
     The estimate is then compared with the spread of d, which is at least that of the noisier arm's own noise.
@@ -74,7 +74,7 @@ def spreads_differ(sample: Sample, *, over_seeds: bool = False, any_spread: bool
     p = float(p_equal_spread(d, sums))
     mean = fit(d, sample.places).mean
     clear = abs(float(mean)) > CLEAR * float(np.std(d, ddof=1)) if over_seeds else bool(is_clear(d, sums, mean))
-    if p > SPREAD_LEVEL or clear or (not any_spread and not bool(may_have_a_tail(d, sums))):
+    if p > SPREAD_LEVEL or clear or not bool(may_have_a_tail(d, sums)):
         return None
     own, other = (100 * float(np.std(part, ddof=1)) for part in _arms(d, sums))
     return f"trials of the variant scatter by {own:.2g} %, of the baseline by {other:.2g} % (p {p:.2g})"

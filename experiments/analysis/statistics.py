@@ -30,16 +30,12 @@ RAISED_BY = 0.5
 """Standard errors, 1 / sqrt(blocks), by which the autocorrelation of few A/A blocks is raised (docs/statistics.md)."""
 
 
-def dependence_of(calibrations: Iterable[Calibration], *, few_count: bool = True) -> float:
+def dependence_of(calibrations: Iterable[Calibration]) -> float:
     """Return the strongest autocorrelation in the A/A blocks of any device; 0 without A/A blocks.
 
-    That of fewer blocks than a calibration has is raised; not by the versions of the rule before `few_count`.
+    That of fewer blocks than a calibration has is raised.
     """
-    return max((_raised(one.samples) if few_count else strength(one.samples) for one in calibrations), default=0.0)
-
-
-def _raised(samples: Sequence[AABlock]) -> float:
-    return raised(strength(samples), len(samples))
+    return max((raised(strength(one.samples), len(one.samples)) for one in calibrations), default=0.0)
 
 
 def raised(dependence: float, blocks: int) -> float:

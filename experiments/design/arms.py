@@ -149,9 +149,8 @@ def _device_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecPr
         if wanted > placement.devices:
             detail = f"gate 'devices' = {wanted}, and placement.devices gives a block {placement.devices}"
             yield SpecProblem(pointer=where, detail=detail, hint=f"set placement.devices: {wanted}")
-        elif wanted < placement.devices and (arm.gates["lane"] == Lane.XLA or placement.nodes > 1):
-            what = "lane xla" if placement.nodes == 1 else f"{placement.nodes} nodes"
-            detail = f"gate 'devices' = {wanted}; a step of {what} uses all {placement.devices} devices of its block"
+        elif wanted < placement.devices and arm.gates["lane"] == Lane.XLA:
+            detail = f"gate 'devices' = {wanted}; a step of lane xla uses all {placement.devices} devices of its block"
             yield SpecProblem(pointer=where, detail=detail, hint="remove devices")
     most = max((arm.gates["devices"] for arm in arms), default=placement.devices)
     if most < placement.devices:
@@ -222,8 +221,7 @@ def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, l
 
 def _devices(spec: AblationSpec) -> int:
     """Return the devices of a block; 1 for a number that `recipe_problems` refuses."""
-    each = NODE_CLASSES[spec.placement.node_class].devices
-    able = spec.placement.devices in (spec.placement.nodes * devices for devices in each)
+    able = spec.placement.devices in NODE_CLASSES[spec.placement.node_class].devices
     return spec.placement.devices if able else 1
 
 

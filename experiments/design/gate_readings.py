@@ -46,9 +46,8 @@ def read_gate(
     *,
     pattern: str,
     devices: int = 1,
-    default: Any = None,
 ) -> GateReading:
-    """Compare one requested gate with the facts; `default` replaces the gate's own."""
+    """Compare one requested gate with the facts."""
     value = requested[gate.name]
     if setting := gate.unused_because(requested, devices=devices):
         return GateReading(requested=value, observed=None, live=True, how=f"not used with {setting}")
@@ -57,7 +56,7 @@ def read_gate(
         expected = value if gate.shown_as is None else gate.shown_as(requested, facts)
         live = type(observed) is type(expected) and observed == expected
         return GateReading(requested=value, observed=observed, live=live, how=gate.attested_by)
-    if value == (gate.default if default is None else default):
+    if value == gate.default:
         return GateReading(requested=value, observed=None, live=True, how="default, not observable")
     if gate.block is not None and gate.block not in pattern:
         how = f"not used without a block of kind {gate.block}"

@@ -35,7 +35,7 @@ from experiments.design.rule import blocks_for_rarest_event, rule_digest
 from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
 from experiments.design.spec_values import show_percent
 from experiments.design.trainable import trainable
-from experiments.design.verdict_rule import EARLIER_RULES, Primary, Requirement
+from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
@@ -69,9 +69,6 @@ class Plan(Frozen):
     """Digest of the verdict rule with the estimator."""
     node_class: str
     devices: int
-    """Of all nodes of a trial."""
-    nodes: int = Field(default=1, exclude_if=lambda nodes: nodes == 1)
-    """Nodes whose devices share each step."""
     max_foreign_load: float
     """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
     cold_caches: bool = Field(default=False, exclude_if=lambda cold: not cold)
@@ -90,7 +87,7 @@ class Plan(Frozen):
     @property
     def busy_devices(self) -> int:
         """Devices that a trial occupies, which is also the device minutes per minute."""
-        return self.nodes * NODE_CLASSES[self.node_class].occupied(self.devices // self.nodes)
+        return NODE_CLASSES[self.node_class].occupied(self.devices)
 
     @property
     def baseline(self) -> Arm:
@@ -150,7 +147,6 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         rule_digest=rule_digest(spec),
         node_class=spec.placement.node_class,
         devices=spec.placement.devices,
-        nodes=spec.placement.nodes,
         max_foreign_load=spec.placement.max_foreign_load / 100,
         cold_caches=spec.metric.cold,
         profile=spec.workload.profile and spec.workload.recipe in RECIPES,
@@ -383,10 +379,6 @@ def _requirement_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
         if requirement.metric == "loss_val" and spec.workload.steps.val_rows == 0:
             hint = "set workload.steps.val_rows"
             yield SpecProblem(pointer=where, detail="loss_val is required, but steps.val_rows is 0", hint=hint)
-        if requirement.rule in EARLIER_RULES:
-            detail = f"rule '{requirement.rule}' passed without evidence, so no rule may have it any more"
-            hint = "a test over seeds: not_worse_by: 0.05; a bound in every block: max_delta: 0.02; or rule: identical"
-            yield SpecProblem(pointer=pointer("verdict", "require", index, "rule"), detail=detail, hint=hint)
         seeds = _seeds_used(spec)
         if requirement.not_worse_by is not None and requirement.metric in SEED_METRICS and seeds < MIN_PROVING_SEEDS:
             detail = f"'{requirement.metric}' is tested over seeds, at least {MIN_PROVING_SEEDS}; given: {seeds}"
@@ -426,8 +418,6 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
     A question is an unordered pair of arms by their content. A variant that repeats the baseline has no question.
     """
     shared = {"node_class": plan.node_class, "devices": plan.devices}
-    if plan.nodes > 1:
-        shared["nodes"] = plan.nodes
     base = plan.baseline
     return {
         arm.name: digest(

@@ -300,10 +300,7 @@ def hides_failures(command: Sequence[str]) -> bool:
 
 def _placement_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
     most = node_class.command_devices
-    if spec.placement.nodes > 1:
-        detail = f"a command starts its processes on one node; given: {spec.placement.nodes} nodes; allowed: 1"
-        yield SpecProblem(pointer=pointer("placement", "nodes"), detail=detail)
-    elif spec.placement.devices > most:
+    if spec.placement.devices > most:
         allowed = "1" if most == 1 else f"1 to {most}"
         detail = f"{spec.placement.devices} devices for a command on node class '{node_class}'; allowed: {allowed}"
         yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail)
@@ -323,7 +320,7 @@ def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
     """Find parts of a spec with a recipe that only fit a command."""
     hint = "use gates; or workload.command"
     node_class, devices = NODE_CLASSES[spec.placement.node_class], spec.placement.devices
-    if spec.placement.nodes == 1 and devices not in node_class.devices:
+    if devices not in node_class.devices:
         allowed = listed(node_class.devices)
         detail = f"the devices of a recipe share each of its steps evenly; given: {devices}"
         detail += f"; allowed with a recipe on node class '{node_class}': {allowed}"

@@ -1,7 +1,6 @@
 """The pre-registered rule: how samples become a verdict, hashed before the first sample.
 
-Texts and numbers of the rule are part of its digest. A plan is judged by the version of the rule that it was made with:
-before a text or number changes, `RULE_VERSION` rises, and `_comparison` learns what was different.
+Texts and numbers of the rule are part of its digest, so a changed rule judges no plan that was made before it.
 """
 
 from typing import Any
@@ -15,18 +14,6 @@ from experiments.design.verdict_rule import Primary, Requirement
 from experiments.design.workload import Steps
 from experiments.digest import digest
 
-RULE_VERSION = 5
-"""1: losses within an envelope, adoption by the estimate. 2: losses over seeds, noise like that of the A/A blocks.
-3: adoption by the interval. 4: losses of unequal training; unequal spreads alone withhold nothing from 16 blocks on.
-5: words by six A/A blocks; blocks that others' load spoils."""
-NOISE_SINCE, ADOPTION_SINCE, TRAINING_SINCE = 2, 3, 4
-"""First versions with a check of the noise against the A/A blocks, with adoption by the interval, and that compare no
-losses of arms that train on unequal work or over other rows."""
-LOPSIDED_SINCE = CARRY_OVER_SINCE = OWN_DEPENDENCE_SINCE = 4
-"""First version with verdicts on arms of unequal spreads, with a check of what trials do to the next one, and with
-tests that the autocorrelation of the compared blocks widens."""
-FEW_AA_SINCE = LOAD_SINCE = 5
-"""First version with verdicts by fewer A/A blocks than a calibration has, and that lets others' load spoil blocks."""
 LOAD_LEVEL = 0.05
 """Level of the sign test whether others' load spoiled more attempts of one arm."""
 
@@ -124,7 +111,7 @@ OTHER_TRAINING: dict[str, Any] = {
     "equal up to half a step; of a validation loss where its rows or their tokens differ; of a training loss where the "
     "rows of a step differ",
 }
-"""Addition to both of them since version 4."""
+"""Addition to both of them."""
 
 PROCESS_TIME: dict[str, Any] = {
     "estimate": "wall seconds of the whole process, its start and its end included",
@@ -203,7 +190,7 @@ def estimator_of(metric: str, slice_steps: int) -> dict[str, Any]:
     return PROCESS_TIME if metric == PROCESS_METRIC else window_estimator(slice_steps)
 
 
-def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
+def rule_of(spec: AblationSpec) -> dict[str, Any]:
     """Return the rule of `spec` as plain JSON."""
     primary, looks = spec.verdict.primary, spec.design.blocks.schedule
     return {
@@ -218,8 +205,8 @@ def rule_of(spec: AblationSpec, version: int = RULE_VERSION) -> dict[str, Any]:
         "looks": {str(look): share for look, share in zip(looks, level_shares(looks), strict=True)},
         "seeds": list(spec.design.seeds),
         "estimator": estimator_of(primary.metric, spec.workload.steps.slice) | _validated(spec.workload.steps),
-        "comparison": _comparison(primary, version) | _additions(spec, version),
-        "guards": _guard_limits(spec, version),
+        "comparison": _comparison(primary) | _additions(spec),
+        "guards": _guard_limits(spec),
     }
 
 
@@ -227,46 +214,12 @@ def _validated(steps: Steps) -> dict[str, Any]:
     return {**VALIDATED, "val_every": steps.val_every} if steps.val_every else {}
 
 
-_ENVELOPE = {"envelope": "prediction intervals of the baseline's repeats within seeds, 5 % over all blocks"}
-"""Part of the first version."""
-
-
-_BEFORE_5 = {
-    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
-    "the A/A blocks asks for (bias corrected, 0 to 0.9); of the blocks themselves, 16 or more, if that is stronger and "
-    "proved (5 %)",
-    "reruns": "no word where an arm's own run ended an attempt, or guards and machine ended two more of one arm's",
-    "missing": "fails",
-}
-"""Parts of the versions before 5 that version 5 worded anew."""
-_BEFORE_4 = {
-    "dependence": "tests and intervals are widened by what an autoregressive process of the lag-one autocorrelation of "
-    "the A/A blocks asks for (bias corrected, 0 to 0.9)",
-    "spreads": "no word where one arm's trials scatter more (5 %; Pitman-Morgan below 16 blocks, sign flips of squares "
-    "from there) and the estimate lies within 6 standard deviations of that arm",
-}
-"""Parts of the versions before 4 that version 4 worded anew."""
-
-
-def _comparison(primary: Primary, version: int) -> dict[str, Any]:
-    since = {
-        "noise": NOISE_SINCE,
-        "adoption": ADOPTION_SINCE,
-        "carry_over": CARRY_OVER_SINCE,
-        "admission": FEW_AA_SINCE,
-    }
-    without = {part for part, first in since.items() if version < first}
-    if primary.over_seeds:
-        without |= {"noise", "carry_over"}
+def _comparison(primary: Primary) -> dict[str, Any]:
+    without = {"noise", "carry_over"} if primary.over_seeds else set()
     if not primary.timed:
         without |= {"admission"}
     texts = EXACT_COMPARISON if primary.exact else COMPARISON
-    earlier = _ENVELOPE if version == 1 else {}
-    if version < LOAD_SINCE and not primary.exact:
-        earlier = earlier | _BEFORE_5
-    if version < LOPSIDED_SINCE and not primary.exact:
-        earlier = earlier | _BEFORE_4
-    return {part: text for part, text in texts.items() if part not in without} | earlier
+    return {part: text for part, text in texts.items() if part not in without}
 
 
 def amounts_of(primary: Primary) -> dict[str, Any]:
@@ -283,8 +236,8 @@ def _required(spec: AblationSpec, requirement: Requirement) -> dict[str, Any]:
     return {**values, "better": spec.metric_named(requirement.metric).better}
 
 
-def _additions(spec: AblationSpec, version: int) -> dict[str, Any]:
-    return _other_model(spec, version) | _of_declared(spec) | _of_session(spec) | _of_events(spec)
+def _additions(spec: AblationSpec) -> dict[str, Any]:
+    return _other_model(spec) | _of_declared(spec) | _of_session(spec) | _of_events(spec)
 
 
 def _of_events(spec: AblationSpec) -> dict[str, Any]:
@@ -321,9 +274,9 @@ def _over_curves(metric: str) -> dict[str, Any]:
     return {**OVER_CURVES, **value, **({} if METRICS[metric].clocked else without_clock)}
 
 
-def _other_model(spec: AblationSpec, version: int) -> dict[str, Any]:
+def _other_model(spec: AblationSpec) -> dict[str, Any]:
     of_curves = spec.verdict.primary.metric in CURVE_METRICS  # where tokens or seconds are equal
-    training = OTHER_TRAINING if version >= TRAINING_SINCE and not of_curves else {}
+    training = {} if of_curves else OTHER_TRAINING
     if not spec.workload.built_in:
         return OTHER_PROGRAM | training
     gates = (gate for arm in spec.variants.values() for gate in arm.gates or ())
@@ -336,15 +289,9 @@ def rule_digest(spec: AblationSpec) -> str:
     return digest(rule_of(spec))
 
 
-def version_of(spec: AblationSpec, planned: str) -> int | None:
-    """Return the version of the rule with the digest `planned`; None if no version of this spec has it."""
-    versions = range(RULE_VERSION, 0, -1)
-    return next((version for version in versions if digest(rule_of(spec, version)) == planned), None)
-
-
-def _guard_limits(spec: AblationSpec, version: int) -> dict[str, float | int]:
+def _guard_limits(spec: AblationSpec) -> dict[str, float | int]:
     """Return the limits of the guards; loads are shares of the cores' time."""
-    for_load = {"reruns_for_load": 9} if spec.verdict.timed and version >= LOAD_SINCE else {}
+    for_load = {"reruns_for_load": 9} if spec.verdict.timed else {}
     return {
         "max_slowed_share": MAX_SLOWED_SHARE,
         "max_clock_gap": MAX_CLOCK_GAP,

@@ -44,8 +44,7 @@ from experiments.design.workload import (
 )
 from experiments.digest import digest
 from experiments.outcomes import BASELINE
-from kernels.backends import NODE_CLASSES, NodeClass
-from model.config import MESH_SIZES
+from kernels.backends import NODE_CLASSES
 from model.measurements import Metric
 
 MIN_BLOCKS = 6
@@ -196,29 +195,13 @@ class Design(SpecPart):
 
 
 _DEVICES = sorted({number for entry in NODE_CLASSES.values() for number in entry.offers})
-_NODES = (1, 2, 4, 8)
-
-
-def _devices_of(node_class: NodeClass, nodes: int) -> tuple[int, ...]:
-    """Return the numbers of devices that a trial on so many nodes of a class may have together."""
-    most = max(MESH_SIZES)
-    return tuple(number for number in node_class.shared(nodes) if nodes == 1 or number <= most)
 
 
 def _placement_schema(schema: dict[str, Any]) -> None:
-    """Publish the numbers of devices that each node class allows on so many nodes."""
+    """Publish the numbers of devices that each node class allows."""
     schema["anyOf"] = [
-        {
-            "properties": {
-                "node_class": {"const": entry.name},
-                "nodes": {"const": nodes},
-                "devices": {"enum": list(_devices_of(entry, nodes))},
-            },
-            "required": ["nodes", "devices"] if nodes > 1 else [],
-        }
+        {"properties": {"node_class": {"const": entry.name}, "devices": {"enum": list(entry.offers)}}}
         for entry in NODE_CLASSES.values()
-        for nodes in _NODES
-        if _devices_of(entry, nodes)
     ]
 
 
@@ -234,21 +217,11 @@ class Placement(SpecPart):
             json_schema_extra={"enum": [entry.name for entry in NODE_CLASSES.values() if entry.lanes]},
         ),
     ]
-    nodes: Annotated[
-        int,
-        Field(
-            description="Nodes whose devices share each training step of a recipe, each with the same number of them.",
-            json_schema_extra={"enum": list(_NODES)},
-            exclude_if=lambda nodes: nodes == 1,
-        ),
-    ] = 1
     devices: Annotated[
         int,
         Field(
-            validate_default=True,
-            description="Devices of a trial, on all of its nodes: a command sees them all; of a recipe they share each "
-            "training step, by rows, and by layers or tokens as the gates say. On class `cpu` they are processes that "
-            "share the cores.",
+            description="Devices of one node: a command sees them all; of a recipe they share each training step, by "
+            "rows, and by layers or tokens as the gates say. On class `cpu` they are processes that share the cores.",
             json_schema_extra={"enum": list(_DEVICES)},
         ),
     ] = 1
@@ -264,26 +237,14 @@ class Placement(SpecPart):
     def _known(cls, value: str) -> str:
         return one_of(value, list(NODE_CLASSES), f"unknown node class {shown(value)}; known")
 
-    @field_validator("nodes")
-    @classmethod
-    def _can_share(cls, value: int, info: ValidationInfo) -> int:
-        """Reject a number of nodes that cannot share a step; an unknown class has a problem of its own."""
-        node_class = NODE_CLASSES.get(info.data.get("node_class", ""))
-        allowed = [nodes for nodes in _NODES if node_class is None or _devices_of(node_class, nodes)]
-        if value not in allowed:
-            where = "" if node_class is None else f" on node class '{node_class}'"
-            raise refuse(f"{value} nodes for one trial are not available{where}; allowed: {listed(allowed)}")
-        return value
-
     @field_validator("devices")
     @classmethod
     def _available(cls, value: int, info: ValidationInfo) -> int:
         """Reject a number of devices that the node class does not offer; an unknown class has a problem of its own."""
-        node_class, nodes = NODE_CLASSES.get(info.data.get("node_class", "")), info.data.get("nodes", 1)
-        allowed = _DEVICES if node_class is None else _devices_of(node_class, nodes)
+        node_class = NODE_CLASSES.get(info.data.get("node_class", ""))
+        allowed = _DEVICES if node_class is None else node_class.offers
         if value not in allowed:
             where = "" if node_class is None else f" on node class '{node_class}'"
-            where += "" if nodes == 1 else f" with {nodes} nodes"
             raise refuse(f"{value} devices for one trial are not available{where}; allowed: {listed(allowed)}")
         return value
 

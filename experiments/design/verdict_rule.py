@@ -38,8 +38,6 @@ from experiments.design.spec_values import (
 )
 from experiments.design.workload import NOT_OURS, SpecPart, is_declarable, without_null
 
-EARLIER_RULES = frozenset({"envelope", "as_claimed"})
-"""Rules of a requirement in specs of earlier code, which a loss could meet without evidence; no new spec has them."""
 MAX_REQUIREMENTS = 32
 MAX_KEPT = 1000
 """Most proposals of one session that can be kept."""
@@ -256,9 +254,7 @@ class Requirement(SpecPart):
         default=None, ge=0, le=1e9, description="Allowed rise over the baseline in every block, in its unit."
     )
     max_value: float | None = Field(default=None, gt=0, le=1e9, description="Absolute budget, in the metric's unit.")
-    rule: Literal["identical", "envelope", "as_claimed"] | None = Field(
-        default=None, description="For losses: identical, bit for bit."
-    )
+    rule: Literal["identical"] | None = Field(default=None, description="For losses: identical, bit for bit.")
     tolerance: float = Field(default=1e-3, ge=0, le=100, description="Of earlier specs; without use.")
     not_worse_by: Bound | None = Field(
         default=None,

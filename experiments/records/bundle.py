@@ -30,7 +30,7 @@ from experiments.records.signing import Signature, Signer, block_statement
 from experiments.retries import Break, may_retry
 
 KIND: Literal["ablate bundle"] = "ablate bundle"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _AttemptId = Annotated[str, Field(pattern=id_pattern("att"))]
 _NodeId = Annotated[str, Field(pattern=id_pattern("nod"))]

@@ -1,7 +1,6 @@
 """Read and verify a bundle: files against manifest, plan, receipts, signatures and each other.
 
-Every bundle that was ever written verifies for ever, by the rules of its schema version. Bundles of version 1 contain
-receipts of version 1, with trimmed windows and without clocks: they verify, but today's judge cannot use them.
+Bundles of release 0.1 verify by their digests and signatures (`earlier_release`), and nothing here judges them.
 
 A node could sign anything, and write all its records alike. The reader finds statements that only some of them make.
 """
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from experiments.block_numbers import block_name
-from experiments.digest import digest, digest_bytes
+from experiments.digest import digest_bytes
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import BundleError, PlanFileError, SpecError, SpecProblem
 from experiments.outcomes import FailureClass
@@ -32,6 +31,7 @@ from experiments.records.bundle import (
     trial_folder,
 )
 from experiments.records.bundle_files import BLOCK, LOG, MANIFEST, PLAN, RECEIPT
+from experiments.records.earlier_release import LAST_BUNDLE, RELEASE, EarlierBundle, check_earlier, is_earlier
 from experiments.records.identity import claimed_fields, mismatches
 from experiments.records.plan_file import PlanFile, countersignature_problem, read_plan_file
 from experiments.records.receipt_check import verify
@@ -86,39 +86,14 @@ def open_bundle(files: Mapping[str, bytes], *, can_verify: bool = True) -> Bundl
     )
 
 
-def verify_bundle(files: Mapping[str, bytes]) -> Bundle | None:
-    """Verify a bundle of any schema version; None for version 1. Raises BundleError, which lists all bad files."""
+def verify_bundle(files: Mapping[str, bytes]) -> Bundle | EarlierBundle:
+    """Verify a bundle of any release. Raises BundleError, which lists all bad files."""
     manifest = read_manifest(files)
-    if manifest.schema_version != 1:
+    if not is_earlier(manifest.schema_version, LAST_BUNDLE):
         return open_bundle(files)
-    _refuse([*_file_problems(manifest, files), *_version_1_problems(manifest, files)])
-    return None
-
-
-def _version_1_problems(manifest: Manifest, files: Mapping[str, bytes]) -> Iterator[SpecProblem]:
-    """Verify plan and receipts of a bundle of version 1, and compare their ids."""
-    plan = _version_1_document(files, PLAN)
-    if manifest.plan_digest != digest({name: value for name, value in plan.items() if name != "digest"}):
-        yield SpecProblem(pointer=PLAN, detail="is not the plan that the manifest names")
-    for path in sorted(path for path in files if path.endswith(f"/{RECEIPT}")):
-        receipt = _version_1_document(files, path)
-        problems = verify(receipt)
-        if not problems:
-            attempt = _version_1_document(files, f"{path.rsplit('/', 2)[0]}/{BLOCK}")
-            expected = {"ablation": manifest.ablation_id, "attempt": attempt.get("attempt_id")}
-            problems = [f"{field} {detail}" for field, detail in mismatches(receipt, {"ids": expected})]
-        for detail in problems:
-            yield SpecProblem(pointer=path, detail=detail)
-
-
-def _version_1_document(files: Mapping[str, bytes], path: str) -> dict[str, Any]:
-    try:
-        values = json.loads(files.get(path, b""))
-    except (ValueError, RecursionError) as error:
-        raise BundleError([SpecProblem(pointer=path, detail=f"is missing or not JSON: {error}")]) from error
-    if not isinstance(values, dict):
-        raise BundleError([SpecProblem(pointer=path, detail="expected a mapping")])
-    return values
+    problems, bundle = check_earlier(manifest, files)
+    _refuse([*_file_problems(manifest, files), *problems])
+    return bundle
 
 
 def _signed_records(blocks: Mapping[str, BundledBlock], broken: Mapping[str, BrokenAttempt]) -> list[_SignedRecord]:
@@ -185,8 +160,9 @@ def _read_all(
 def _manifest_problems(manifest: Manifest, files: Mapping[str, bytes]) -> list[SpecProblem]:
     if manifest.schema_version != SCHEMA_VERSION:
         detail = f"schema_version is {manifest.schema_version}; this program judges {SCHEMA_VERSION}"
-        hint = "; `ablate receipts verify` verifies it" if manifest.schema_version == 1 else ""
-        return [SpecProblem(pointer=MANIFEST, detail=detail + hint)]
+        earlier = is_earlier(manifest.schema_version, LAST_BUNDLE)
+        hint = f"release {RELEASE} judged it; `ablate receipts verify` checks digests and signatures"
+        return [SpecProblem(pointer=MANIFEST, detail=detail, hint=hint if earlier else None)]
     return _file_problems(manifest, files)
 
 

@@ -9,7 +9,6 @@ from pydantic import BaseModel, Field
 from experiments.documents import Frozen, Number, Whole
 from experiments.outcomes import FailureClass
 from experiments.records.signing import PublicKey, Signature, block_statement
-from experiments.records.surroundings import ForeignProcess, HeldDevice
 from experiments.retries import FINAL_WITH_RECEIPT
 
 PROBLEM_TYPES = "urn:ablate:problem:"
@@ -28,8 +27,6 @@ class DeviceInfo(Frozen):
     memory_bytes: Whole
 
 
-MOST_MEETING = 64
-"""Most characters of the address of a node's ranks."""
 MOST_DEVICES = 64
 """Most devices of one node, which is also the most blocks that it may hold."""
 
@@ -59,8 +56,6 @@ class NodeRegistration(Frozen):
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
     """Why it is quarantined."""
-    meeting: str | None = Field(default=None, max_length=MOST_MEETING)
-    """HOST:PORT at which other nodes reach the ranks of its trials; None on a node that shares no block."""
 
 
 class NodeRegistered(Frozen):
@@ -104,22 +99,6 @@ class ClaimedTrial(Frozen):
     A trial that ends by another class breaks its block."""
 
 
-class BlockNode(Frozen):
-    """One of several nodes that run a block together."""
-
-    name: str
-    meeting: str
-    """HOST:PORT at which the ranks of other nodes reach those of this one."""
-
-
-class BlockNodes(Frozen):
-    """The nodes of a block that runs on several, and which of them receives it."""
-
-    own: Whole = Field(ge=0)
-    """Place of the receiver in `all`. Place 0 has rank 0, writes the receipts and reports."""
-    all: tuple[BlockNode, ...] = Field(min_length=2)
-
-
 class ClaimedBlock(Frozen):
     """A block under a lease. Every later call carries `token`; a call with another token gets 409."""
 
@@ -147,8 +126,6 @@ class ClaimedBlock(Frozen):
     request_id: str | None = None
     """Of the request that submitted the ablation; the worker's log lines and calls carry it as well."""
     trials: tuple[ClaimedTrial, ...]
-    nodes: BlockNodes | None = Field(default=None, exclude_if=lambda nodes: nodes is None)
-    """Of a block on several nodes."""
 
 
 class TrialProgress(Frozen):
@@ -174,25 +151,8 @@ class LogChunk(Frozen):
     text: str
 
 
-MOST_PART_MESSAGE = 2000
-"""Most characters of the reason why the ranks of a node failed."""
 MOST_WAITING = 500
 """Most characters of the reason why a block waits on its node."""
-
-
-class NodePart(Frozen):
-    """The part of one node in a trial whose ranks run on several nodes."""
-
-    trial_id: str
-    over: bool = False
-    """False: this node is ready to begin the trial. True: its ranks have ended, and the other fields count."""
-    failure_class: FailureClass | None = None
-    """Set when its ranks did not end well."""
-    message: str | None = Field(default=None, max_length=MOST_PART_MESSAGE)
-    devices: tuple[HeldDevice, ...] = Field(default=(), max_length=MOST_DEVICES)
-    """Its devices of the trial."""
-    foreign_busiest: tuple[ForeignProcess, ...] = Field(default=(), max_length=3)
-    """Other processes on this node during the trial."""
 
 
 class Heartbeat(Frozen):
@@ -206,8 +166,6 @@ class Heartbeat(Frozen):
     device_reason: str | None = None
     waits_for: str | None = Field(default=None, max_length=MOST_WAITING)
     """What the block waits for on its node, such as quiet cores; None while a trial runs."""
-    part: NodePart | None = Field(default=None, exclude_if=lambda part: part is None)
-    """The newest one of this node, of a block on several nodes."""
 
 
 class HeartbeatReply(Frozen):
@@ -215,15 +173,10 @@ class HeartbeatReply(Frozen):
 
     lease_s: float
     cancel: bool
-    parts: tuple[NodePart, ...] = Field(default=(), exclude_if=lambda parts: not parts)
-    """Those of the other nodes in the trial of the heartbeat's part, by the nodes' order, as far as they exist."""
 
 
 class BlockReport(Frozen):
-    """`POST /v1/attempts/{id}:report`: the whole block, or why it broke.
-
-    Of a block on several nodes the first node reports. The others send an empty one when their part is over.
-    """
+    """`POST /v1/attempts/{id}:report`: the whole block, or why it broke."""
 
     token: FencingToken
     receipts: tuple[Mapping[str, Any], ...] = ()

@@ -6,83 +6,45 @@ with the clock. Guards of a trial are in `trial_guards`. A carefully rewritten r
 node's signature shows where it comes from. A node signs blocks, not receipts (docs/trust.md): the digests of all
 receipts of the block and the signature are enough to check one receipt.
 
-A receipt is verified by the rules of its own schema version, for ever. Before a rule changes that receipts were written
-by, `SCHEMA_VERSION` rises, and the rule until then moves to `EARLIER_GATES` or beside `_version_1_problems`. A test
-verifies every receipt below `docs/receipts`.
+Receipts of earlier releases verify by their digests and signatures alone (`earlier_release`). A test verifies every
+receipt below `docs/receipts`.
 """
 
 import json
-import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from experiments.design.arms import arm_digest
 from experiments.design.config_fields import read_config
-from experiments.design.gate import Gate
-from experiments.design.gate_readings import GateReading, read_gate
-from experiments.design.gates import GATES, NOT_CUDA, NOT_XLA
+from experiments.design.gate_readings import read_gate
+from experiments.design.gates import GATES
 from experiments.design.problems import shown
 from experiments.design.program import DECLARED, PackageSettings, read_program
 from experiments.design.trainable import BuiltInModel, PackagedRecipe, Program, trainable
-from experiments.digest import digest
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
 from experiments.records.compilation_report import report_problems
+from experiments.records.earlier_release import LAST_RECEIPT, digest_problems, is_earlier
 from experiments.records.program_report import report_contradictions
 from experiments.records.receipt_clocks import clock_problems, start_problems
-from experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, outlier_cutoff, summarise
+from experiments.records.receipts import SCHEMA_VERSION, Receipt, held_by, summarise
 from experiments.records.signing import Signature, block_statement, signature_problem
 from experiments.records.trial_guards import trial_problems, window_s
 from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig, TrainConfig
 from model.counts import step_flops
 from model.errors import ConfigError
-from model.facts import ModelFact
 from model.measurements import OmitNone
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EarlierGate:
-    """How receipts up to a schema version read a gate."""
-
-    until: int
-    """Last schema version with receipts by this rule."""
-    gate: Gate
-    default: Any = None
-    """Default of the gate then; None: as today."""
-
-
-EARLIER_GATES: tuple[_EarlierGate, ...] = (
-    _EarlierGate(
-        until=2,
-        gate=replace(
-            GATES["dtype"],
-            attest=lambda facts: facts.get(ModelFact.HIDDEN_DTYPE),
-            attested_by=f"fact {ModelFact.HIDDEN_DTYPE}",
-        ),
-    ),
-    _EarlierGate(until=2, gate=replace(GATES["pipeline_stages"], unused_with=(*NOT_CUDA, {"warp_specialize": True}))),
-    _EarlierGate(until=2, gate=replace(GATES["remat"], unused_with=NOT_XLA)),
-    _EarlierGate(until=2, gate=GATES["superchunk"], default=256),
-)
-"""Rules that receipts were written by, besides the rules of today in `GATES`."""
-
-_PATTERN_BLIND_UNTIL = 2
-"""Last schema version with receipts that read a gate without regard to the kinds of blocks that the model has."""
 
 
 def verify(receipt: Mapping[str, Any]) -> list[str]:
     """Return the problems of a receipt read from JSON; none when it is complete, unaltered and consistent."""
     version = receipt.get("schema_version")
-    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-        return [f"schema_version is {shown(version)}; this program reads 1 to {SCHEMA_VERSION}"]
-    if version == 1:
-        return _version_1_problems(receipt)
+    if type(version) is not int or version != SCHEMA_VERSION:
+        return [f"schema_version is {shown(version)}; this program reads {SCHEMA_VERSION}"]
     try:
         typed = Receipt.model_validate_json(json.dumps(receipt, allow_nan=False), strict=True)
         altered = seal_problem(typed)
@@ -227,25 +189,10 @@ def _gate_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
             yield f"gate '{name}' is {value!r}; the configuration says {configured.get(name)!r}"
             return
     for name, stored in receipt.gates.items():
-        readings = list(_readings(GATES[name], requested, receipt, config))
-        if stored not in readings:
-            reading = readings[0]
+        pattern, devices = config.model.pattern, config.mesh.devices
+        reading = read_gate(GATES[name], requested, receipt.facts, pattern=pattern, devices=devices)
+        if stored != reading:
             yield f"gates.{name} says {stored.how!r}, live {stored.live}; facts give {reading.how!r}, {reading.live}"
-
-
-def _readings(gate: Gate, requested: Mapping[str, Any], receipt: Receipt, config: TrainConfig) -> Iterator[GateReading]:
-    """Yield the reading of a gate by each rule of the receipt's schema version, today's rule first."""
-    pattern, devices = config.model.pattern, config.mesh.devices
-    yield read_gate(gate, requested, receipt.facts, pattern=pattern, devices=devices)
-    version = receipt.schema_version
-    rules = [rule for rule in EARLIER_GATES if rule.gate.name == gate.name and version <= rule.until]
-    if version <= _PATTERN_BLIND_UNTIL:
-        rules += [
-            replace(rule, gate=replace(rule.gate, block=None))
-            for rule in [*rules, _EarlierGate(until=version, gate=gate)]
-        ]
-    for rule in rules:
-        yield read_gate(rule.gate, requested, receipt.facts, pattern=pattern, default=rule.default)
 
 
 def phases(steps: StepsConfig) -> list[str]:
@@ -314,47 +261,6 @@ def _schedule_problems(receipt: Receipt, steps: StepsConfig) -> Iterator[str]:
         yield f"summary.loss_val is {summary.loss_val}; the last validation gives {curve[-1].loss}"
 
 
-def _version_1_problems(receipt: Mapping[str, Any]) -> list[str]:
-    """Verify a receipt of schema version 1: its digest, and the summary of a window without outliers."""
-    try:
-        expected = digest({name: value for name, value in receipt.items() if name != "digest"})
-        if receipt["digest"] != expected:
-            return [f"was altered: its digest is {receipt['digest']}, the content gives {expected}"]
-        summary = receipt["summary"]
-        if summary is None:
-            measured = receipt["outcome"] == Outcome.MEASURED
-            return ["outcome is measured, but there is no summary"] if measured else []
-        fresh = _version_1_summary(receipt["steps"], receipt["flops_per_step"])
-        return [
-            f"summary.{name} is {summary[name]}; the steps give {value}"
-            for name, value in fresh.items()
-            if summary[name] != value
-        ]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return [f"not a receipt of schema version 1: {error!r}"]
-
-
-def _version_1_summary(steps: Sequence[Mapping[str, Any]], flops_per_step: int) -> dict[str, Any]:
-    """Return the recomputed parts of a summary. Outliers were left out if they were at most a tenth of the window."""
-    timed = [step for step in steps if step["phase"] == "timed"]
-    cutoff = outlier_cutoff([step["seconds"] for step in timed])
-    kept = [step for step in timed if step["seconds"] <= cutoff]
-    if len(timed) - len(kept) > max(1, len(timed) // 10):
-        kept = timed
-    seconds = math.fsum(step["seconds"] for step in kept)
-    mean, last = seconds / len(kept), timed[-max(1, len(timed) // 4) :]
-    return {
-        "timed_steps": len(timed),
-        "step_s_mean": mean,
-        "step_s_median": statistics.median(step["seconds"] for step in timed),
-        "tokens_per_s": sum(step["tokens"] for step in kept) / seconds,
-        "model_tflops_per_s": flops_per_step / mean / 1e12,
-        "outlier_steps": len(timed) - len(kept),
-        "loss_step1": next(step["loss"] for step in steps if step["index"] == 0),
-        "loss_final": math.fsum(step["loss"] for step in last) / len(last),
-    }
-
-
 class BlockSignature(Frozen):
     """Signature of a receipt's block, with the other parts of the signed statement."""
 
@@ -380,34 +286,32 @@ def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return {name: value for name, value in values.items() if name != "signature"}, values.get("signature")
 
 
-def verify_signed(values: Mapping[str, Any]) -> tuple[list[str], BlockSignature | None]:
+def verify_signed(values: Mapping[str, Any], *, any_release: bool = False) -> tuple[list[str], BlockSignature | None]:
     """Return the problems of a receipt read from JSON and of its signature, and the signature if it fits.
 
-    Raises SigningUnavailable when there is a signature but no library to check it.
+    With `any_release`, a receipt of an earlier release is checked by its digest and signature alone. Raises
+    SigningUnavailable when there is a signature but no library to check it.
     """
     receipt, signature_values = split(values)
-    problems = verify(receipt)
+    earlier = any_release and is_earlier(receipt.get("schema_version"), LAST_RECEIPT)
+    problems = digest_problems(receipt) if earlier else verify(receipt)
     if signature_values is None or problems:
         return problems, None
-    if receipt["schema_version"] == 1:
-        return ["schema version 1 has no signatures"], None
     try:
         signature = BlockSignature.model_validate(signature_values)
+        problem = _unfit(receipt, signature)
     except ValidationError as error:
         return [f"not a signature: {first_problem(error)}"], None
-    problem = _unfit(Receipt.model_validate(receipt), signature)
+    except (LookupError, TypeError) as error:
+        return [f"not a receipt: {error!r}"], None
     return ([], signature) if problem is None else ([problem], None)
 
 
-def _unfit(receipt: Receipt, signature: BlockSignature) -> str | None:
+def _unfit(receipt: Mapping[str, Any], signature: BlockSignature) -> str | None:
     """Return why the signature of a block does not cover `receipt`."""
-    ids, place = receipt.ids, receipt.ids.position
-    if place >= len(signature.receipts) or signature.receipts[place] != receipt.digest:
-        return f"its signature covers other receipts: the receipt at place {place + 1} is not {receipt.digest}"
-    statement = block_statement(
-        {"ablation": ids.ablation, "block": ids.block, "attempt": ids.attempt},
-        signature.receipts,
-        number=signature.number,
-    )
+    place = receipt["ids"]["position"]
+    if place >= len(signature.receipts) or signature.receipts[place] != receipt["digest"]:
+        return f"its signature covers other receipts: the receipt at place {place + 1} is not {receipt['digest']}"
+    statement = block_statement(receipt["ids"], signature.receipts, number=signature.number)
     problem = signature_problem(signature.by, statement)
     return None if problem is None else f"its signature {problem}"

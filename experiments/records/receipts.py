@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from experiments import documents
 from experiments.design.gate_readings import GateReading
@@ -18,10 +18,9 @@ from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import KernelRows, ProgramReport
-from experiments.records.surroundings import DeviceEvents, ForeignProcess, HeldDevice
 from model.measurements import Measurements, Metric, OmitNone, Step, Validation
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """2: untrimmed window, clock of every step, warm-up passes, peak of the device, load of other processes.
 3: as 2, but `gates` follow one set of rules; under 2 the rules changed (`receipt_check.EARLIER_GATES`)."""
 
@@ -55,6 +54,41 @@ class Ids(Frozen):
     device: str
 
 
+class DeviceEvents(Frozen):
+    """Events of a trial's device from just before to just after the trial, as the driver reports them."""
+
+    sw_power_cap: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the driver slowed the device down to its power limit; normal under full load."""
+    sw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the driver slowed the device down because it was hot."""
+    hw_thermal_slowdown: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the hardware slowed itself down because it was hot."""
+    hw_power_brake: OmitNone[Annotated[float, Field(ge=0)]] = None
+    """Seconds that the power supply made the hardware slow down."""
+    ecc_uncorrected: OmitNone[Annotated[int, Field(ge=0)]] = None
+    """New uncorrected memory errors."""
+    foreign_processes: OmitNone[tuple[int, ...]] = None
+    """Processes of others on any device of the machine, before or after the trial."""
+
+
+class HeldDevice(Frozen):
+    """One of several devices of a trial."""
+
+    name: str
+    serial: OmitNone[str] = None
+    events: OmitNone[DeviceEvents] = None
+    """Of this device alone."""
+
+
+class ForeignProcess(Frozen):
+    """A process outside the trial that used a processor meanwhile."""
+
+    pid: int
+    name: str
+    cpu_s: float
+    """Processor time during the whole trial, in seconds."""
+
+
 class Environment(Frozen):
     """Machine and software of the trial."""
 
@@ -83,9 +117,7 @@ class Environment(Frozen):
     """Events of the device meanwhile; None without a driver that reports them, as on CPU nodes. Of several devices the
     longest slow-down, all errors and all processes."""
     devices: OmitNone[tuple[HeldDevice, ...]] = None
-    """All devices of a trial with several; `device_name` and `device_serial` are those of the first. Of several nodes,
-    `node_name` is that of rank 0, whose files, log and clock the receipt is from; `foreign_load` and `stolen_load` are
-    those of the busiest node."""
+    """All devices of a trial with several; `device_name` and `device_serial` are those of the first."""
 
 
 def held_by(environment: Environment) -> tuple[tuple[str, str | None], ...]:
@@ -96,25 +128,13 @@ def held_by(environment: Environment) -> tuple[tuple[str, str | None], ...]:
 
 
 def identities(environment: Environment) -> tuple[str, ...]:
-    """Return the identity of each device of a trial: its serial number, or the names of node and device.
-
-    Devices of several nodes are sorted, because any of the nodes may have rank 0.
-    """
-    if environment.devices is None:
-        return (device_identity(environment.device_serial, environment.node_name, environment.device_name),)
-    names = [device_identity(one.serial, one.node or environment.node_name, one.name) for one in environment.devices]
-    return tuple(names if environment.devices[0].node is None else sorted(names))
+    """Return the identity of each device of a trial: its serial number, or the names of node and device."""
+    return tuple(device_identity(serial, environment.node_name, name) for name, serial in held_by(environment))
 
 
 def device_identity(serial: str | None, node_name: str, device_name: str) -> str:
     """Return the identity of a device."""
     return serial or f"{node_name}, {device_name}"
-
-
-def nodes_of(environment: Environment) -> tuple[str, ...]:
-    """Return the names of the nodes of a trial, that of rank 0 first."""
-    names = (device.node or environment.node_name for device in environment.devices or ())
-    return tuple(dict.fromkeys((environment.node_name, *names)))
 
 
 class Memory(Frozen):

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 
 from experiments.design.rule import MAX_SLOWED_SHARE
 from experiments.outcomes import Outcome
-from experiments.records.receipts import Environment, Receipt
-from experiments.records.surroundings import DeviceEvents
+from experiments.records.receipts import DeviceEvents, Environment, Receipt
 from kernels.backends import NODE_CLASSES
 from model.facts import ModelFact
 

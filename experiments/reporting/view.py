@@ -14,7 +14,6 @@ from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, Verdict
 from experiments.design.metrics import CURVE_METRICS
 from experiments.design.plan import Plan
-from experiments.design.rule import RULE_VERSION, version_of
 from experiments.outcomes import AblationState, TrialState
 from experiments.records.bundle import Bundle, attempt_records
 from experiments.records.calibration import Calibration
@@ -136,14 +135,7 @@ def judge_bundle(bundle: Bundle, calibrations: Sequence[Calibration] = ()) -> Ve
     own = calibrations_of(file.plan, file.spec, receipts, bundle.signed_by)
     noise = join_calibrations([*calibrations, *own])
     command = mending_command(file.plan.node_class, "SPEC")
-    admission = admission_of(
-        file.spec,
-        receipts,
-        noise,
-        ledger=keep_ledger(noise),
-        mended_by=command,
-        version=version_of(file.spec, file.plan.rule_digest) or RULE_VERSION,
-    )
+    admission = admission_of(file.spec, receipts, noise, ledger=keep_ledger(noise), mended_by=command)
     circumstances = Circumstances(
         family=Family() if file.countersigned is None else file.countersigned.family,
         carried=carried_plan(file),

@@ -6,11 +6,8 @@ different pieces of each row, `tensor` ranks different heads and columns of each
 
 Kernels exchange tensors over NCCL on GPUs and gloo on processors. Control messages (`agree`, `gather`) always use gloo,
 so they wait for no device.
-
-The ranks of one node follow each other: with R ranks on each of several nodes, rank r is on node r // R.
 """
 
-import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from model.config import MeshConfig
@@ -97,12 +93,10 @@ def _sum_of_copies(x: Tensor, group: Group) -> Tensor:
 class Ranks:
     """This process among the ranks of a step. All ranks have to call each collective method, in one order."""
 
-    def __init__(self, config: MeshConfig, device: torch.device, nodes: int = 1) -> None:
-        """Make the groups of `config` over `nodes` nodes. The default process group exists already (`join`)."""
+    def __init__(self, config: MeshConfig, device: torch.device) -> None:
+        """Make the groups of `config`. The default process group exists already (`join`)."""
         self.config, self.device = config, device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.on_node = self.world // nodes
-        """Ranks on each node."""
         if self.world != config.devices:
             raise ValueError(f"{self.world} processes joined; the step has {config.devices} devices")
         shape = (config.data, config.context, config.tensor)
@@ -126,26 +120,11 @@ class Ranks:
         return values
 
 
-def join(rank: int, world: int, store: Store, device: torch.device) -> None:
-    """Join the default process group as `rank` of `world`, which meet in `store`."""
+def join(rank: int, world: int, meeting: Path, device: torch.device) -> None:
+    """Join the default process group as `rank` of `world`. All ranks of one machine name one new file `meeting`."""
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+    store = dist.FileStore(str(meeting), world)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
-
-
-def meeting_in(file: Path, world: int) -> Store:
-    """Return the store of `world` ranks of one machine, which all name one new `file`."""
-    return FileStore(str(file), world)
-
-
-def meeting_at(host: str, port: int, name: str, *, hosts: bool) -> Store:
-    """Return the store of ranks of several nodes, which all give it one `name` that no earlier ranks had.
-
-    The rank that `hosts` it listens at `host` and `port`; the others wait for it. Anybody who reaches the port can read
-    and change the store.
-    """
-    listening = socket.create_server((host, port)).detach() if hosts else None  # else it would listen everywhere
-    store = TCPStore(host, port, is_master=hosts, wait_for_workers=False, timeout=PATIENCE, master_listen_fd=listening)
-    return PrefixStore(name, store)
 
 
 def _group_of(mesh: DeviceMesh) -> Group:

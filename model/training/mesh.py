@@ -33,8 +33,6 @@ class OneDevice:
     """Whether this process reports for all."""
     world = 1
     """Number of processes."""
-    one_clock = True
-    """Whether all processes read the same clock, that of their machine."""
 
     def __init__(self, config: TrainConfig, model: Hybrid, device: torch.device) -> None:
         self.config, self.model, self.device = config, model.to(device), device
@@ -79,14 +77,6 @@ class OneDevice:
 
     def gather(self, value: Value) -> list[Value]:
         """Return the `value` of every process."""
-        return [value]
-
-    def of_node(self, values: list[Value]) -> list[Value]:
-        """Return those of the `values` of all processes that come from this machine."""
-        return values
-
-    def of_nodes(self, value: Value) -> list[Value]:
-        """Return the `value` of the first process of every machine."""
         return [value]
 
     def lay_out(self, optimizer: AnyOptimizer) -> None:

@@ -45,7 +45,6 @@ class RankedStep(OneDevice):
         """Divide the whole `model`, which is on the processor, over `ranks`."""
         self.config, self.model, self.device, self.ranks = config, model, ranks.device, ranks
         self.is_first, self.world = ranks.rank == 0, ranks.world
-        self.one_clock = ranks.on_node == ranks.world
         whole = _sizes(model)
         self.num_parameters = sum(whole.values())
         self._slices = divide_layers(model, ranks)
@@ -98,15 +97,6 @@ class RankedStep(OneDevice):
     def gather(self, value: Value) -> list[Value]:
         """Return the `value` of every rank."""
         return self.ranks.gather(value)
-
-    def of_node(self, values: list[Value]) -> list[Value]:
-        """Return those of the `values` of all ranks that come from this node."""
-        first = self.ranks.rank - self.ranks.rank % self.ranks.on_node
-        return values[first : first + self.ranks.on_node]
-
-    def of_nodes(self, value: Value) -> list[Value]:
-        """Return the `value` of the first rank of every node."""
-        return self.gather(value)[:: self.ranks.on_node]
 
     def exchanges(self, step: Callable[[], None]) -> dict[str, Any]:
         """Return the measurements of the exchanges in one more step, the largest of any rank."""

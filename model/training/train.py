@@ -149,9 +149,8 @@ def train(
     Without a `device` it uses the CUDA device if present, else the CPU. With equal config, data and machine the losses
     are bit-identical. A config with slices needs `yield_to_others`. `profile` gets one more step after all
     measurements, so that it changes none of them. With `ranks` every one of these processes calls this function; the
-    first one calls `on_step` and `profile`, and its result is that of all: a step ends when its last rank ends,
-    memory is the largest of any rank, load by others that of the busiest node. Clocks of different nodes cannot be
-    compared: there a step ends when the first rank has the message that all ranks ended.
+    first one calls `on_step` and `profile`, and its result is that of all: a step ends when its last rank ends, memory
+    is the largest of any rank.
 
     Raises DataError if the dataset does not fit the config, NonFiniteLoss for a loss or gradient norm that is NaN or
     infinite, and torch.OutOfMemoryError or MemoryError.
@@ -231,16 +230,10 @@ def _run_steps(
                 run("timed", range(index, index + 1))
                 if index in validated:
                     trainer.validate_after(index, load)
-        shares = _largest(trainer.devices.of_nodes(load.shares()))
+        shares = load.shares()
     others.run(load)
     observed[ModelFact.CUDA_GRAPH] = trainer.replays >= trainer.config.steps.timed
     return tuple(records), observed, shares
-
-
-def _largest(shares: list[HostShares]) -> HostShares:
-    """Return the largest shares of several nodes; None where one node has none."""
-    foreign, stolen = zip(*((one.foreign, one.stolen) for one in shares), strict=True)
-    return HostShares(foreign=None if None in foreign else max(foreign), stolen=None if None in stolen else max(stolen))
 
 
 class _Trainer:
@@ -335,8 +328,7 @@ class _Trainer:
         loss_value, norm_value = loss_and_norm.tolist()
         end = time.perf_counter()
         work = None if work_before is None else xla_device.work().since(work_before)
-        latest, compiled = self.devices.agree(end, compilations() - before)
-        end = latest if self.devices.one_clock else time.perf_counter()
+        end, compiled = self.devices.agree(end, compilations() - before)
         self._last_compilations = int(compiled)
         record = Step(
             index=index,
@@ -417,8 +409,8 @@ class _Trainer:
         return sum(visible_pairs(self._batch(index).segment_ids) for index in timed) / len(timed)
 
     def processor_s(self) -> float:
-        """Return the processor time of the processes of the step on this node."""
-        return sum(self.devices.of_node(self.devices.gather(time.process_time())))
+        """Return the processor time of all processes of the step."""
+        return sum(self.devices.gather(time.process_time()))
 
     def profiled(self, profile: Profile | None) -> ProfiledStep | None:
         """Return one more step under the profiler of the first process, if it profiles; the others compute it, too."""

@@ -14,7 +14,7 @@ from service.background.leader import now_s
 from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.ablations import submissions
-from service.store.blocks import attempts, completion, members
+from service.store.blocks import attempts, completion
 from service.store.nodes import node_states
 from service.store.session import Store
 from service.store.tables import db_now
@@ -106,7 +106,6 @@ class Reconciler:
         while True:
             with self._store.write() as connection:
                 expired = attempts.expire_lease(connection, lease_s=self._lease_s)
-                expired = expired or members.expire_place(connection, lease_s=self._lease_s)
             if expired is None:
                 return count
             block_id, node_id = expired

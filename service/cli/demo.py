@@ -143,7 +143,7 @@ def _print_addresses(summary: DemoSummary, state: StackState, own: bool) -> None
     if own:
         console.print("           (this stack stops now; `make up` starts it again with all its data)")
     else:
-        console.print(f"  API      {state.api_url}/docs")
+        console.print(f"  API      {state.api_url}/openapi.json")
     console.print(
         f"  time     {summary.stack_s:.1f} s stack, {summary.ablation_s:.1f} s ablation, {summary.total_s:.1f} s in all"
     )

@@ -150,7 +150,7 @@ def problem_of(error: Exception) -> "Problem":
     if isinstance(error, ClientError):
         return error.problem
     if isinstance(error, SpecError | BundleError):
-        title = "The spec is not acceptable" if isinstance(error, SpecError) else "The bundle is damaged or was altered"
+        title = "The spec is not acceptable" if isinstance(error, SpecError) else "The bundle is not acceptable"
         return Problem(title=title, errors=tuple(ProblemDetail.of(problem) for problem in error.problems))
     return Problem(title="Error", detail=str(error))
 

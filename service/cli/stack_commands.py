@@ -161,7 +161,7 @@ def print_stack(files: StackFiles, state: StackState) -> None:
     console = out()
     console.print(f"stack is up in {escape(str(files.home))}")
     console.print(f"  pages   {state.api_url}   sign in: ablate open", soft_wrap=True)
-    _print_addresses(console, f"{state.api_url}/docs", state.ablations_url)
+    _print_addresses(console, f"{state.api_url}/openapi.json", state.ablations_url)
     if state.broker_port is not None:
         where = escape(str(files.broker_password))
         console.print(f"  broker  port {state.broker_port} for workers on other machines; password in {where}")

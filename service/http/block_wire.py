@@ -20,12 +20,11 @@ from experiments.records.identity import (
     claimed_fields,
     mismatches,
 )
-from experiments.records.messages import BlockNodes, BlockReport, ClaimedBlock
+from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.receipt_check import verify
 from experiments.records.signing import Signature, signature_problem
 from service.errors import Invalid
 from service.store.access import keys
-from service.store.blocks import members
 from service.store.blocks.attempts import breaks_of, find_attempt
 from service.store.blocks.reports import VerifiedReceipt
 from service.store.session import Store
@@ -98,10 +97,9 @@ def verify_report(store: Store, attempt_id: str, report: BlockReport) -> list[Ve
     """Verify every receipt against its digest and the attempt. Raises Invalid with all problems."""
     with store.read() as connection:
         node_id = find_attempt(connection, attempt_id).node_id
-        beside = members.nodes_of(connection, attempt_id, node_id)
     claimed = claimed_block(store, attempt_id)
     expected = {trial.trial_id: claimed_fields(claimed, trial, node_id=node_id) for trial in claimed.trials}
-    problems = [*_problems(report, expected), *_node_problems(report, beside)]
+    problems = list(_problems(report, expected))
     if problems:
         raise Invalid("the report does not fit the block that was claimed", problems=problems)
     return [verified(dict(receipt)) for receipt in report.receipts]
@@ -123,20 +121,6 @@ def _problems(report: BlockReport, expected: dict[str, dict[str, Any]]) -> Itera
             yield SpecProblem(pointer=where, detail=fault)
     for trial_id in sorted(set(expected) - seen):
         yield SpecProblem(pointer="#/receipts", detail=f"no receipt for trial {trial_id}", hint="report a block whole")
-
-
-def _node_problems(report: BlockReport, beside: BlockNodes | None) -> Iterator[SpecProblem]:
-    """Find devices of other nodes than those that hold the block."""
-    expected = {None} if beside is None else {node.name for node in beside.all}
-    for number, receipt in enumerate(report.receipts):
-        environment = receipt.get("environment")
-        devices = environment.get("devices") if isinstance(environment, Mapping) else None
-        listed = devices if isinstance(devices, list | tuple) else ()
-        named = {device.get("node") for device in listed if isinstance(device, Mapping)} or {None}
-        if named != expected:
-            names, own = (sorted(map(str, one)) for one in (named, expected))
-            detail = f"names devices of the nodes {names}; the block runs on {own}"
-            yield SpecProblem(pointer=f"#/receipts/{number}/environment/devices", detail=detail)
 
 
 def verified(receipt: dict[str, Any]) -> VerifiedReceipt:

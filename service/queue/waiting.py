@@ -28,9 +28,7 @@ class EligibleNodes:
 
     node_class: str
     count: int
-    """Nodes that may run the blocks, busy ones included; of blocks on several nodes, blocks at once."""
-    needed: int = 1
-    """Nodes of one block."""
+    """Nodes that may run the blocks, busy ones included."""
     reasons: Sequence[str]
     """Why each other node may not."""
 
@@ -40,10 +38,7 @@ class EligibleNodes:
         if self.count:
             return None
         why = f": {'; '.join(self.reasons)}" if self.reasons else "; none has registered yet"
-        which = f"a live node of class '{self.node_class}'"
-        if self.needed > 1:
-            which = f"{self.needed} live nodes of class '{self.node_class}' with equal devices and software"
-        return f"{which}{why}"
+        return f"a live node of class '{self.node_class}'{why}"
 
 
 def eligible_nodes(connection: Connection, plan: Plan, *, silent_s: float) -> EligibleNodes:
@@ -53,15 +48,9 @@ def eligible_nodes(connection: Connection, plan: Plan, *, silent_s: float) -> El
 
 
 def _eligible(node_class: str, nodes: Sequence[Row[Any]], needs: Needs, silent_s: float) -> EligibleNodes:
-    reasons = {node.name: _why_not(node, needs, silent_s) for node in nodes}
-    others = [reason for reason in reasons.values() if reason is not None]
-    able = [node for node in nodes if reasons[node.name] is None]
-    if needs.nodes == 1:
-        return EligibleNodes(node_class=node_class, count=len(able), reasons=others)
-    groups = _grouped((node.likeness, f"'{node.name}'") for node in able).values()
-    at_once = sum(len(names) // needs.nodes for names in groups)
-    ready = [f"only {' and '.join(names)} can share a block" for names in groups]
-    return EligibleNodes(node_class=node_class, count=at_once, needed=needs.nodes, reasons=[*ready, *others])
+    reasons = [_why_not(node, needs, silent_s) for node in nodes]
+    others = [reason for reason in reasons if reason is not None]
+    return EligibleNodes(node_class=node_class, count=reasons.count(None), reasons=others)
 
 
 def _why_not(node: Row[Any], needs: Needs, silent_s: float) -> str | None:
@@ -219,8 +208,7 @@ def _time_left_s(row: Row[Any], snapshot: _Snapshot, before_s: float, nodes: int
     rests = [_rest_s(block, snapshot.paces) for block in snapshot.own.get(row.id, ())]
     queued_s = 0.0
     if row.blocks_queued:
-        needs = snapshot.places[row.id].needs
-        busy_devices = needs.nodes * NODE_CLASSES[row.node_class].occupied(needs.devices)
+        busy_devices = NODE_CLASSES[row.node_class].occupied(snapshot.places[row.id].needs.devices)
         allowed_s = row.device_minutes * 60 / busy_devices - row.device_s
         queued_s = min(row.blocks_queued * block_s, max(0.0, allowed_s))
     at_once = max(1, min(nodes, len(rests) + row.blocks_queued))

@@ -7,18 +7,15 @@ from fastapi import APIRouter, Depends, Response
 from experiments.outcomes import AttemptState, BlockState, FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
-from service.errors import Invalid, StaleToken
+from service.errors import StaleToken
 from service.http.block_wire import checked_signature, claimed_block, report_digest, verify_report
 from service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from service.http.responses import secured
 from service.schemas.nodes import AttemptClosed
 from service.store.ablations import logs
 from service.store.access import keys
-from service.store.blocks import attempts, claims, members, reports
+from service.store.blocks import attempts, claims, reports
 from service.store.nodes import node_states, nodes
-
-IDLE_POLLS = 3
-"""An idle node that missed so many polls in a row is gone."""
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)
 
@@ -45,27 +42,10 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
         attempt_id = claims.claim_block(
             connection, node, lease_s=settings.lease_s, claim_id=wanted.claim_id, is_well=is_well
         )
-    if attempt_id is None and is_well:
-        attempt_id = _claim_together(services, wanted)
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     block = claimed_block(services.store, attempt_id, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)
-    with services.store.read() as connection:
-        block = block.model_copy(update={"nodes": members.nodes_of(connection, attempt_id, wanted.node_id)})
     return Response(block.model_dump_json(), media_type="application/json")
-
-
-def _claim_together(services: Services, wanted: ClaimRequest) -> str | None:
-    """Give the next block to the node and to others, in a new transaction, because it locks nodes by id."""
-    settings = services.settings
-    idle_s = IDLE_POLLS * settings.claim_poll_s
-    with services.store.write() as connection:
-        attempt_id = claims.claim_together(
-            connection, wanted.node_id, lease_s=settings.lease_s, idle_s=idle_s, claim_id=wanted.claim_id
-        )
-    if attempt_id is not None:
-        services.wakes.notify()
-    return attempt_id
 
 
 @router.post(
@@ -75,24 +55,16 @@ def _claim_together(services: Services, wanted: ClaimRequest) -> str | None:
     responses=secured(404, 409, 413, 415, 422),
 )
 def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, principal: Worker) -> HeartbeatReply:
-    """Extend the lease of an attempt that still owns its block.
-
-    Of a block on several nodes, each extends its own lease. Only the first one sends progress and log text.
-    """
+    """Extend the lease of an attempt that still owns its block."""
     with services.store.write() as connection:
         node_id = nodes.mark_attempt_seen(connection, attempt_id, owner=principal.node)
         node_states.note_device(connection, node_id, beat.device_state, beat.device_reason)
         locked = attempts.lock_attempt(connection, attempt_id, beat.token)
-        number = members.number_of(connection, attempt_id, node_id)
-        if number == 0:
-            logs.append(connection, locked, beat.logs)
-            attempts.store_waiting(connection, locked, beat.waits_for)
-            attempts.store_progress(connection, locked, beat.progress)
-            cancel, lease_s = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
-        else:
-            cancel, lease_s = members.renew_place(connection, locked.block, number, lease_s=services.settings.lease_s)
-        parts = () if beat.part is None else members.exchange_parts(connection, locked, number, beat.part)
-    return HeartbeatReply(lease_s=lease_s, cancel=cancel, parts=parts)
+        logs.append(connection, locked, beat.logs)
+        attempts.store_waiting(connection, locked, beat.waits_for)
+        attempts.store_progress(connection, locked, beat.progress)
+        cancel, lease_s = attempts.renew_lease(connection, locked, lease_s=services.settings.lease_s)
+    return HeartbeatReply(lease_s=lease_s, cancel=cancel)
 
 
 @router.post(
@@ -102,16 +74,10 @@ def heartbeat(attempt_id: AttemptId, beat: Heartbeat, services: ServicesDep, pri
     responses=secured(404, 409, 413, 415, 422),
 )
 def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesDep, principal: Worker) -> AttemptClosed:
-    """Store the receipts of a whole block, or why it broke. Repeating a report changes nothing.
-
-    Of a block on several nodes, the first one reports. Each other node sends an empty report when its part is over.
-    """
+    """Store the receipts of a whole block, or why it broke. Repeating a report changes nothing."""
     digest = report_digest(report)
     with services.store.read() as connection:
-        node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
-        number = members.number_of(connection, attempt_id, node_id)
-    if number:
-        return _leave(attempt_id, report, services, number)
+        nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
     try:
         return _store_report(attempt_id, report, services, digest)
     except StaleToken:
@@ -120,16 +86,6 @@ def report_block(attempt_id: AttemptId, report: BlockReport, services: ServicesD
                 raise
             block = attempts.block_of(connection, attempts.find_attempt(connection, attempt_id))
     return AttemptClosed(attempt_id=attempt_id, block_id=block.id, block_state=BlockState(block.state))
-
-
-def _leave(attempt_id: str, report: BlockReport, services: Services, number: int) -> AttemptClosed:
-    """Free a node other than the first one, whose part of the block is over."""
-    if report.receipts or report.failure_class is not None:
-        raise Invalid(f"node number {number} of the block reports results; allowed: the first node, which is number 0")
-    with services.store.write() as connection:
-        locked = attempts.lock_attempt(connection, attempt_id, report.token)
-        members.leave(connection, attempt_id, number)
-    return AttemptClosed(attempt_id=attempt_id, block_id=locked.block.id, block_state=BlockState(locked.block.state))
 
 
 def _store_report(attempt_id: str, report: BlockReport, services: Services, digest: str) -> AttemptClosed:
@@ -161,10 +117,9 @@ def _store_report(attempt_id: str, report: BlockReport, services: Services, dige
 )
 def release_block(attempt_id: AttemptId, release: Release, services: ServicesDep, principal: Worker) -> AttemptClosed:
     """End the attempt; the block waits for another worker, or ends if its attempts are used up."""
+    why = attempts.AttemptFailure(failure_class=release.failure_class, message=release.message)
     with services.store.write() as connection:
         node_id = nodes.node_of_attempt(connection, attempt_id, owner=principal.node)
-        beside = f"node '{principal.node}': " if members.number_of(connection, attempt_id, node_id) else ""
-        why = attempts.AttemptFailure(failure_class=release.failure_class, message=f"{beside}{release.message}")
         locked = attempts.lock_attempt(connection, attempt_id, release.token)
         state = attempts.end_without_result(connection, locked, AttemptState.RELEASED, why, actor=node_id)
     _judge_node(services, node_id, release.failure_class)

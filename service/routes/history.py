@@ -6,11 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from sqlalchemy import Connection
 
-from experiments.analysis.noise.admission import least_blocks, mending_command, standing_problems
+from experiments.analysis.noise.admission import mending_command, standing_problems
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import HistorySeries
 from experiments.design.metrics import METRIC_LABELS, METRICS
 from experiments.design.packages import recipe_names
+from experiments.design.spec import MIN_BLOCKS
 from experiments.design.workload import COMMAND, is_declarable
 from experiments.records.calibration import Calibration
 from experiments.reporting.wording import false_verdicts
@@ -68,6 +69,6 @@ def read_noise(connection: Connection) -> list[CalibrationPublic]:
 
 
 def _public(calibration: Calibration) -> CalibrationPublic:
-    problem = next(standing_problems(calibration, time.time(), least=least_blocks()), None)
+    problem = next(standing_problems(calibration, time.time(), least=MIN_BLOCKS), None)
     mended_by = mending_command(calibration.key.node_class, calibration.ablations[-1])
     return CalibrationPublic(calibration=calibration, problem=problem, mended_by=mended_by if problem else None)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from experiments.analysis.proposals import refuse_session_key
-from experiments.design.rule import rule_digest, version_of
+from experiments.design.rule import rule_digest
 from experiments.errors import BundleError, SpecError, SpecProblem
 from experiments.outcomes import AblationState
 from experiments.records.bundle import Bundle, join_bundles
@@ -110,7 +110,7 @@ def _verified(archive: bytes) -> Bundle:
         except BundleError as error:
             problems += [_in_archive(problem, folder) for problem in error.problems]
     if problems:
-        raise Invalid("a bundle is damaged or was altered; nothing was imported", problems=problems)
+        raise Invalid("a bundle is not acceptable; nothing was imported", problems=problems)
     try:
         bundle = join_bundles(bundles)
     except BundleError as error:
@@ -123,8 +123,7 @@ def _verified(archive: bytes) -> Bundle:
             "a proposal belongs to the session of a service; nothing was imported", problems=problems
         ) from error
     spec, planned = bundle.plan_file.spec, bundle.plan_file.plan.rule_digest
-    if version_of(spec, planned) is None:
-        ours = rule_digest(spec)
+    if planned != (ours := rule_digest(spec)):
         detail = f"the rule was hashed as {planned} before the first sample; this service would judge by {ours}"
         raise Invalid(problems=[_in_archive(SpecProblem(pointer=PLAN, detail=detail))])
     return bundle

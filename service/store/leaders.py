@@ -10,7 +10,7 @@ DUTIES = ("reconciler", "judge", "projector", "wakes", "webhooks", "notification
 """What the leader does, each in a thread of its own."""
 
 _LEASE = "background"
-"""The row of the lease. Rows of duties are of earlier versions, which had a lease for each."""
+"""The row of the lease."""
 _MARK = "readiness"
 """The row that readiness checks write."""
 _IS_LEASE = leaders.c.duty == _LEASE

@@ -24,14 +24,12 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     func,
-    literal_column,
     or_,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from experiments.outcomes import BlockState
-from experiments.records.messages import MOST_MEETING
 from service.lifecycle import EventKind
 
 
@@ -175,8 +173,6 @@ nodes = Table(
     Column("lanes", Text),
     Column("failed_back_ends", Text),
     Column("num_devices", Integer, nullable=False, default=1),
-    Column("meeting", String(MOST_MEETING)),  # where the ranks of other nodes reach those of this one
-    Column("likeness", String(71)),  # equal on nodes that may share a block
 )
 
 SILENT_S: ColumnElement[float] = func.abs(db_now() - nodes.c.seen_at)
@@ -311,8 +307,7 @@ blocks = Table(
     Column("node_class", String(32), nullable=False),
     Column("lanes", String(64), nullable=False, default=""),
     Column("back_ends", Text, nullable=False, default=""),  # each name between two commas
-    Column("num_devices", Integer, nullable=False, default=1),  # of each node
-    Column("num_nodes", Integer, nullable=False, default=1),
+    Column("num_devices", Integer, nullable=False, default=1),
     Column("state", String(16), nullable=False),
     Column("attempt_no", Integer, nullable=False, default=0),
     Column("attempt_id", String(30)),
@@ -332,8 +327,6 @@ _RUNNING = blocks.c.state == BlockState.RUNNING.value
 Index("ix_blocks_queued", blocks.c.ablation_id, blocks.c["index"], sqlite_where=_QUEUED, postgresql_where=_QUEUED)
 Index("ix_blocks_leases", blocks.c.lease_until, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
 Index("ix_blocks_holders", blocks.c.node_id, sqlite_where=_RUNNING, postgresql_where=_RUNNING)
-_SEVERAL = (blocks.c.num_nodes > literal_column("1")) & _QUEUED
-Index("ix_blocks_several_nodes", blocks.c.node_class, sqlite_where=_SEVERAL, postgresql_where=_SEVERAL)
 
 turns = Table(
     "turns",
@@ -387,20 +380,6 @@ attempts = Table(
     Column("signature", Text),
     Index("ix_attempts_ablation_id_state", "ablation_id", "state"),
     Index("ix_attempts_node_id_started_at", "node_id", "started_at"),
-)
-
-members = Table(  # the nodes of an attempt at a block on several nodes; number 0 has the block's lease
-    "members",
-    metadata,
-    Column("attempt_id", String(30), ForeignKey("attempts.id"), nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("block_id", String(30), ForeignKey("blocks.id"), nullable=False),
-    Column("node_id", String(30), ForeignKey("nodes.id"), nullable=False, index=True),
-    Column("claim_id", String(22)),  # of the claim that took the place; none before
-    Column("lease_until", Double, nullable=False),
-    Column("left_at", Double),  # when its part of the block ended
-    Column("parts", Text, nullable=False),  # newest part of each trial, by its id
-    PrimaryKeyConstraint("attempt_id", "number"),
 )
 
 receipts = Table(

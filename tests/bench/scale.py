@@ -134,7 +134,6 @@ def pages_of(large: str, finished: Sequence[str]) -> list[tuple[str, str]]:
         ("page: large ablation, live part", f"/a/{large}/live"),
         ("page: finished ablation", f"/a/{done}"),
         ("page: history", "/history/hybrid-tiny/psiv_cache"),
-        ("page: interface", "/docs"),
         ("list: ablations", "/v1/ablations?limit=50"),
         ("list: blocks", f"/v1/ablations/{large}/blocks?limit=100"),
         ("list: trials", f"/v1/ablations/{large}/trials?limit=100"),

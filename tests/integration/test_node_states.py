@@ -350,7 +350,7 @@ def test_drawn_blocks_go_to_the_nodes_whose_back_ends_work(api: Api) -> None:
             given = set(connection.scalars(select(blocks.c.id).where(fits(row, room=None))))
         for block_id, names in needed.items():
             failed = {name for name in names if results.get(name) is not None}
-            words = lacks(row, Needs(lanes="reference", back_ends=stored[block_id], devices=1, nodes=1))
+            words = lacks(row, Needs(lanes="reference", back_ends=stored[block_id], devices=1))
             assert (block_id in given, words is None) == (not failed, not failed), (names, results)
             assert all(f"{name.replace('=', ' ')} (wrong: 100% _ of it)" in str(words) for name in failed)
             outcomes.add(len(failed))

@@ -47,7 +47,7 @@ def test_every_link_of_every_page_leads_below_the_path(api: Api, world: WebWorld
         answer = browser.post(f"{proxy.url}/sign-in?to=/a/{world.judged}", data={"link": link})
         assert answer.headers["Location"] == f"{PREFIX}/a/{world.judged}"
         assert f"; Path={PREFIX}/;" in answer.headers["Set-Cookie"] + ";"
-        todo, seen = [f"{PREFIX}/", f"{PREFIX}/docs", f"{PREFIX}/a/judged-nobody"], set[str]()
+        todo, seen = [f"{PREFIX}/", f"{PREFIX}/a/judged-nobody"], set[str]()
         while todo:
             address = todo.pop()
             seen.add(address)
@@ -83,8 +83,8 @@ def test_locations_links_and_the_client_work_below_the_path(api: Api, world: Web
             assert http.get(urljoin(proxy.origin, first.links["next"]["url"])).status_code == 200
             assert http.get(f"{proxy.url}/nowhere").json()["instance"] == f"{PREFIX}/nowhere"
             assert http.get(f"{proxy.url}/openapi.json").json()["servers"] == [{"url": PREFIX}]
-            slash = http.get(f"{proxy.url}/docs/", headers={"Accept": "text/html"})
-            assert slash.status_code == 404 or slash.headers["Location"].endswith(f"{PREFIX}/docs")
+            slash = http.get(f"{proxy.url}/nodes/", headers={"Accept": "text/html"})
+            assert slash.status_code == 404 or slash.headers["Location"].endswith(f"{PREFIX}/nodes")
         client.ablations.cancel(accepted.id)
         assert [event.kind for event in client.ablations.watch(accepted.id)][-1] == "end"
         assert len(list(client.ablations.list())) > 4

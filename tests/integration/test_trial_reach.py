@@ -87,7 +87,6 @@ PUBLIC = (
     "/healthz",
     "/readyz",
     "/metrics",
-    "/docs",
     "/openapi.json",
     "/v1/schema/ablation.json",
     "/sign-in",

@@ -105,7 +105,6 @@ def pages_of(world: WebWorld) -> dict[str, str]:
         "priority?": f"/a/{world.running}/priority",
         "cancel?": f"/a/{world.running}/cancel",
         "drain?": "/nodes/two-core/drain",
-        "interface": "/docs",
         "no such ablation": "/a/nobody",
         "no such gate": "/history/hybrid-tiny/psiv",
         "no such page": "/nothing/here",
@@ -360,12 +359,3 @@ def test_pages_say_the_same_without_javascript(api: Api, world: WebWorld, visit:
     assert page.locator("#grid tbody tr").count() == 3
     assert page.locator("#curves polyline.now").count() == 2
     assert "reload this page" in page.locator("#live-state").inner_text()
-
-
-def test_the_interface_is_documented_without_the_internet(api: Api, visit: Callable[..., Page]) -> None:
-    page = visit()
-    page.get_by_role("link", name="REST interface").click()
-    page.get_by_role("link", name="Submit a spec", exact=True).click()
-    page.get_by_text("Validate and plan the spec, then store it").wait_for()
-    page.locator("section[aria-labelledby=submitAblation]").get_by_role("link", name="AblationSpec").first.click()
-    assert page.url.endswith("/docs#type-AblationSpec")

@@ -19,7 +19,7 @@ from service.lifecycle import OutboxKind
 from service.store.ablations.code_archives import drop_oldest
 from service.store.ablations.logs import drop_logs
 from service.store.ablations.retention import Retention
-from service.store.tables import ablations, blocks, code_archives, db_now, members, metadata, nodes, outbox
+from service.store.tables import ablations, blocks, code_archives, db_now, metadata, nodes, outbox
 from tests.api_stack import Api, receipts_of, running_api
 from tests.bundles import archive_of, make_bundle, make_file
 from tests.chaos.ledger import Ledger
@@ -28,7 +28,6 @@ from tests.projectors import projector
 
 EXACT: dict[str, Any] = {"design__seeds": [1], "verdict": {"primary": {"metric": "peak_allocated_gib", "margin": "1%"}}}
 TWO: dict[str, Any] = {**EXACT, "design__blocks": {"count": 2}}
-SHARED: dict[str, Any] = {**TWO, "placement": {"node_class": "cpu", "devices": 2, "nodes": 2}}
 LOOKS: dict[str, Any] = {**EXACT, "design__blocks": {"looks": [6, 7]}}
 CODE = b"an archive, which the service never unpacks"
 HOUR_S = 3600.0
@@ -103,12 +102,7 @@ class World:
     def report(self, number: int = -1) -> httpx.Response:
         """Report a claimed block."""
         block = self.claimed[number]
-        changed = {}
-        if self.shape is SHARED:
-            devices = [{"name": "test", "node": f"machine-{node}"} for node in range(2)]
-            environment = {"node_name": "machine-0", "devices": devices}
-            changed = {trial["arm"]: {"environment": environment} for trial in block["trials"]}
-        receipts = receipts_of(block, self.nodes[0], changed=changed, **self.shape)
+        receipts = receipts_of(block, self.nodes[0], **self.shape)
         return self.api.attempt(block, "report", receipts=receipts)
 
     def lapse(self) -> None:
@@ -186,22 +180,6 @@ def _ended(world: World) -> None:
     world.change(update(ablations).values(finished_at=db_now() - 100 * DAY_S))
 
 
-def _waiting(_world: World) -> None:
-    """Blocks wait for both nodes."""
-
-
-def _shared(world: World) -> None:
-    """A block runs on both nodes."""
-    world.claim()
-    assert _claim(world)[0] == 200
-
-
-def _shared_lapsed(world: World) -> None:
-    """A block runs on both nodes, and the lease of the second one's place has run out."""
-    _shared(world)
-    world.change(update(members).where(members.c.number == 1).values(lease_until=db_now() - 1))
-
-
 WORLDS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "running": (_running, TWO),
     "both running": (_both, TWO),
@@ -213,10 +191,6 @@ WORLDS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "spent": (_spent, TWO),
     "look": (_look, LOOKS),
     "ended": (_ended, TWO),
-    "shared waits": (_waiting, SHARED),
-    "shared in part": (_running, SHARED),
-    "shared": (_shared, SHARED),
-    "shared lapsed": (_shared_lapsed, SHARED),
 }
 
 
@@ -233,11 +207,7 @@ def world(name: str, folder: Path) -> Iterator[World]:
             connection.execute(text(f"ALTER DATABASE {database} SET deadlock_timeout = '20ms'"))
         api.store.reader.dispose()
         api.store.writer.dispose()
-        devices = 1 if shape is SHARED else 2
-        made.nodes = [
-            api.register(f"machine-{number}", devices=devices, meeting=f"machine-{number}.example:29500")
-            for number in range(2)
-        ]
+        made.nodes = [api.register(f"machine-{number}", devices=2) for number in range(2)]
         made.ablation = api.submit(**shape)["id"]
         made.archive = archive_of(make_bundle(make_file(**TWO), range(2)))
         assert _send_code(made)[0] == 200
@@ -281,22 +251,6 @@ def _heartbeat(world: World) -> Answer:
     progress = [{"trial_id": block["trials"][0]["trial_id"], "steps_done": 1, "steps_total": 5}]
     logs = [{"trial_id": block["trials"][0]["trial_id"], "offset": 0, "text": "step 1\n"}]
     return _said(world.api.attempt(block, "heartbeat", progress=progress, logs=logs), "cancel")
-
-
-def _beside(verb: str, *names: str, **body: Any) -> Callable[[World], Answer]:
-    """Return a call by the second node of a shared block."""
-
-    def call(world: World) -> Answer:
-        block = world.claimed[-1]
-        path, headers = f"/v1/attempts/{block['attempt_id']}:{verb}", world.api.worker_of("machine-1")
-        return _said(world.api.client.post(path, headers=headers, json={"token": block["token"], **body}), *names)
-
-    return call
-
-
-def _beside_part(world: World) -> Answer:
-    part = {"trial_id": world.claimed[-1]["trials"][0]["trial_id"], "over": True}
-    return _beside("heartbeat", "cancel", part=part)(world)
 
 
 def _report(world: World) -> Answer:
@@ -462,9 +416,6 @@ OPERATIONS: dict[str, Callable[[World], Answer]] = {
     "token": _token,
     "page": _page,
     "nodes": _nodes,
-    "beside: heartbeat": _beside_part,
-    "beside: report": _beside("report"),
-    "beside: release": _beside("release", "block_state", failure_class="preempted", message="the node goes away"),
 }
 READS = {"page", "nodes"}
 """Operations that only read; two of them cannot disturb each other."""
@@ -474,20 +425,6 @@ APART = {
 }
 """Operations that do not depend on the state of a block; two worlds are enough for them."""
 WORLDS_APART = {"running", "ended"}
-WITHOUT_CLAIM = {
-    *("tick", "claim", "claim more", "cancel", "priority", "drain", "resume", "register", "submit", "page"),
-    "quarantine",
-}
-"""Operations that need no block that the first node has claimed."""
-
-
-def _possible(name: str, operation: str) -> bool:
-    """Return whether `operation` makes sense in the world `name`."""
-    if name == "shared waits":
-        return operation in WITHOUT_CLAIM
-    if name.startswith("shared"):
-        return operation not in ("report first", "look", "judge")
-    return not operation.startswith("beside")
 
 
 def pairs(worlds: Iterable[str], firsts: Iterable[str], seconds: Iterable[str]) -> list[tuple[str, str, str]]:
@@ -496,7 +433,6 @@ def pairs(worlds: Iterable[str], firsts: Iterable[str], seconds: Iterable[str]) 
         (name, *both)
         for name, *both in product(worlds, firsts, seconds)
         if not READS.issuperset(both) and (name in WORLDS_APART or APART.isdisjoint(both))
-        if all(_possible(name, operation) for operation in both)
     ]
 
 
@@ -511,7 +447,7 @@ _PLAIN = {
 
 _LISTED = (
     *("code_archives", "code_owners", "code_uses", "receipts", "outbox", "log_chunks"),
-    *("tokens", "token_secrets", "members"),
+    *("tokens", "token_secrets"),
 )
 
 
@@ -542,9 +478,6 @@ def observed(world: World) -> dict[str, Any]:
         seen[f"holder {names[row['id']]}"] = holder
     for row in rows["attempts"]:
         seen[f"node of {names[row['id']]}"] = names[row["node_id"]]
-    for row in rows["members"]:
-        where = f"{names[row['attempt_id']]} {row['number']}"
-        seen[f"place {where}"] = [names[row["node_id"]], row["claim_id"] is None, row["left_at"] is None, row["parts"]]
     seen["receipts"] = sorted(f"{names[row['trial_id']]} of {names[row['attempt_id']]}" for row in rows["receipts"])
     seen["logs"] = sorted(f"{names[row['trial_id']]} to {row['end_offset']}" for row in rows["log_chunks"])
     seen["code"] = sorted(f"{row['digest']} of {row['size']}" for row in rows["code_archives"])

@@ -24,7 +24,6 @@ from workers.blocks.quiet import Quiet
 from workers.blocks.receipt import TrialRecord, dead_gate, how_far
 from workers.blocks.slices import SlicedBlock, SlicedTrial
 from workers.blocks.surroundings import Surroundings, busiest, changes, look_around
-from workers.blocks.together import Together
 from workers.devices.node_health import ReleaseProof
 from workers.environment_variables import chosen_caches
 from workers.errors import BlockBroken, BlockStopped
@@ -85,8 +84,6 @@ class BlockRunner:
         self._prepared: dict[str, Path] = {}
         """Dataset folders of the running block, by the part of a configuration that decides their content. The next
         block reads its corpus again, because files may have changed."""
-        self._together: Together | None = None
-        """The other nodes of the running block."""
         self._changed: str | None = None
         """Which software of this node changed since the start of this process, after the last block."""
         self.node_id = context.node_id
@@ -97,32 +94,25 @@ class BlockRunner:
         """Why this node must not run another trial, at the last check of its devices and software."""
         return self._changed or self._context.proof.last
 
-    def run(
-        self, block: ClaimedBlock, lease: Lease, output: BlockOutput, together: Together | None = None
-    ) -> tuple[Receipt, ...]:
+    def run(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         """Run every trial of `block`; return the receipts in the block's order and write them to disk.
-
-        Of several nodes `together`, only the first one has receipts.
 
         Raises:
             BlockBroken: a trial yields no result for its arm yet; the block is discarded and rerun whole.
             BlockStopped: the block was stopped from outside.
 
         """
-        self._prepared, self._together = {}, together
+        self._prepared = {}
         if len({trainable(trial.config).prepared for trial in block.trials}) > 1:
             for trial in block.trials:  # a preparation between two trials would delay the later one
                 self._order_of(block, trial, lease)
         if steps_of(block.trials[0].config).slice:
             receipts = self._in_slices(block, lease, output)
         else:
-            trials = [self._trial(block, trial, lease, output=output) for trial in block.trials]
-            receipts = tuple(receipt for receipt in trials if receipt is not None)
+            receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
         self._changed = self._context.node.changed()
         if self._changed is not None:
             raise BlockBroken(FailureClass.INFRA_NODE, f"receipts would name the wrong software: {self._changed}")
-        if together is not None and not together.is_first:
-            return ()
         problems = [*block_problems(receipts), *(order_problems(receipts) if block.timed else ())]
         if problems:
             raise BlockBroken(FailureClass.INVALID_MEASUREMENT, "; ".join(problems))
@@ -134,7 +124,7 @@ class BlockRunner:
         A rehearsal leaves only caches: datasets and compiled kernels. A variant that fails for a reason other than a
         gate is left to its trial, whose receipt shows the failure. A failing baseline yields a sentence.
         """
-        self._prepared, self._together = {}, None
+        self._prepared = {}
         for trial in block.trials:
             sentence = self._rehearse(block, trial, lease, output=output)
             if sentence is not None:
@@ -157,27 +147,13 @@ class BlockRunner:
         dead = dead_gate(trainable(config).readings(trial.gates, result.facts))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 
-    def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt | None:
-        """Run a trial; return its receipt, None on a node that only shares it with the first one."""
+    def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
         order = self._order(block, trial, lease, output=output)
         self._wait_for_quiet(block, lease, output, first=trial is block.trials[0])
-        together, pause = self._together, partial(self._pause, lease)
-        if together is not None:
-            together.begin(trial.trial_id, pause)
         before = self._look_around(trial)
         ending = self._run(order, lease, timeout_s=trial.timeout_s, arm=trial.arm)
         output.end(trial.trial_id)
-        record = self._recorded(block, trial, before, ending)
-        if together is None:
-            return self._keep(record)
-        others = together.end(record.part(), pause)
-        return self._keep(replace(record, others=others)) if together.is_first else None
-
-    def _pause(self, lease: Lease, seconds: float) -> None:
-        """Sleep. Raises BlockStopped if the block has to stop meanwhile."""
-        reason = self._context.runner.sleep(seconds, lease)
-        if reason is not None:
-            raise BlockStopped(reason)
+        return self._record(block, trial, before, ending)
 
     def _in_slices(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> tuple[Receipt, ...]:
         self._check_quarantine()
@@ -193,8 +169,7 @@ class BlockRunner:
             self._context.proof.survived(ending.survivors)
             self._check(ending, trial.arm)
             output.end(trial.trial_id)
-            record = self._recorded(block, trial, before[trial.trial_id], ending, own=sliced.pids)
-            receipts[trial.trial_id] = self._keep(record)
+            receipts[trial.trial_id] = self._record(block, trial, before[trial.trial_id], ending, own=sliced.pids)
 
         trials = [
             SlicedTrial(
@@ -220,17 +195,18 @@ class BlockRunner:
         if not (block.timed and self._node_class.on_host):
             return
 
+        def pause(seconds: float) -> None:
+            reason = self._context.runner.sleep(seconds, lease)
+            if reason is not None:
+                raise BlockStopped(reason)
+
         most_s = self._context.quiet_s if first else min(self._context.quiet_s, BETWEEN_TRIALS_S)
-        Quiet(pause=partial(self._pause, lease), says=output.waits).wait(block.max_foreign_load, most_s=most_s)
+        Quiet(pause=pause, says=output.waits).wait(block.max_foreign_load, most_s=most_s)
 
     def _look_around(self, trial: ClaimedTrial) -> Surroundings:
-        return look_around(self._context.node.devices, self._devices_of(trial))
+        return look_around(self._context.node.devices, trainable(trial.config).devices)
 
-    def _devices_of(self, trial: ClaimedTrial) -> int:
-        """Return how many devices of this node a trial has."""
-        return trainable(trial.config).devices // (1 if self._together is None else self._together.number_of_nodes)
-
-    def _recorded(
+    def _record(
         self,
         block: ClaimedBlock,
         trial: ClaimedTrial,
@@ -238,15 +214,15 @@ class BlockRunner:
         ending: Ending,
         *,
         own: Collection[int] = (),
-    ) -> TrialRecord:
-        """Return the record of a finished trial; processes `own` do not count as foreign."""
+    ) -> Receipt:
+        """Return the receipt of a finished trial and write it to disk; processes `own` do not count as foreign."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
         if ending.stopped is not None:
             log_stop(paths.log, ending.stopped, ending.wall_s, how_far(paths, trial))
         if ending.stopped is StopReason.OUTPUT_LIMIT:
             paths.drop_output()
         after = self._look_around(trial)
-        return TrialRecord(
+        receipt = TrialRecord(
             block=block,
             trial=trial,
             node=self._context.node,
@@ -258,14 +234,10 @@ class BlockRunner:
             load_average=before.load_average,
             device_events=tuple(map(changes, before.devices, after.devices)),
             foreign_busiest=busiest(before.processes, after.processes, exclude=own),
-        )
-
-    def _keep(self, record: TrialRecord) -> Receipt:
-        """Return the receipt of a finished trial and write it to disk."""
-        receipt, paths = record.receipt(), record.paths
+        ).receipt()
         paths.make_room(paths.receipt)
         write_whole(paths.receipt, receipt.model_dump_json(indent=1))
-        _log.info("trial %s (%s): %s in %.2f s", receipt.ids.trial, receipt.arm, receipt.outcome, record.ending.wall_s)
+        _log.info("trial %s (%s): %s in %.2f s", trial.trial_id, trial.arm, receipt.outcome, ending.wall_s)
         self._on_receipt(receipt)
         return receipt
 
@@ -288,10 +260,9 @@ class BlockRunner:
             caches=chosen_caches(),
             device_type=self._node_class.device_type,
             environment=self._node_class.environment,
-            devices=self._devices_of(trial),
-            meeting=None if self._together is None else self._together.meeting(trial.trial_id),
+            devices=workload.devices,
             topology=workload.topology(self._node_class),
-            locks=self._context.node.devices.locks("trainer", number=self._devices_of(trial)),
+            locks=self._context.node.devices.locks("trainer", number=workload.devices),
             corpus_roots=self._context.corpus_roots,
             code_roots=self._context.code_roots,
             cold_caches=block.cold_caches,
@@ -379,7 +350,7 @@ class BlockRunner:
         """Raise BlockBroken or BlockStopped for an ending that concerns the whole block."""
         if ending.survivors:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL", arm=arm)
-        if ending.stopped not in (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT, StopReason.LEFT):
+        if ending.stopped not in (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT):
             raise BlockStopped(ending.stopped)
 
 

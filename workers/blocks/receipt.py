@@ -13,15 +13,24 @@ from experiments.design.program import read_program
 from experiments.design.trainable import trainable
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
-from experiments.records.messages import MOST_PART_MESSAGE, ClaimedBlock, ClaimedTrial, DeviceInfo, NodePart
+from experiments.records.messages import ClaimedBlock, ClaimedTrial, DeviceInfo
 from experiments.records.program_report import missing_kernel
 from experiments.records.receipt_check import contradictions
-from experiments.records.receipts import Environment, Memory, Receipt, is_finite, seal, summarise
-from experiments.records.surroundings import DeviceEvents, ForeignProcess, HeldDevice
+from experiments.records.receipts import (
+    DeviceEvents,
+    Environment,
+    ForeignProcess,
+    HeldDevice,
+    Memory,
+    Receipt,
+    is_finite,
+    seal,
+    summarise,
+)
 from experiments.records.trial_guards import cache_problems, load_problem, timing_problems
 from experiments.runtime.kernel_limits import keeps_signals_in
 from model.measurements import Step, Validation
-from workers.blocks.surroundings import MOST, worst_of
+from workers.blocks.surroundings import worst_of
 from workers.errors import BlockBroken
 from workers.identity.node import Node
 from workers.lease import StopReason
@@ -49,8 +58,6 @@ class TrialRecord:
     """Other processes on the machine during the trial."""
     node_problem: str | None = None
     """What is wrong with the node, from the probe of its devices after the trial."""
-    others: tuple[NodePart, ...] = ()
-    """Parts of the other nodes of a trial on several, by their order."""
 
     def receipt(self) -> Receipt:
         """Build and seal the receipt. Its outcome is invalid if it breaks a guard and the block may not run again.
@@ -110,41 +117,10 @@ class TrialRecord:
 
     def _result(self) -> TrialResult:
         """Return the trial's result. Raises BlockBroken for a failure that is no result of the arm yet."""
-        result = self._of_all_nodes(self._result_file_or_ending())
+        result = self._result_file_or_ending()
         if result.failure_class is not None:
             self._may_be_final(result.failure_class, result.message)
         return result
-
-    def part(self) -> NodePart:
-        """Return the part of this node in a trial on several nodes."""
-        result = self._result_file_or_ending()
-        return NodePart(
-            trial_id=self.trial.trial_id,
-            over=True,
-            failure_class=result.failure_class,
-            message=None if result.message is None else result.message[:MOST_PART_MESSAGE],
-            devices=self._own_devices(),
-            foreign_busiest=self.foreign_busiest,
-        )
-
-    def _of_all_nodes(self, own: TrialResult) -> TrialResult:
-        """Return the result of this node, or the failure of another.
-
-        A rank that fails closes its connections, which on the other nodes looks like a failure of the machine. So any
-        other failure comes first.
-        """
-        failed = [] if own.failure_class is None else [own]
-        for node, part in zip(self._nodes[1:], self.others, strict=True):
-            if part.failure_class is not None:
-                message = f"node '{node}': {part.message}"
-                failed.append(TrialResult.partial(failure_class=part.failure_class, message=message))
-        causes = (one for one in failed if one.failure_class is not FailureClass.INFRA_NODE)
-        return next(causes, failed[0] if failed else own)
-
-    @property
-    def _nodes(self) -> tuple[str, ...]:
-        """Names of the nodes of the trial, this one first."""
-        return (self.node.name,) if self.block.nodes is None else tuple(node.name for node in self.block.nodes.all)
 
     def _may_be_final(self, failure: FailureClass, message: str | None) -> None:
         """Raise BlockBroken unless `failure` counts as a result of the arm by now."""
@@ -156,9 +132,6 @@ class TrialRecord:
         if self.ending.stopped is StopReason.TIMEOUT:
             message = f"the trial took longer than {self.trial.timeout_s:.0f} s{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.TIMEOUT, message=message)
-        if self.ending.stopped is StopReason.LEFT:
-            message = "its ranks were ended, because those on another node had ended"
-            return TrialResult.partial(failure_class=FailureClass.INFRA_NODE, message=message)
         if self.ending.stopped is StopReason.OUTPUT_LIMIT:
             message = f"the trial's files use more space than a trial may use{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.OUTPUT_LIMIT, message=message)
@@ -192,8 +165,7 @@ class TrialRecord:
     def _identity(self, result: TrialResult) -> dict[str, Any]:
         """Return the ids of the trial from its claim, and the digests of code and data."""
         fields = claimed_fields(self.block, self.trial, node_id=self.node_id)
-        indices = ",".join(f"{device.index}" for device in self._held)
-        fields["ids"]["device"] = " + ".join(f"{node}/{indices}" for node in self._nodes)
+        fields["ids"]["device"] = f"{self.node.name}/{','.join(f'{device.index}' for device in self._held)}"
         own = {"code": self.node.code.digest, "data": result.data_digest or "", "validation": result.val_digest}
         fields["digests"] |= own
         return fields
@@ -213,36 +185,20 @@ class TrialRecord:
             load_average_before=self.load_average,
             foreign_load=result.foreign_load,
             stolen_load=result.stolen_load,
-            foreign_busiest=self._busiest(),
-            throttle=worst_of([device.events for device in self._devices()]),
+            foreign_busiest=self.foreign_busiest,
+            throttle=worst_of(self.device_events),
             devices=self._several(),
         )
 
     @property
     def _held(self) -> tuple[DeviceInfo, ...]:
-        """Devices of this node."""
-        return self.node.devices.held(trainable(self.trial.config).devices // len(self._nodes))
-
-    def _own_devices(self) -> tuple[HeldDevice, ...]:
-        node = None if self.block.nodes is None else self.node.name
-        held = zip(self._held, self.device_events, strict=True)
-        return tuple(HeldDevice(name=one.name, serial=one.serial, events=events, node=node) for one, events in held)
-
-    def _devices(self) -> tuple[HeldDevice, ...]:
-        """Return the devices of all nodes."""
-        return (*self._own_devices(), *(device for part in self.others for device in part.devices))
+        return self.node.devices.held(trainable(self.trial.config).devices)
 
     def _several(self) -> tuple[HeldDevice, ...] | None:
         """Return each device of a trial that has several."""
-        devices = self._devices()
+        held = zip(self._held, self.device_events, strict=True)
+        devices = tuple(HeldDevice(name=one.name, serial=one.serial, events=events) for one, events in held)
         return devices if len(devices) > 1 else None
-
-    def _busiest(self) -> tuple[ForeignProcess, ...]:
-        """Return the busiest other processes of all nodes; those of another node with its name."""
-        rows = list(self.foreign_busiest)
-        for node, part in zip(self._nodes[1:], self.others, strict=True):
-            rows += [one.model_copy(update={"name": f"{one.name} on '{node}'"}) for one in part.foreign_busiest]
-        return tuple(sorted(rows, key=lambda process: -process.cpu_s)[:MOST])
 
     def _memory(self, result: TrialResult) -> Memory | None:
         limit = self.node.trial_memory_limit_bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from experiments.records.surroundings import DeviceEvents, ForeignProcess
+from experiments.records.receipts import DeviceEvents, ForeignProcess
 from workers.devices.inventory import Devices
 from workers.devices.probe_types import DeviceState
 

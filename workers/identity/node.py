@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 from rich.table import Table
 
 from experiments.digest import SOURCE_ROOT, code_digest, digest, digest_bytes
@@ -19,7 +18,6 @@ from experiments.records.git_repository import run_git
 from experiments.records.messages import NodeRegistration
 from kernels.backends import NodeClass
 from workers.devices.inventory import Devices, find_devices, memory_limit_bytes
-from workers.errors import SettingsError
 from workers.isolation import ISOLATED, NOT_ISOLATED, isolation_problem
 
 _XLA = ("torch_xla", "torchax", "jax", "jaxlib", "libtpu")
@@ -54,10 +52,6 @@ class Node:
     cores: int
     memory_limit_bytes: int
     lacks: tuple[str, ...]
-    meeting: str | None = None
-    """HOST:PORT at which other nodes reach the ranks of its trials; None if it shares no block."""
-    interface: str | None = None
-    """Network interface with the address of `meeting`."""
 
     @property
     def node_class(self) -> NodeClass:
@@ -100,7 +94,6 @@ class Node:
             code_digest=self.code.digest,
             lacks=self.lacks,
             public_key=public_key,
-            meeting=self.meeting,
         )
 
     def table(self) -> Table:
@@ -118,11 +111,8 @@ class Node:
         return table
 
 
-def find_node(name: str, node_class: str | None = None, meeting: str | None = None) -> Node:
-    """Describe this machine; `node_class` overrides the choice of the probes.
-
-    Raises DeviceMissing, and SettingsError if this machine does not have the address of `meeting`.
-    """
+def find_node(name: str, node_class: str | None = None) -> Node:
+    """Describe this machine; `node_class` overrides the choice of the probes. Raises DeviceMissing."""
     devices = find_devices(node_class)
     return Node(
         name=name,
@@ -132,18 +122,7 @@ def find_node(name: str, node_class: str | None = None, meeting: str | None = No
         cores=cores(),
         memory_limit_bytes=memory_limit_bytes(),
         lacks=(*devices.lacks, *_lacks()),
-        meeting=meeting,
-        interface=None if meeting is None else _interface_of(meeting),
     )
-
-
-def _interface_of(meeting: str) -> str:
-    address = meeting.rpartition(":")[0]
-    addresses = {row.address: name for name, rows in psutil.net_if_addrs().items() for row in rows}
-    if address not in addresses:
-        own = ", ".join(sorted(row for row, name in addresses.items() if "." in row))
-        raise SettingsError(f"ABLATE_MEETING names {address}, which is no address of this machine; it has: {own}")
-    return addresses[address]
 
 
 def read_code(root: Path = SOURCE_ROOT) -> CodeState:

@@ -5,7 +5,6 @@ import threading
 from contextvars import copy_context
 
 from experiments.records.messages import ClaimedBlock, Heartbeat
-from workers.blocks.together import Together
 from workers.devices.node_health import ReleaseProof, device_state
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 from workers.lease import Lease, boot_time_s
@@ -19,10 +18,7 @@ _SHORTEST_TIMEOUT_S = 0.5
 
 
 class LeaseRenewal:
-    """Sends a heartbeat every `heartbeat_s` while the block runs; wakes the main thread when the trial has to stop.
-
-    Of several nodes, only the first one sends progress and log text.
-    """
+    """Sends a heartbeat every `heartbeat_s` while the block runs; wakes the main thread when the trial has to stop."""
 
     def __init__(
         self,
@@ -33,7 +29,6 @@ class LeaseRenewal:
         output: BlockOutput,
         wake_event: WakeEvent,
         proof: ReleaseProof,
-        together: Together | None = None,
     ) -> None:
         self._api = api
         self._block = block
@@ -41,9 +36,6 @@ class LeaseRenewal:
         self._output = output
         self._wake_event = wake_event
         self._proof = proof
-        self._together = together
-        if together is not None:
-            together.exchange, lease.was_left = self.send, together.was_left
         self._timeout_s = max(_SHORTEST_TIMEOUT_S, block.lease_s / 3)
         self._over = threading.Event()
         run = copy_context().run  # with the id of the request that submitted the block
@@ -61,16 +53,12 @@ class LeaseRenewal:
 
     def send(self) -> bool:
         """Send one heartbeat; return whether the service accepted it."""
-        together = self._together
-        part = None if together is None else together.part
-        tells = together is None or together.is_first
-        chunks, progress = (self._output.chunks(), self._output.unsent_progress()) if tells else ((), ())
+        chunks, progress = self._output.chunks(), self._output.unsent_progress()
         message = Heartbeat(
             token=self._block.token,
             progress=progress,
             logs=chunks,
             waits_for=self._output.waiting,
-            part=part,
             device_state=device_state(self._proof.last),
             device_reason=self._proof.last,
         )
@@ -88,8 +76,6 @@ class LeaseRenewal:
         self._output.chunks_accepted(chunks)
         self._output.progress_accepted(progress)
         self._lease.renew(reply.lease_s, sent_at=sent_at)
-        if together is not None:
-            together.receive(part, reply.parts)
         if reply.cancel:
             self._lease.cancel()
             self._wake_event.set()

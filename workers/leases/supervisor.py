@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import httpx
 
@@ -14,7 +13,6 @@ from experiments.outcomes import FailureClass
 from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, NodeRegistered, Release
 from experiments.runtime.logs import requested_by
 from workers.blocks.block_runner import BlockRunner, NodeContext
-from workers.blocks.together import Together
 from workers.devices.node_health import NodeHealth, device_state
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, SoftwareChanged, StaleLease
 from workers.identity.node import Node
@@ -172,25 +170,12 @@ class Supervisor:
         _log.info("block %s: attempt %d, %d trials", block.block_id, block.attempt_no, len(block.trials))
         self._runner.node_id = self._link.node.id
         lease = Lease(block.lease_s, sent_at=sent_at, on_deadline=self._context.runner.guardian.until)
-        output, together = BlockOutput(), self._together(block)
+        output = BlockOutput()
         renewal = LeaseRenewal(
-            self._link.api,
-            block,
-            lease,
-            output=output,
-            wake_event=self._link.wake_event,
-            proof=self._context.proof,
-            together=together,
+            self._link.api, block, lease, output=output, wake_event=self._link.wake_event, proof=self._context.proof
         )
-        if together is not None and not together.is_first:
-            with renewal:
-                end = self._take_part(block, lease, output, together)
-            self._context.runner.guardian.until(math.inf)
-            if end is not None:
-                self._send(end, block.lease_s)
-            return
         with renewal:
-            result = self._measure(block, lease, output, together)
+            result = self._measure(block, lease, output)
             if isinstance(result, BlockReport):
                 result = self._signed(block, result)
                 self._keep(block, result)  # before the log, which may take long
@@ -202,36 +187,10 @@ class Supervisor:
         elif result is not None:
             self._give_back(block, result)
 
-    def _together(self, block: ClaimedBlock) -> Together | None:
-        """Return this node's view of a block on several nodes."""
-        if block.nodes is None:
-            return None
-        return Together(block, block.nodes, interface=self._context.node.interface or "")
-
-    def _take_part(
-        self, block: ClaimedBlock, lease: Lease, output: BlockOutput, together: Together
-    ) -> Callable[[], None] | None:
-        """Run this node's part of a block that another node reports; return the call that ends it, None if it is lost.
-
-        A part that is over leaves the block. One that broke gives the whole block back.
-        """
-        api, attempt_id = self._link.api, block.attempt_id
-        leave = partial(api.report, attempt_id, BlockReport(token=block.token))
-        result = self._measure(block, lease, output, together)
-        if result is None:
-            return None
-        if isinstance(result, BlockReport) and result.failure_class is not None:
-            result = _release(block, result.failure_class, result.message or "")
-        if isinstance(result, BlockReport) or result.failure_class is FailureClass.CANCELLED:
-            return leave
-        return partial(api.release, attempt_id, result)
-
-    def _measure(
-        self, block: ClaimedBlock, lease: Lease, output: BlockOutput, together: Together | None
-    ) -> BlockReport | Release | None:
+    def _measure(self, block: ClaimedBlock, lease: Lease, output: BlockOutput) -> BlockReport | Release | None:
         """Run the block; return its report or its release, None when the lease is lost."""
         try:
-            receipts = self._runner.run(block, lease, output, together)
+            receipts = self._runner.run(block, lease, output)
         except BlockBroken as broken:
             _log.warning("block %s is broken: %s", block.block_id, broken.message)
             return _broken_report(block, broken)

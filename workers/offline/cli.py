@@ -316,9 +316,6 @@ def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> 
     plan = plan_file.plan
     if node.node_class.name != plan.node_class:
         yield f"this node is of class '{node.node_class}'; the plan asks for '{plan.node_class}'"
-    if plan.nodes > 1:
-        yield f"the plan asks for {plan.nodes} nodes, which only a service gives to a block together; submit the spec"
-        return
     there = len(node.devices.devices)
     if there < plan.busy_devices or plan.devices not in node.node_class.spreads(there):
         yield f"this node has {there} devices; the plan asks for {plan.devices}"

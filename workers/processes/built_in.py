@@ -20,7 +20,7 @@ from model.measurements import ProfiledStep, StepTrace
 from workers.environment_variables import (
     compile_in_process,
     keep_kernels,
-    meet_over,
+    meet_on_this_machine,
     peer_site,
     start_cold,
 )
@@ -70,33 +70,26 @@ def run_model(order: TrialOrder) -> TrialResult:
     return _train(order) if order.topology is None else compile_step(order, order.topology)
 
 
-def ranks_of(order: TrialOrder) -> range | None:
-    """Return the ranks of a trial on this node, None if its process computes alone. On XLA one has all devices."""
+def ranks_of(order: TrialOrder) -> int:
+    """Return the number of processes that share the steps of a trial. On XLA one process has all devices."""
     alone = order.prepare_only or order.device_type == "xla" or trainable(order.config).own_process
-    if alone or (order.devices == 1 and order.meeting is None):
-        return None
-    first = 0 if order.meeting is None else order.meeting.number * order.devices
-    return range(first, first + order.devices)
+    return 1 if alone else order.devices
 
 
 def run_rank(order: TrialOrder, rank: int) -> TrialResult:
     """Train the model of `order` as one of several ranks."""
     import torch
 
-    from model.parallel.ranks import Ranks, join, meeting_at, meeting_in
+    from model.parallel.ranks import Ranks, join
 
-    config, where = read_config(order.config), order.meeting
+    config = read_config(order.config)
     device = find_device(order.device_type)
     if device.type == "cuda":
-        device = torch.device("cuda", rank % order.devices)
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    meet_over("lo" if where is None else where.interface)
-    if where is None:
-        store = meeting_in(order.paths.folder / "ranks", config.mesh.devices)
-    else:
-        store = meeting_at(where.host, where.port, where.name, hosts=rank == 0)
-    join(rank, config.mesh.devices, store, device)
-    return _train(order, Ranks(config.mesh, device, 1 if where is None else where.nodes))
+    meet_on_this_machine()
+    join(rank, config.mesh.devices, order.paths.folder / "ranks", device)
+    return _train(order, Ranks(config.mesh, device))
 
 
 def _train(order: TrialOrder, ranks: "Ranks | None" = None) -> TrialResult:
@@ -108,8 +101,6 @@ def _train(order: TrialOrder, ranks: "Ranks | None" = None) -> TrialResult:
     if order.dataset is None:
         raise DatasetDamaged("no dataset was prepared for this trial")
     dataset = open_prepared(order.dataset)
-    if ranks is not None and len(digests := sorted(set(ranks.gather(dataset.digest)))) > 1:
-        raise DatasetDamaged(f"the nodes of the trial prepared different data: {', '.join(digests)}")
     if order.cold_caches:
         start_cold(order.paths.caches)
     elif order.kernels is not None:

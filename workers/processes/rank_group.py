@@ -1,9 +1,8 @@
-"""The processes of a built-in trial on several devices: one for each rank of this node, forked by the first process.
+"""The processes of a built-in trial on several devices: one for each rank, forked by the trial's first process.
 
 The first process computes nothing: it waits for the ranks, and ends all of them when one fails. Torch is imported
-before the fork, and no device is touched. Each rank writes a result file. The trial's result here is that of the first
-rank, or that of the one that failed first: the others then fail, too, because the connection is closed, or wait for it
-for ever.
+before the fork, and no device is touched. Each rank writes a result file. The trial's result is that of rank 0, or that
+of the rank that failed first: the others then fail, too, because the connection is closed, or wait for it for ever.
 """
 
 import os
@@ -23,10 +22,8 @@ RankWork = Callable[[int], TrialResult]
 """Rank -> its result. Exceptions are the caller's to turn into a result."""
 
 
-def run_ranks(numbers: range, work: RankWork, folder: Path, *, world: int) -> TrialResult:
-    """Run `work` for each of these ranks of `world`, in a process of its own.
-
-    Returns the result of the lowest rank, or that of the rank that failed first.
+def run_ranks(world: int, work: RankWork, folder: Path) -> TrialResult:
+    """Run `work` for each rank in a process of its own; return rank 0's result, or that of the rank that failed first.
 
     Where a rank died of a signal, or without a result, this process ends in the same way, so that the worker classifies
     the trial as if it had one process.
@@ -35,7 +32,7 @@ def run_ranks(numbers: range, work: RankWork, folder: Path, *, world: int) -> Tr
     sys.stderr.flush()
     leader, ranks = os.getpid(), dict[int, int]()
     try:
-        for rank in numbers:
+        for rank in range(world):
             pid = os.fork()
             if pid == 0:
                 _be_rank(rank, work, folder, leader)
@@ -82,7 +79,7 @@ def _wait(ranks: dict[int, int], world: int, folder: Path) -> TrialResult:
             return _first_failure({**results, rank: result}, ranks, world, folder)
         else:
             results[rank] = result
-    return results[min(results)]
+    return results[0]
 
 
 def _first_failure(results: dict[int, TrialResult], ranks: dict[int, int], world: int, folder: Path) -> TrialResult:

@@ -28,22 +28,6 @@ MAX_RESULT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """How the ranks of a trial on several nodes find each other."""
-
-    number: int
-    """Place of this node among them; node 0 has rank 0."""
-    nodes: int
-    host: str
-    """Address of node 0."""
-    port: int
-    name: str
-    """Of this attempt at this trial, so that ranks of an earlier one never join."""
-    interface: str
-    """Network interface of this node over which its ranks exchange tensors."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrialOrder:
     """The task of one trainer process."""
 
@@ -58,9 +42,7 @@ class TrialOrder:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the node class, set before a tensor exists."""
     devices: int = 1
-    """Devices of this node that share a step; of a command, those that it sees."""
-    meeting: Meeting | None = None
-    """Of a trial on several nodes."""
+    """Devices that share a step; of a command, those that it sees."""
     topology: str | None = None
     """On a node class that compiles and executes nothing: the topology to compile for."""
     trace_only: bool = False
@@ -120,7 +102,7 @@ class TrialOrder:
             writable=tuple(writable),
             hidden=hidden,
             # XLA's runtime talks to itself over them, and so do the ranks of a trial
-            sockets=self.device_type == "xla" or own_process or self.devices > 1 or self.meeting is not None,
+            sockets=self.device_type == "xla" or own_process or self.devices > 1,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
         )
         return replace(self, isolation=isolation)

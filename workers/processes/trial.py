@@ -50,7 +50,7 @@ def _run(order: TrialOrder) -> None:
         lock.take(patience_s=TRAINER_PATIENCE_S)
         use_temporary(order.paths.temporary)
         ranks = built_in.ranks_of(order)
-        result = _work(order) if ranks is None else _run_ranks(order, ranks)
+        result = _work(order) if ranks == 1 else _run_ranks(order, ranks)
     except Exception as error:  # the task boundary: the result file records it
         result = _failure_of(order, error)
     sys.stdout.flush()
@@ -104,11 +104,10 @@ def _die_with_the_worker() -> None:
         os._exit(1)
 
 
-def _run_ranks(order: TrialOrder, ranks: range) -> TrialResult:
+def _run_ranks(order: TrialOrder, ranks: int) -> TrialResult:
     if order.isolation is not None:
         enclose()  # each rank isolates itself, because only a process itself may reset the peak of its memory
-    nodes = 1 if order.meeting is None else order.meeting.nodes
-    return run_ranks(ranks, partial(_run_rank, order), order.paths.folder, world=nodes * len(ranks))
+    return run_ranks(ranks, partial(_run_rank, order), order.paths.folder)
 
 
 def _run_rank(order: TrialOrder, rank: int) -> TrialResult:

@@ -12,7 +12,6 @@ from experiments.analysis.guards import median_clock_mhz
 from experiments.analysis.noise.calibrate import CONFIDENCE, METRIC, key_of, seconds
 from experiments.design.aa_spec import ADMITTING_BLOCKS
 from experiments.design.power import ALPHA, alpha_of
-from experiments.design.rule import FEW_AA_SINCE, RULE_VERSION
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
 from experiments.design.verdict_rule import Primary
 from experiments.outcomes import BASELINE, Outcome, VerdictWord
@@ -95,12 +94,11 @@ def admission_of(
     *,
     ledger: Ledger,
     mended_by: str,
-    version: int = RULE_VERSION,
 ) -> Admission:
     """Return whether `calibrations` allow verdicts on `receipts`.
 
     Every device that measured a baseline needs its own calibration, unless the rule judges no time by a test.
-    `mended_by` is the command that measures one, and `version` that of the rule.
+    `mended_by` is the command that measures one.
     """
     if not spec.verdict.timed:
         return Admission(refused_because=None, ledger=ledger)
@@ -109,9 +107,7 @@ def admission_of(
     for receipt in measured:
         by_key.setdefault(key_of(spec, receipt), []).append(receipt)
     own = {one.key: one for one in calibrations}
-    refused = [
-        reason for key, ran in by_key.items() if (reason := _refusal(key, ran, own, least_blocks(version))) is not None
-    ]
+    refused = [reason for key, ran in by_key.items() if (reason := _refusal(key, ran, own)) is not None]
     reason = "no baseline was measured" if not measured else next(iter(refused), None)
     return Admission(
         calibrations=tuple(own[key] for key in by_key if key in own),
@@ -122,12 +118,12 @@ def admission_of(
 
 
 def _refusal(
-    key: CalibrationKey, receipts: Sequence[Receipt], calibrations: dict[CalibrationKey, Calibration], least: int
+    key: CalibrationKey, receipts: Sequence[Receipt], calibrations: dict[CalibrationKey, Calibration]
 ) -> str | None:
     calibration = calibrations.get(key)
     if calibration is None:
         return _no_blocks(key, list(calibrations))
-    return next(_problems(calibration, receipts, least), None)
+    return next(_problems(calibration, receipts), None)
 
 
 def _no_blocks(key: CalibrationKey, calibrated: Sequence[CalibrationKey]) -> str:
@@ -144,18 +140,14 @@ def _changed(one: CalibrationKey, other: CalibrationKey) -> list[str]:
     return [name for name in _FIELDS if getattr(one, name) != getattr(other, name)]
 
 
-def _problems(calibration: Calibration, receipts: Sequence[Receipt], least: int) -> Iterator[str]:
-    yield from standing_problems(calibration, max(seconds(receipt.started_at) for receipt in receipts), least=least)
+def _problems(calibration: Calibration, receipts: Sequence[Receipt]) -> Iterator[str]:
+    latest = max(seconds(receipt.started_at) for receipt in receipts)
+    yield from standing_problems(calibration, latest, least=MIN_BLOCKS)
     clock = median_clock_mhz(receipts)
     if clock is not None and calibration.clock_mhz is not None:
         shift = clock / calibration.clock_mhz - 1
         if abs(shift) > MAX_CLOCK_SHIFT:
             yield f"the device clock moved by {100 * shift:+.1f} % since the calibration; allowed: 1 %"
-
-
-def least_blocks(version: int = RULE_VERSION) -> int:
-    """Return the A/A blocks that admit a device by a version of the rule."""
-    return MIN_BLOCKS if version >= FEW_AA_SINCE else ADMITTING_BLOCKS
 
 
 def standing_problems(calibration: Calibration, at: float, *, least: int = ADMITTING_BLOCKS) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""A calibration in a file, with the signed receipts of its A/A blocks: anybody can compute it again.
-
-Earlier programs wrote the calibration alone, which nobody signed; such files are still read.
-"""
+"""A calibration in a file, with the signed receipts of its A/A blocks: anybody can compute it again."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +56,7 @@ def read_calibration(data: bytes) -> Calibration:
     try:
         values = json.loads(data)
         if not isinstance(values, dict) or values.get("kind") != KIND:
-            return _without_evidence(values)
+            raise ReceiptError(f"is neither a bundle nor a calibration: its kind is not '{KIND}'")
         calibration, pairs = Calibration.model_validate(values.get("calibration")), values.get("receipts")
     except (ValueError, RecursionError) as error:
         why = first_problem(error) if isinstance(error, ValidationError) else str(error)
@@ -69,15 +66,6 @@ def read_calibration(data: bytes) -> Calibration:
         raise ReceiptError(f"has no pair of receipts for each of its {len(calibration.samples)} A/A blocks")
     for block, pair in zip(calibration.samples, pairs, strict=True):
         _refuse([f"A/A {block_name(block.block_index)}: {one}" for one in _block_problems(calibration, block, pair)])
-    return calibration
-
-
-def _without_evidence(values: Any) -> Calibration:
-    """Return the calibration of an earlier file, which nobody signed."""
-    calibration = Calibration.model_validate(values)
-    problems = calibration_problems(calibration)
-    claimed = any(block.signed_by is not None for block in calibration.samples)
-    _refuse([*problems, *(["names keys, but has no receipts that they signed"] if claimed else [])])
     return calibration
 
 

@@ -15,6 +15,7 @@ from experiments.outcomes import ExitCode
 from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import MANIFEST, RECEIPT, is_bundle, read_bundle_files
 from experiments.records.bundle_reader import verify_bundle
+from experiments.records.earlier_release import JUDGED, LAST_RECEIPT, EarlierBundle, is_earlier
 from experiments.records.receipt_check import SignedReceipt, verify_signed
 from experiments.reporting import wording
 from model.measurements import StepTrace
@@ -227,13 +228,13 @@ def _read(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _check_receipt(name: str, receipt: Mapping[str, Any], keys: frozenset[str], *, signed: bool) -> _Check:
-    problems, signature = verify_signed(receipt)
+    problems, signature = verify_signed(receipt, any_release=True)
     if problems:
         return _Check(name, problems)
     key = None if signature is None else signature.by.key
     signer = _NOBODY if signature is None else f"{key} of {signature.node}"
-    if receipt["schema_version"] == 1:
-        signer += ", schema version 1: only digest and summary were checked"
+    if is_earlier(receipt["schema_version"], LAST_RECEIPT):
+        signer += f", {JUDGED}"
     wrong = [_wrong_key(key or _NOBODY)] if keys and key not in keys else []
     return _Check(name, wrong or ([_NOT_SIGNED] if signed and key is None else []), signer)
 
@@ -250,9 +251,9 @@ def _check_bundle(path: Path, keys: frozenset[str], *, signed: bool) -> _Result:
         signers, unsigned = [], []
     else:
         problems = {name: [] for name in files} | {MANIFEST: list(_key_problems(bundle, keys, signed=signed))}
-        unsigned = [f"{path}/{name}" for name in ((MANIFEST,) if bundle is None else bundle.unsigned)]
-        if bundle is None:
-            signers = ["a bundle of schema version 1, signed by nobody: its receipts leave slow steps out"]
+        unsigned = [f"{path}/{name}" for name in bundle.unsigned]
+        if isinstance(bundle, EarlierBundle):
+            signers = [f"a bundle {JUDGED}; signed by {', '.join(sorted(bundle.keys)) or _NOBODY}"]
         else:
             signers = [
                 f"blocks {block_list(s.blocks)} of {s.name}: signed by {s.key or _NOBODY}" for s in bundle.signers
@@ -265,15 +266,9 @@ def _check_bundle(path: Path, keys: frozenset[str], *, signed: bool) -> _Result:
     return _Result(checks, signers, unsigned)
 
 
-def _key_problems(bundle: Bundle | None, keys: frozenset[str], *, signed: bool) -> Iterator[str]:
-    """Yield how a valid bundle fails the requirement that `keys`, or anybody, signed it as a whole.
-
-    None is a bundle without signatures.
-    """
+def _key_problems(bundle: Bundle | EarlierBundle, keys: frozenset[str], *, signed: bool) -> Iterator[str]:
+    """Yield how a valid bundle fails the requirement that `keys`, or anybody, signed it as a whole."""
     if not keys and not signed:
-        return
-    if bundle is None:
-        yield _wrong_key(_NOBODY) if keys else _NOT_SIGNED
         return
     for key in sorted(bundle.keys - keys) if keys else ():
         yield _wrong_key(key)

@@ -58,14 +58,7 @@ def _pause_s() -> ColumnElement[float]:
 
 
 _OWN = (
-    select(
-        ablations.c.id,
-        _pause_s().label("pause_s"),
-        blocks.c.lanes,
-        blocks.c.back_ends,
-        blocks.c.num_devices,
-        blocks.c.num_nodes,
-    )
+    select(ablations.c.id, _pause_s().label("pause_s"), blocks.c.lanes, blocks.c.back_ends, blocks.c.num_devices)
     .join(blocks, (blocks.c.ablation_id == ablations.c.id) & (blocks.c["index"] == 0))
     .where(ablations.c.id.in_(_IDS), WAITS)
 )
@@ -91,7 +84,7 @@ def places(connection: Connection, ablation_ids: Collection[str]) -> dict[str, Q
             blocks_ahead=counts[row.id][0],
             blocks_between=counts[row.id][1],
             pause_s=float(row.pause_s),
-            needs=Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices, nodes=row.num_nodes),
+            needs=Needs(lanes=row.lanes, back_ends=row.back_ends, devices=row.num_devices),
         )
         for row in own
     }
@@ -149,8 +142,6 @@ _NODES = (
         nodes.c.lanes,
         nodes.c.failed_back_ends,
         nodes.c.num_devices,
-        nodes.c.meeting,
-        nodes.c.likeness,
         SILENT_S.label("silent_s"),
         has_revoked_key(nodes.c.name).label("revoked"),
     )

@@ -330,12 +330,7 @@ def _requeue(
 
 
 def _avoided(connection: Connection, block: Row[Any], failure: FailureClass) -> str | None:
-    """Return the node that should not get a broken block again: the last one, if another one takes work.
-
-    None of several nodes, because nothing tells which of them broke the block.
-    """
-    if block.num_nodes > 1:
-        return None
+    """Return the node that should not get a broken block again: the last one, if another one takes work."""
     elsewhere = RETRY_RULES[failure].elsewhere and works_elsewhere(connection, block.node_id, block.node_class)
     return block.node_id if elsewhere else None
 

@@ -18,7 +18,6 @@ from experiments.records.messages import PREPARATION_LIMIT_S
 from service.errors import NodeBusy
 from service.lifecycle import OutboxKind
 from service.store import outbox
-from service.store.blocks import members
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import ORDER, WAITS, lock_place, take_turn
 from service.store.nodes.placement import fits, may_run_again
@@ -36,8 +35,8 @@ def claim_block(
     """Give a node, which the caller has locked, the next block that fits it; return the id of the new attempt.
 
     If one of the node's attempts comes from `claim_id`, renews its lease and returns it: the answer to that claim was
-    lost. Returns None if no block waits, or if the node is stopped or not well, or if the next block in turn needs
-    other nodes, too (`claim_together`). Raises NodeBusy if the node's blocks use all of its devices.
+    lost. Returns None if no block waits, or if the node is stopped or not well. Raises NodeBusy if the node's
+    blocks use all of its devices.
     """
     running = _running(connection, node)
     same = next((row for row in running if claim_id and row.token == _token(claim_id, row.attempt_id)), None)
@@ -48,62 +47,16 @@ def claim_block(
         running = _running(connection, node)  # it ended since the first look
     if not is_well:
         return None
-    place = members.take_place(connection, node, lease_s=lease_s, claim_id=claim_id)
-    if place is not None:
-        return place
     in_use, free = _devices(node, running)
-    if node.draining or node.quarantined_reason is not None or (not in_use and _next_shared(connection, node)):
+    if node.draining or node.quarantined_reason is not None:
         return None
     attempt_id = new_id("att")
-    fitting = (*_MAY_RUN, ~members.SEVERAL, fits(node, room=free if in_use else None))
+    fitting = (*_MAY_RUN, fits(node, room=free if in_use else None))
     block = _take(connection, node, fitting, attempt_id, lease_s=lease_s)
     if block is None:
         return None
     _record_claim(connection, block, attempt_id, node.id, _token(claim_id, attempt_id))
     return attempt_id
-
-
-def claim_together(
-    connection: Connection, node_id: str, *, lease_s: float, idle_s: float, claim_id: str | None = None
-) -> str | None:
-    """Give the next block to a node and to others if it needs several; return the id of the attempt.
-
-    Returns None if the next block needs one node, or if too few other nodes are idle now: they asked for a block at
-    most `idle_s` ago. Until enough are, the block keeps its turn, and the nodes that could share it take no other. Call
-    this in a transaction of its own, which locks all of these nodes by id.
-    """
-    node = connection.execute(select(nodes).where(nodes.c.id == node_id)).one()
-    shared = _next_shared(connection, node)
-    if shared is None:
-        return None
-    ids = [node.id, *(row.id for row in members.companions(connection, node, shared))]
-    lock = select(nodes).where(nodes.c.id.in_(ids)).order_by(nodes.c.id).with_for_update(key_share=True)
-    locked = {row.id: row for row in connection.execute(lock)}
-    node = locked[node.id]
-    others = members.idle(connection, members.companions(connection, node, shared), idle_s=idle_s)
-    others = [row for row in others if row.id in locked][: shared.num_nodes - 1]
-    free = not node.draining and node.quarantined_reason is None and members.idle(connection, [node], idle_s=idle_s)
-    if not free or len(others) < shared.num_nodes - 1:
-        return None
-    attempt_id, fitting = new_id("att"), (*_MAY_RUN, members.SEVERAL, fits(node, room=None))
-    block = connection.execute(_taking(node, fitting, shared.ablation_id, attempt_id, lease_s)).first()
-    if block is None:
-        return None
-    names = ", ".join(f"'{row.name}'" for row in others)
-    _record_claim(connection, block, attempt_id, node.id, _token(claim_id, attempt_id), beside=f" with node {names}")
-    members.add(connection, attempt_id, block.id, [node, *others], lease_s=lease_s)
-    outbox.add(connection, OutboxKind.WAKE, node.node_class)
-    return attempt_id
-
-
-def _next_shared(connection: Connection, node: Row[Any]) -> Row[Any] | None:
-    """Return the block on several nodes that is next in turn for an idle node, None if a block on one node is."""
-    shared = {row.ablation_id: row for row in members.shared_blocks(connection, node)}
-    if not shared:
-        return None
-    single = connection.scalar(_queue(node, (*_MAY_RUN, ~members.SEVERAL, fits(node, room=None))))
-    first = select(ablations.c.id).where(ablations.c.id.in_([*shared, single]), WAITS).order_by(*ORDER).limit(1)
-    return shared.get(connection.scalar(first) or "")
 
 
 def _take(
@@ -161,9 +114,7 @@ _LIMIT_S = select(PREPARATION_LIMIT_S + _TRIALS_S).where(ablations.c.id == block
 """How long an attempt may hold a block, in seconds, regardless of heartbeats."""
 
 
-def _record_claim(
-    connection: Connection, block: Row[Any], attempt_id: str, node_id: str, token: str, *, beside: str = ""
-) -> None:
+def _record_claim(connection: Connection, block: Row[Any], attempt_id: str, node_id: str, token: str) -> None:
     """Store the attempt, the ablation's turn and state, and the events of a claim."""
     place = lock_place(connection, block.ablation_id)
     transitions = Transitions(connection, block.ablation_id, actor=node_id, locked=AblationState(place.state))
@@ -178,7 +129,7 @@ def _record_claim(
         started_at=db_now(),
     )
     connection.execute(attempt)
-    reason = f"claimed, attempt {block.attempt_no}{beside}"
+    reason = f"claimed, attempt {block.attempt_no}"
     transitions.add_moves([block.id], BlockState.QUEUED, BlockState.RUNNING, reason=reason)
     if place.state == AblationState.QUEUED:
         queued, running = AblationState.QUEUED, AblationState.RUNNING

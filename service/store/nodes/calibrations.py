@@ -9,7 +9,6 @@ from experiments.analysis.noise.calibrate import calibrate_all
 from experiments.analysis.sizing import SeedSpread, size_by_seeds, size_of, spreads_in, workload_of
 from experiments.analysis.verdicts import Verdict
 from experiments.design.plan import Plan
-from experiments.design.rule import RULE_VERSION, version_of
 from experiments.design.spec import AblationSpec
 from experiments.records.calibration import AABlock, Calibration, CalibrationKey, Ledger, Sizing
 from experiments.records.circumstances import Admission
@@ -79,14 +78,12 @@ def read_admission(
 ) -> Admission:
     """Return whether the stored A/A blocks allow verdicts about speed for an ablation."""
     node_class = spec.placement.node_class
-    planned = connection.execute(select(ablations.c.rule_digest).where(ablations.c.id == ablation_id)).scalar_one()
     return admission_of(
         spec,
         receipts,
         read_calibrations(connection, node_class=node_class),
         ledger=read_ledger(connection),
         mended_by=mending_command(node_class, ablation_id),
-        version=version_of(spec, planned) or RULE_VERSION,
     )
 
 

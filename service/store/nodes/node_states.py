@@ -12,7 +12,7 @@ from experiments.outcomes import AttemptState, FailureClass
 from experiments.records.messages import DeviceHealth
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.errors import NotFound
-from service.store.tables import attempts, db_now, members, nodes, storable
+from service.store.tables import attempts, db_now, nodes, storable
 
 _ENDED = tuple(state for state in AttemptState if state is not AttemptState.RUNNING)
 _LOOK_BACK = 30
@@ -59,9 +59,8 @@ def _stop(connection: Connection, node_id: str, reason: str, *, by: str) -> bool
 def judge_node(connection: Connection, node_id: str, *, limit: int) -> str | None:
     """Quarantine a node after `limit` broken attempts in a row (0: never); return the reason, None if it goes on.
 
-    Counts attempts since its last finished block whose failure class speaks against the node, except those on several
-    nodes, any of which may be the cause. They must come from different work. An ablation that broke in such a way on
-    another node too does not count.
+    Counts attempts since its last finished block whose failure class speaks against the node. They must come from
+    different work. An ablation that broke in such a way on another node too does not count.
     """
     if limit == 0:
         return None
@@ -79,7 +78,6 @@ def _broken_in_a_row(connection: Connection, node_id: str) -> list[Row[Any]]:
     """Return the attempts that broke on a node since its last finished block and its last resume, newest first."""
     since = select(nodes.c.resumed_at).where(nodes.c.id == node_id).scalar_subquery()
     query = select(attempts).where(attempts.c.node_id == node_id, attempts.c.ended_at > since)
-    query = query.where(~select(members).where(members.c.attempt_id == attempts.c.id).exists())
     query = query.where(attempts.c.state.in_(_ENDED)).order_by(attempts.c.started_at.desc()).limit(_LOOK_BACK)
     broken = []
     for row in connection.execute(query):

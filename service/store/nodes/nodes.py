@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, union_all, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, update
 
 from experiments.ids import id_pattern, new_id
 from experiments.outcomes import BlockState, TrialState
@@ -15,8 +15,8 @@ from service.errors import Forbidden, NodeTaken, NotFound
 from service.lifecycle import EventKind
 from service.principals import Principal
 from service.store.access.tokens import has_revoked_key
-from service.store.nodes.placement import BUSY_ON_NODE, back_ends_that_failed, lanes_that_ran, likeness
-from service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, members, nodes, trials
+from service.store.nodes.placement import BUSY_DEVICES, back_ends_that_failed, lanes_that_ran
+from service.store.tables import SILENT_S, ablations, attempts, blocks, db_now, events, nodes, trials
 
 MOST_POINTS = 400
 """Newest heartbeats of a trial that are read."""
@@ -50,8 +50,6 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "lanes": lanes_that_ran(registration.lanes),
         "failed_back_ends": back_ends_that_failed(registration.lanes),
         "num_devices": len(registration.devices),
-        "meeting": registration.meeting,
-        "likeness": likeness(registration),
         "registered_at": db_now(),
         "seen_at": db_now(),
     }
@@ -96,7 +94,7 @@ def mark_attempt_seen(connection: Connection, attempt_id: str, *, owner: str | N
 
 
 def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | None) -> str:
-    """Return the id of the node of an attempt; of several, that of `owner`.
+    """Return the id of the node of an attempt.
 
     Raises NotFound, and Forbidden if `owner`, the node of the caller's key, is another one.
     """
@@ -104,10 +102,6 @@ def node_of_attempt(connection: Connection, attempt_id: str, *, owner: str | Non
     row = connection.execute(query.where(attempts.c.id == attempt_id)).first()
     if row is None:
         raise NotFound(f"there is no attempt {attempt_id!r}")
-    if row.name != owner:
-        beside = select(nodes.c.id, nodes.c.name).join(members, members.c.node_id == nodes.c.id)
-        beside = beside.where(members.c.attempt_id == attempt_id, nodes.c.name == owner)
-        row = connection.execute(beside).first() or row
     _check_owner(f"attempt {attempt_id} was given to node '{row.name}'", row.name, owner)
     return str(row.id)
 
@@ -173,17 +167,13 @@ def heartbeats(connection: Connection, trial_id: str) -> list[dict[str, Any]]:
 
 def running_on(connection: Connection) -> dict[str, list[dict[str, Any]]]:
     """Return the running blocks by node id, each with its ablation, name, index, devices and the arms that run."""
-    busy = BUSY_ON_NODE.label("devices")
-    member = (members.c.attempt_id == blocks.c.attempt_id) & (members.c.number > 0) & members.c.left_at.is_(None)
-    beside = select(members.c.node_id, members.c.block_id).join(blocks, member)
-    holders = union_all(select(blocks.c.node_id, blocks.c.id.label("block_id")), beside).subquery()
+    busy = BUSY_DEVICES.label("devices")
     query = (
-        select(holders.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], busy, trials.c.arm)
-        .join(holders, holders.c.block_id == blocks.c.id)
+        select(blocks.c.node_id, blocks.c.ablation_id, ablations.c.name, blocks.c["index"], busy, trials.c.arm)
         .join(ablations, ablations.c.id == blocks.c.ablation_id)
         .outerjoin(trials, (trials.c.block_id == blocks.c.id) & runs_now())
         .where(blocks.c.state == BlockState.RUNNING)
-        .order_by(blocks.c.ablation_id, blocks.c["index"], holders.c.node_id, trials.c.position)
+        .order_by(blocks.c.ablation_id, blocks.c["index"], trials.c.position)
     )
     by_node: dict[str, list[dict[str, Any]]] = {}
     for (node_id, *block), rows in groupby(connection.execute(query), key=lambda row: row[:5]):

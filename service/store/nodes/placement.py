@@ -15,8 +15,6 @@ from experiments.design.plan import Plan
 from experiments.design.program import SECRET
 from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND
-from experiments.digest import digest
-from experiments.records.messages import NodeRegistration
 from kernels.backends import NODE_CLASSES, Lane
 from service.store.tables import SILENT_S, blocks, has_passed, nodes
 
@@ -31,19 +29,16 @@ ANY_LANE = ""
 
 _REASON_LIMIT = 160  # characters
 
-TAKES_WORK = (
+_TAKES_WORK = (
     SILENT_S < HEARD_S,
     nodes.c.quarantined_reason.is_(None),
     nodes.c.draining.is_(False),
 )
-"""Conditions of a node that takes blocks, though it may be busy now."""
 
-BUSY_ON_NODE: ColumnElement[int] = case(
+BUSY_DEVICES: ColumnElement[int] = case(
     (blocks.c.node_class.in_(sorted(name for name, entry in NODE_CLASSES.items() if entry.occupied(2) == 1)), 1),
     else_=blocks.c.num_devices,
 )
-"""Devices of each of its nodes that a running block occupies."""
-BUSY_DEVICES: ColumnElement[int] = BUSY_ON_NODE * blocks.c.num_nodes
 """Devices that a running block occupies, which is also the device minutes that it uses in a minute."""
 
 
@@ -60,9 +55,7 @@ class Needs:
     back_ends: str
     """As blocks store them."""
     devices: int
-    """Devices of each node that a trial uses together."""
-    nodes: int
-    """Nodes that a trial uses together."""
+    """Devices of one node that a trial uses together."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Needs":
@@ -72,8 +65,7 @@ class Needs:
         return cls(
             lanes=",".join(sorted({workload.lane(gates) for workload, gates in workloads})),
             back_ends=f",{','.join(names)}," if names else "",
-            devices=plan.devices // plan.nodes,
-            nodes=plan.nodes,
+            devices=plan.devices,
         )
 
 
@@ -176,15 +168,7 @@ def _lacks_devices(node: Row[Any], needs: Needs) -> str | None:
         plural = "" if node.num_devices == 1 else "s"
         needed = "a block needs" if needs.devices > node.num_devices else "one step is spread over"
         return f"has {node.num_devices} device{plural}, and {needed} {needs.devices}"
-    if needs.nodes > 1 and node.meeting is None:
-        return "shares no block with other nodes: its worker has no ABLATE_MEETING"
     return None
-
-
-def likeness(registration: NodeRegistration) -> str:
-    """Return the digest of what nodes that share a block need in common: devices and software."""
-    names = [device.name for device in registration.devices]
-    return digest([names, dict(registration.versions), registration.code_digest])
 
 
 def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bool:
@@ -193,4 +177,4 @@ def works_elsewhere(connection: Connection, node_id: str, node_class: str) -> bo
 
 
 def _others_that_work(node_id: str, node_class: str) -> Select[Any]:
-    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *TAKES_WORK)
+    return select(nodes.c.id).where(nodes.c.node_class == node_class, nodes.c.id != node_id, *_TAKES_WORK)

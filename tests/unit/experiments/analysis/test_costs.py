@@ -8,8 +8,6 @@ import pytest
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Costs, Verdict
 from experiments.design.plan import make_plan
-from experiments.design.rule import rule_of
-from experiments.digest import digest
 from experiments.records.circumstances import CALIBRATED
 from experiments.reporting.verdict_layout import lay_out
 from tests.factories import make_receipt, make_spec
@@ -19,7 +17,7 @@ LOSS = {"metric": "loss_val", "margin": "1%"}
 
 
 def judged(
-    values: dict[str, Any], *, equal: str = "steps", timed: int = 119, version: int = 4, **changes: Any
+    values: dict[str, Any], *, equal: str = "steps", timed: int = 119, **changes: Any
 ) -> tuple[Verdict, list[dict[str, Any]]]:
     """Return a verdict on a variant with these values, and both configurations, the variant's first."""
     spec = make_spec(
@@ -30,7 +28,6 @@ def judged(
         **{"verdict__primary": LOSS, **changes},
     )
     plan = make_plan(spec)
-    plan = plan.model_copy(update={"rule_digest": digest(rule_of(spec, version))})
     speeds, parameters = {"baseline": 5000.0, "other": 4000.0}, {"baseline": 1_000_000, "other": 1_500_000}
     receipts = [
         make_receipt(plan, block, arm, tokens_per_s=speeds[arm], parameters=parameters[arm])
@@ -69,7 +66,6 @@ def test_costs_are_those_of_an_own_count(seed: int) -> None:
     ("changes", "there"),
     [
         ({}, True),
-        ({"version": 3}, False),
         ({"verdict__primary": {"metric": "model_tflops_per_s", "margin": "1%"}}, False),
         (
             {
@@ -80,7 +76,7 @@ def test_costs_are_those_of_an_own_count(seed: int) -> None:
         ),
     ],
 )
-def test_costs_stand_beside_losses_since_version_4(changes: dict[str, Any], there: bool) -> None:
+def test_costs_stand_beside_losses(changes: dict[str, Any], there: bool) -> None:
     verdict, _ = judged({"learning_rate": 1e-4}, timed=20, **changes)
     assert (verdict.variants[0].costs is not None) == there
 

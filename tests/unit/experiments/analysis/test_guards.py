@@ -15,8 +15,7 @@ from experiments.analysis.judge import judge
 from experiments.design.rule import MAX_PAUSE_S, MAX_SLOWED_SHARE
 from experiments.outcomes import VerdictWord
 from experiments.records.circumstances import CALIBRATED
-from experiments.records.receipts import Receipt
-from experiments.records.surroundings import DeviceEvents
+from experiments.records.receipts import DeviceEvents, Receipt
 from experiments.records.trial_guards import FATAL_EVENTS, SLOWED_BY, trial_problems, window_s
 from kernels.backends import NODE_CLASSES
 from tests.factories import NOTHING_HAPPENED, make_plan, make_receipt, make_spec

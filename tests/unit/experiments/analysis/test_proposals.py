@@ -166,7 +166,7 @@ LOSS = {"metric": "loss_val", "margin": "0%", "adopt_if": None}
         ({"placement__node_class": "h100"}, {"#/placement/node_class"}),
         ({"verdict__primary__metric": "step_s"}, {"#/verdict/primary/metric"}),
         ({"verdict__primary__margin": "0.1%"}, {"#/verdict/primary/margin"}),
-        ({"verdict__require": [{"metric": "loss_val", "rule": "envelope"}]}, {"#/verdict/require"}),
+        ({"verdict__require": [{"metric": "loss_val", "rule": "identical"}]}, {"#/verdict/require"}),
         ({"purpose": "calibration"}, {"#/purpose"}),
         ({"ablation": "other", "question": "Why?", "labels": {"a": "b"}, "limits": {"trial": "5m"}}, set()),
         ({"design__blocks": {"looks": [6, 8]}, "design__seeds": [3]}, set()),

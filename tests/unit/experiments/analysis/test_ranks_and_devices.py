@@ -10,8 +10,7 @@ from experiments.analysis.noise.calibrate import key_of, serials_of
 from experiments.design.spec import AblationSpec
 from experiments.records.circumstances import Admission, Circumstances
 from experiments.records.receipt_check import contradictions
-from experiments.records.receipts import Receipt
-from experiments.records.surroundings import DeviceEvents, HeldDevice
+from experiments.records.receipts import DeviceEvents, HeldDevice, Receipt
 from tests.factories import make_plan, make_receipts, make_spec
 from tests.program_receipts import plan_of, program_receipt
 

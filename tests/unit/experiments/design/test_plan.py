@@ -99,7 +99,6 @@ def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> N
         ("cpu", 2, 1, 4, "gate 'devices' = 4, and placement.devices gives a block 2"),
         ("cpu", 2, 1, 1, "a block gets 2 devices, and no arm uses more than 1"),
         ("cpu", 1, 1, 2, "gate 'devices' = 2, and placement.devices gives a block 1"),
-        ("2 x cpu", 4, 4, 2, "a step of 2 nodes uses all 4 devices of its block"),
         ("xla-cpu", 2, 2, 1, "a step of lane xla uses all 2 devices of its block"),
     ],
 )
@@ -107,13 +106,12 @@ def test_an_arm_asks_for_devices_that_its_block_has(
     node_class: str, given: int, baseline: int, variant: int, said: str
 ) -> None:
     lane = {"lane": "xla"} if node_class == "xla-cpu" else {}
-    nodes = {"nodes": 2} if node_class == "2 x cpu" else {}
     with pytest.raises(SpecError, match=said):
         make_plan(
             make_spec(
                 baseline={"gates": {"devices": baseline, "micro_batch": 4, **lane}},
                 variants={"other": {"gates": {"devices": variant, "micro_batch": 8}}},
-                placement={"node_class": node_class.removeprefix("2 x "), "devices": given, **nodes},
+                placement={"node_class": node_class, "devices": given},
                 workload__overrides={"micro_batch": 4},
             )
         )

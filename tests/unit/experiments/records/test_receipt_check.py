@@ -207,7 +207,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "summary.loss_step1 is 1.0",
     ),
     "no memory": (put("memory", None), "there is no memory"),
-    "a later schema": (put("schema_version", 4), "schema_version is 4; this program reads 1 to 3"),
+    "a later schema": (put("schema_version", 5), "schema_version is 5; this program reads 4"),
     "no schema": (put("schema_version", True), "schema_version is true"),
 }
 """By what was done: the edit, and what is said of it."""

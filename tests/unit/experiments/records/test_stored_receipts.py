@@ -1,18 +1,19 @@
-"""Every receipt and bundle that was ever stored verifies, by the rules of its schema version."""
+"""Every receipt and bundle that was ever stored verifies; those of release 0.1 by digests and signatures alone."""
 
 import gzip
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.digest import digest
+from experiments.digest import digest, digest_bytes
 from experiments.errors import BundleError
-from experiments.records.bundle_files import read_bundle_files
+from experiments.records.bundle_files import MANIFEST, read_bundle_files
 from experiments.records.bundle_reader import open_bundle, verify_bundle
+from experiments.records.earlier_release import EarlierBundle
 from experiments.records.receipt_check import verify, verify_signed
 from experiments.records.receipts import SCHEMA_VERSION
 from tests.golden.freeze_readings import ADVICE, GOLDEN, changed
@@ -68,44 +69,71 @@ def test_there_are_bundles() -> None:
 def test_stored_receipts_outside_bundles_verify() -> None:
     receipts = list(_single())
     assert len(receipts) >= 46
-    assert {str(path): problems for path, receipt in receipts if (problems := verify_signed(receipt)[0])} == {}
+    assert {
+        str(path): problems for path, receipt in receipts if (problems := verify_signed(receipt, any_release=True)[0])
+    } == {}
 
 
-@pytest.mark.parametrize("number", range(18))
-def test_altered_summary_of_version_1_is_reported(number: int) -> None:
-    receipt = _bundled(OF_VERSION_1, number)
-    assert receipt["schema_version"] == 1
-    assert verify(receipt) == []
-    for name in ("tokens_per_s", "step_s_mean", "loss_final", "outlier_steps", "step_s_median", "timed_steps"):
+def test_an_altered_receipt_of_release_0_1_is_reported() -> None:
+    receipt = _bundled(OF_VERSION_1, 0)
+    assert verify_signed(receipt, any_release=True)[0] == []
+    for name in ("tokens_per_s", "step_s_mean", "loss_final"):
         altered = {**receipt, "summary": {**receipt["summary"], name: receipt["summary"][name] + 1}}
-        assert "was altered" in verify(altered)[0]
-        assert f"summary.{name}" in verify(_sealed(altered))[0]
-    assert "version 1" in verify(_sealed({**receipt, "steps": []}))[0]
-    assert "version 1" in verify({"schema_version": 1})[0]
+        assert "was altered" in verify_signed(altered, any_release=True)[0][0]
+    assert "this program reads" in verify(receipt)[0], "nothing judges it"
 
 
-def test_altered_file_of_a_bundle_of_version_1_is_reported() -> None:
-    files = dict(read_bundle_files(OF_VERSION_1))
+@pytest.mark.parametrize("version", [0, 4, 5, True, "3", None])
+def test_only_versions_of_release_0_1_escape_the_other_checks(version: object) -> None:
+    receipt = _sealed({**_bundled(OF_VERSION_1, 0), "schema_version": version})
+    assert verify_signed(receipt, any_release=True)[0] != []
+
+
+def _edited(
+    files: dict[str, bytes], ending: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, bytes]:
+    """Return a bundle with one JSON file changed, and a manifest without signature that fits it."""
+    path = next(name for name in sorted(files) if name.endswith(ending))
+    data = json.dumps(change(json.loads(files[path]))).encode()
+    manifest = json.loads(files[MANIFEST])
+    manifest["files"][path] = {"digest": digest_bytes(data), "bytes": len(data)}
+    manifest = {name: value for name, value in manifest.items() if name not in ("digest", "signature")}
+    sealed = {**manifest, "digest": digest(manifest)}
+    return {**files, path: data, MANIFEST: json.dumps(sealed).encode()}
+
+
+@pytest.mark.parametrize(
+    ("ending", "change", "reason"),
+    [
+        ("receipt.json", lambda receipt: {**receipt, "wall_s": 1.0}, "was altered"),
+        ("receipt.json", lambda receipt: _sealed({**receipt, "wall_s": 1.0}), "its signature does not fit"),
+        ("block.json", lambda block: {**block, "attempt_id": "att_1"}, "its signature does not fit"),
+        ("block.json", lambda block: {**block, "index": 99}, "is no file of a bundle of release 0.1"),
+        ("block.json", lambda block: {**block, "signature": {"key": "x"}}, "has no readable signature"),
+        ("block.json", lambda block: {"index": 0}, "is no file of a bundle of release 0.1"),
+    ],
+)
+def test_an_edit_of_a_bundle_of_release_0_1_with_a_new_manifest_is_reported(
+    ending: str, change: Callable[[dict[str, Any]], dict[str, Any]], reason: str
+) -> None:
+    files = dict(read_bundle_files(OF_VERSION_2))
+    with pytest.raises(BundleError, match=reason):
+        verify_bundle(_edited(files, ending, change))
+
+
+def test_a_bundle_of_release_0_1_says_who_signed_and_is_judged_by_nobody() -> None:
+    files = dict(read_bundle_files(OF_VERSION_2))
+    bundle = verify_bundle(files)
+    assert isinstance(bundle, EarlierBundle)
+    assert (len(bundle.keys), bundle.unsigned) == (1, ())
+    unsigned = verify_bundle(read_bundle_files(OF_VERSION_1))
+    assert isinstance(unsigned, EarlierBundle)
+    assert (unsigned.keys, MANIFEST in unsigned.unsigned) == (frozenset(), True)
     name = next(name for name in files if name.endswith("log.txt"))
     with pytest.raises(BundleError, match="was altered"):
         verify_bundle({**files, name: b"x"})
-    with pytest.raises(BundleError, match="receipts verify"):
+    with pytest.raises(BundleError, match="this program judges"):
         open_bundle(files)
-
-
-@pytest.mark.parametrize("name", ["dtype", "remat", "pipeline_stages", "tma", "psiv_cache", "micro_batch"])
-def test_altered_reading_of_version_2_is_reported(name: str) -> None:
-    receipt = _bundled(OF_VERSION_2, 0)
-    assert receipt["schema_version"] == 2
-    stored = receipt["gates"][name]
-    for change in ({"observed": "other"}, {"live": not stored["live"]}, {"how": "fact of nothing"}):
-        altered = _sealed({**receipt, "gates": {**receipt["gates"], name: {**stored, **change}}})
-        assert any(problem.startswith(f"gates.{name} says") for problem in verify(altered))
-
-
-def test_rules_of_an_earlier_version_hold_only_there() -> None:
-    receipt = _sealed({**_bundled(OF_VERSION_2, 0), "schema_version": SCHEMA_VERSION})
-    assert any(problem.startswith("gates.remat says") for problem in verify(receipt))
 
 
 def test_gates_read_as_when_the_schema_version_began() -> None:

@@ -1,7 +1,6 @@
 """Training by several ranks against training by one process: losses, norms, validation, facts, memory."""
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +31,7 @@ from model.parallel.context import PieceExchange
 from model.parallel.ranks import Group, Ranks
 from model.training import ranked_step
 from model.training.loss import cross_entropy
-from model.training.measurement import HostLoad, HostShares
-from model.training.ranked_step import RankedStep, cut
+from model.training.ranked_step import cut
 from model.training.train import TrainResult, train
 from tests.ranks import run_ranks
 from tests.unit.model.test_train import config_for
@@ -151,43 +149,6 @@ def test_every_gate_of_the_mesh_says_that_it_ran(name: str, value: GateValue, ho
     readings = read_gates(gates, result.facts, pattern=config.model.pattern, devices=4)
     assert readings[name].observed == value
     assert [known for known, reading in readings.items() if not reading.live] == []
-
-
-def with_clock_of_its_node(ranks: Ranks, config: TrainConfig, folder: Path) -> TrainResult:
-    """Train with a clock, a busy share of the cores and a processor time that tell the nodes apart."""
-    node, patch, clock = ranks.rank // ranks.on_node, pytest.MonkeyPatch(), time.perf_counter
-    patch.setattr("time.perf_counter", lambda: clock() + 1e6 * node)
-    patch.setattr(HostLoad, "shares", lambda _load: HostShares(foreign=0.1 + node, stolen=0.2))
-    return trained(ranks, config, folder)[0]
-
-
-def test_two_nodes_train_as_one_and_compare_no_clocks(home: Path, dataset: Dataset) -> None:
-    mesh = MeshConfig(devices=4, tensor=2)
-    steps = StepsConfig(warmup=1, warmup_s=0.2, timed=3, val_rows=2)
-    config = config_for(home, mesh=mesh, micro_batch=2, steps=steps)
-    together = run_ranks(mesh, with_clock_of_its_node, config, dataset.folder, nodes=2)[0]
-    alone = run_ranks(mesh, trained, config, dataset.folder)[0][0]
-    assert [(step.loss, step.grad_norm) for step in together.steps] == [
-        (step.loss, step.grad_norm) for step in alone.steps
-    ]
-    assert together.loss_val == alone.loss_val
-    assert together.foreign_load == 1.1, "of the busiest node"
-    assert together.stolen_load == 0.2
-    assert all(0 < step.seconds < 600 for step in together.steps)
-    pairs = zip(together.steps, together.steps[1:], strict=False)
-    assert all(earlier.ended_s <= later.began_s for earlier, later in pairs if later.began_s is not None)
-
-
-def nodes_of_values(ranks: Ranks) -> tuple[list[int], list[int]]:
-    step = RankedStep.__new__(RankedStep)
-    step.ranks = ranks
-    return step.of_node(step.gather(ranks.rank)), step.of_nodes(ranks.rank)
-
-
-def test_ranks_know_those_of_their_node() -> None:
-    mesh = MeshConfig(devices=4)
-    assert run_ranks(mesh, nodes_of_values, nodes=2) == [([0, 1], [0, 2])] * 2 + [([2, 3], [0, 2])] * 2
-    assert run_ranks(mesh, nodes_of_values) == [([0, 1, 2, 3], [0])] * 4
 
 
 def lying(ranks: Ranks, config: TrainConfig, folder: Path, gate: str) -> dict[str, Any]:

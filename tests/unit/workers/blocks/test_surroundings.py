@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from experiments.records.surroundings import DeviceEvents, ForeignProcess
+from experiments.records.receipts import DeviceEvents, ForeignProcess
 from workers.blocks.surroundings import MOST, busiest, changes, process_times, worst_of
 from workers.devices.probe_types import DeviceState
 

@@ -68,7 +68,7 @@ def outcome(work: Callable[[int], TrialResult], folder: Path) -> tuple[int, Tria
     """Run the ranks below a process of their own; return its exit code and the result. No rank is left."""
 
     def first_process() -> None:
-        (folder / "result.json").write_text(run_ranks(range(WORLD), work, folder, world=WORLD).model_dump_json())
+        (folder / "result.json").write_text(run_ranks(WORLD, work, folder).model_dump_json())
         (folder / "left").write_text(str([pid for pid in children_of(os.getpid()) if is_alive(pid)]))
 
     process = _fork.Process(target=first_process)
@@ -128,7 +128,7 @@ def test_ranks_end_with_the_first_process(tmp_path: Path) -> None:
         time.sleep(60)
         return ends_well(rank)
 
-    process = _fork.Process(target=run_ranks, args=(range(WORLD), waits, tmp_path), kwargs={"world": WORLD})
+    process = _fork.Process(target=run_ranks, args=(WORLD, waits, tmp_path))
     process.start()
     pids = [tmp_path / f"pid-{rank}" for rank in range(WORLD)]
     deadline = time.monotonic() + 20
@@ -175,7 +175,7 @@ def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None
 
     def first_process() -> None:
         enclose()
-        run_ranks(range(2), work, tmp_path, world=2)
+        run_ranks(2, work, tmp_path)
 
     with socket.socket(socket.AF_UNIX) as outside:
         outside.bind(f"{name}-outside")

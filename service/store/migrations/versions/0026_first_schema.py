@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0015"  # the revision of databases that the migrations before the first release brought here
+revision = "0026"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -48,9 +48,10 @@ def upgrade() -> None:
         sa.Column("mlflow_experiment_id", sa.String(length=64), nullable=True),
         sa.Column("mlflow_run_id", sa.String(length=64), nullable=True),
         sa.Column("bundles", sa.Text(), nullable=True),
+        sa.Column("unsigned", sa.Text(), nullable=True),
         sa.Column("request_id", sa.String(length=64), nullable=True),
         sa.Column("logs_dropped_at", sa.Double(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name="pk_ablations"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_ablations")),
     )
     op.create_index(
         "ix_ablations_logged",
@@ -71,9 +72,20 @@ def upgrade() -> None:
         sqlite_where=sa.text("blocks_queued > 0"),
         postgresql_where=sa.text("blocks_queued > 0"),
     )
-    op.create_index("ix_ablations_spec_digest", "ablations", ["spec_digest"], unique=False)
+    op.create_index(op.f("ix_ablations_spec_digest"), "ablations", ["spec_digest"], unique=False)
     op.create_index("ix_ablations_state_id", "ablations", ["state", "id"], unique=False)
-    op.create_index("ix_ablations_token_id", "ablations", ["token_id"], unique=False)
+    op.create_index("ix_ablations_submitted_by_id", "ablations", ["submitted_by", "id"], unique=False)
+    op.create_index(op.f("ix_ablations_token_id"), "ablations", ["token_id"], unique=False)
+    op.create_table(
+        "code_archives",
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("sent_by", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("used_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_code_archives")),
+    )
+    op.create_index(op.f("ix_code_archives_used_at"), "code_archives", ["used_at"], unique=False)
     op.create_table(
         "idempotency",
         sa.Column("token_id", sa.String(length=30), nullable=False),
@@ -82,14 +94,14 @@ def upgrade() -> None:
         sa.Column("ablation_id", sa.String(length=30), nullable=False),
         sa.Column("answer", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("token_id", "key", name="pk_idempotency"),
+        sa.PrimaryKeyConstraint("token_id", "key", name=op.f("pk_idempotency")),
     )
     op.create_table(
         "leaders",
         sa.Column("duty", sa.String(length=32), nullable=False),
         sa.Column("holder", sa.String(length=64), nullable=False),
         sa.Column("until", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("duty", name="pk_leaders"),
+        sa.PrimaryKeyConstraint("duty", name=op.f("pk_leaders")),
     )
     op.create_table(
         "node_keys",
@@ -99,9 +111,9 @@ def upgrade() -> None:
         sa.Column("trusted_at", sa.Double(), nullable=False),
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
-        sa.PrimaryKeyConstraint("key", "node", name="pk_node_keys"),
+        sa.PrimaryKeyConstraint("key", "node", name=op.f("pk_node_keys")),
     )
-    op.create_index("ix_node_keys_node", "node_keys", ["node"], unique=False)
+    op.create_index(op.f("ix_node_keys_node"), "node_keys", ["node"], unique=False)
     op.create_table(
         "nodes",
         sa.Column("id", sa.String(length=30), nullable=False),
@@ -116,11 +128,12 @@ def upgrade() -> None:
         sa.Column("stopped_at", sa.Double(), nullable=True),
         sa.Column("resumed_at", sa.Double(), nullable=False),
         sa.Column("lanes", sa.Text(), nullable=True),
+        sa.Column("failed_back_ends", sa.Text(), nullable=True),
         sa.Column("num_devices", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_nodes"),
-        sa.UniqueConstraint("name", name="uq_nodes_name"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_nodes")),
+        sa.UniqueConstraint("name", name=op.f("uq_nodes_name")),
     )
-    op.create_index("ix_nodes_node_class", "nodes", ["node_class"], unique=False)
+    op.create_index(op.f("ix_nodes_node_class"), "nodes", ["node_class"], unique=False)
     op.create_table(
         "outbox",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -131,10 +144,37 @@ def upgrade() -> None:
         sa.Column("tries", sa.Integer(), nullable=False),
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.Column("rank", sa.Integer(), server_default="0", nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_outbox"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_outbox_kind_rank_due_at", "outbox", ["kind", "rank", "due_at"], unique=False)
+    op.create_table(
+        "registered_plans",
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("name", sa.String(length=120), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("registered_at", sa.Double(), nullable=False),
+        sa.Column("registered_by", sa.String(length=64), nullable=False),
+        sa.Column("countersignature", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("ablation_id", name=op.f("pk_registered_plans")),
+    )
+    op.create_table(
+        "service_keys",
+        sa.Column("seed", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("seed", name=op.f("pk_service_keys")),
+    )
+    op.create_table(
+        "sessions",
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("spec_text", sa.Text(), nullable=False),
+        sa.Column("metric", sa.String(length=64), nullable=False),
+        sa.Column("node_class", sa.String(length=32), nullable=False),
+        sa.Column("opened_by", sa.String(length=64), nullable=False),
+        sa.Column("token_id", sa.String(length=30), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("closed_at", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_sessions")),
+    )
     op.create_table(
         "tokens",
         sa.Column("id", sa.String(length=30), nullable=False),
@@ -147,7 +187,7 @@ def upgrade() -> None:
         sa.Column("created_by", sa.String(length=64), nullable=False),
         sa.Column("revoked_at", sa.Double(), nullable=True),
         sa.Column("reason", sa.Text(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name="pk_tokens"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
     )
     op.create_index(
         "uq_tokens_live_name",
@@ -162,7 +202,7 @@ def upgrade() -> None:
         sa.Column("node_class", sa.String(length=32), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("turn", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("node_class", "priority", name="pk_turns"),
+        sa.PrimaryKeyConstraint("node_class", "priority", name=op.f("pk_turns")),
     )
     op.create_table(
         "aa_blocks",
@@ -172,11 +212,11 @@ def upgrade() -> None:
         sa.Column("workload", sa.String(length=71), nullable=False),
         sa.Column("key", sa.Text(), nullable=False),
         sa.Column("payload", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_aa_blocks_ablation_id"),
-        sa.PrimaryKeyConstraint("ablation_id", "block_index", name="pk_aa_blocks"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_aa_blocks_ablation_id")),
+        sa.PrimaryKeyConstraint("ablation_id", "block_index", name=op.f("pk_aa_blocks")),
     )
-    op.create_index("ix_aa_blocks_node_class", "aa_blocks", ["node_class"], unique=False)
-    op.create_index("ix_aa_blocks_workload", "aa_blocks", ["workload"], unique=False)
+    op.create_index(op.f("ix_aa_blocks_node_class"), "aa_blocks", ["node_class"], unique=False)
+    op.create_index(op.f("ix_aa_blocks_workload"), "aa_blocks", ["workload"], unique=False)
     op.create_table(
         "blocks",
         sa.Column("id", sa.String(length=30), nullable=False),
@@ -186,6 +226,7 @@ def upgrade() -> None:
         sa.Column("order", sa.Text(), nullable=False),
         sa.Column("node_class", sa.String(length=32), nullable=False),
         sa.Column("lanes", sa.String(length=64), nullable=False),
+        sa.Column("back_ends", sa.Text(), nullable=False),
         sa.Column("num_devices", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("attempt_no", sa.Integer(), nullable=False),
@@ -199,9 +240,9 @@ def upgrade() -> None:
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("finished_at", sa.Double(), nullable=True),
         sa.Column("message", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_blocks_ablation_id"),
-        sa.PrimaryKeyConstraint("id", name="pk_blocks"),
-        sa.UniqueConstraint("ablation_id", "index", name="uq_blocks_ablation_id_index"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_blocks_ablation_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_blocks")),
+        sa.UniqueConstraint("ablation_id", "index", name=op.f("uq_blocks_ablation_id_index")),
     )
     op.create_index(
         "ix_blocks_holders",
@@ -228,6 +269,31 @@ def upgrade() -> None:
         postgresql_where=sa.text("state = 'queued'"),
     )
     op.create_table(
+        "code_owners",
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("token_id", sa.String(length=30), nullable=False),
+        sa.Column("shared_by", sa.String(length=64), nullable=True),
+        sa.ForeignKeyConstraint(["digest"], ["code_archives.digest"], name=op.f("fk_code_owners_digest")),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_code_owners_token_id")),
+        sa.PrimaryKeyConstraint("digest", "token_id", name=op.f("pk_code_owners")),
+    )
+    op.create_table(
+        "code_pieces",
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("data", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["digest"], ["code_archives.digest"], name=op.f("fk_code_pieces_digest")),
+        sa.PrimaryKeyConstraint("digest", "number", name=op.f("pk_code_pieces")),
+    )
+    op.create_table(
+        "code_uses",
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_code_uses_ablation_id")),
+        sa.PrimaryKeyConstraint("ablation_id", "digest", name=op.f("pk_code_uses")),
+    )
+    op.create_index(op.f("ix_code_uses_digest"), "code_uses", ["digest"], unique=False)
+    op.create_table(
         "events",
         sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("ablation_id", sa.String(length=30), nullable=False),
@@ -239,8 +305,8 @@ def upgrade() -> None:
         sa.Column("actor", sa.String(length=64), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("data", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_events_ablation_id"),
-        sa.PrimaryKeyConstraint("seq", name="pk_events"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_events_ablation_id")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_events")),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_events_ablation_id_seq", "events", ["ablation_id", "seq"], unique=False)
@@ -257,29 +323,92 @@ def upgrade() -> None:
         sa.Column("ablation_id", sa.String(length=30), nullable=False),
         sa.Column("key", sa.String(length=64), nullable=False),
         sa.Column("value", sa.String(length=256), nullable=False),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_labels_ablation_id"),
-        sa.PrimaryKeyConstraint("ablation_id", "key", name="pk_labels"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_labels_ablation_id")),
+        sa.PrimaryKeyConstraint("ablation_id", "key", name=op.f("pk_labels")),
     )
     op.create_index("ix_labels_key_value", "labels", ["key", "value", "ablation_id"], unique=False)
+    op.create_table(
+        "notices",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("notification_id", sa.String(length=30), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("sent_at", sa.Double(), nullable=True),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_notices_ablation_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_notices")),
+        sa.UniqueConstraint("notification_id", "ablation_id", name=op.f("uq_notices_notification_id_ablation_id")),
+    )
+    op.create_table(
+        "notifications",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("token_id", sa.String(length=30), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("target", sa.Text(), nullable=False),
+        sa.Column("secret", sa.String(length=64), nullable=True),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_notifications_token_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_notifications")),
+    )
+    op.create_index(op.f("ix_notifications_token_id"), "notifications", ["token_id"], unique=False)
+    op.create_table(
+        "proposals",
+        sa.Column("session", sa.String(length=63), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("level", sa.Double(), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=True),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_proposals_ablation_id")),
+        sa.ForeignKeyConstraint(["session"], ["sessions.name"], name=op.f("fk_proposals_session")),
+        sa.PrimaryKeyConstraint("session", "number", name=op.f("pk_proposals")),
+        sa.UniqueConstraint("ablation_id", name=op.f("uq_proposals_ablation_id")),
+    )
     op.create_table(
         "questions",
         sa.Column("ablation_id", sa.String(length=30), nullable=False),
         sa.Column("arm", sa.String(length=120), nullable=False),
         sa.Column("digest", sa.String(length=71), nullable=False),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_questions_ablation_id"),
-        sa.PrimaryKeyConstraint("ablation_id", "arm", name="pk_questions"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_questions_ablation_id")),
+        sa.PrimaryKeyConstraint("ablation_id", "arm", name=op.f("pk_questions")),
     )
-    op.create_index("ix_questions_digest", "questions", ["digest"], unique=False)
+    op.create_index(op.f("ix_questions_digest"), "questions", ["digest"], unique=False)
+    op.create_table(
+        "registered_questions",
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("arm", sa.String(length=120), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["ablation_id"], ["registered_plans.ablation_id"], name=op.f("fk_registered_questions_ablation_id")
+        ),
+        sa.PrimaryKeyConstraint("ablation_id", "arm", name=op.f("pk_registered_questions")),
+    )
+    op.create_index(op.f("ix_registered_questions_digest"), "registered_questions", ["digest"], unique=False)
+    op.create_table(
+        "share_links",
+        sa.Column("id", sa.String(length=30), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("ablation_id", sa.String(length=30), nullable=False),
+        sa.Column("token_id", sa.String(length=30), nullable=False),
+        sa.Column("created_by", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("ends_at", sa.Double(), nullable=False),
+        sa.Column("revoked_at", sa.Double(), nullable=True),
+        sa.Column("used_at", sa.Double(), nullable=True),
+        sa.Column("uses", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_share_links_ablation_id")),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_share_links_token_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_share_links")),
+        sa.UniqueConstraint("digest", name=op.f("uq_share_links_digest")),
+    )
+    op.create_index(op.f("ix_share_links_ablation_id"), "share_links", ["ablation_id"], unique=False)
     op.create_table(
         "token_secrets",
         sa.Column("digest", sa.String(length=71), nullable=False),
         sa.Column("token_id", sa.String(length=30), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("ends_at", sa.Double(), nullable=True),
-        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name="fk_token_secrets_token_id"),
-        sa.PrimaryKeyConstraint("digest", name="pk_token_secrets"),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_token_secrets_token_id")),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_token_secrets")),
     )
-    op.create_index("ix_token_secrets_token_id", "token_secrets", ["token_id"], unique=False)
+    op.create_index(op.f("ix_token_secrets_token_id"), "token_secrets", ["token_id"], unique=False)
     op.create_table(
         "web_sessions",
         sa.Column("digest", sa.String(length=71), nullable=False),
@@ -288,10 +417,10 @@ def upgrade() -> None:
         sa.Column("secret_digest", sa.String(length=71), nullable=False),
         sa.Column("scope", sa.String(length=16), nullable=False),
         sa.Column("ends_at", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name="fk_web_sessions_token_id"),
-        sa.PrimaryKeyConstraint("digest", name="pk_web_sessions"),
+        sa.ForeignKeyConstraint(["token_id"], ["tokens.id"], name=op.f("fk_web_sessions_token_id")),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_web_sessions")),
     )
-    op.create_index("ix_web_sessions_token_id", "web_sessions", ["token_id"], unique=False)
+    op.create_index(op.f("ix_web_sessions_token_id"), "web_sessions", ["token_id"], unique=False)
     op.create_table(
         "attempts",
         sa.Column("id", sa.String(length=30), nullable=False),
@@ -308,12 +437,12 @@ def upgrade() -> None:
         sa.Column("report_digest", sa.String(length=71), nullable=True),
         sa.Column("arm", sa.String(length=120), nullable=True),
         sa.Column("signature", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name="fk_attempts_block_id"),
-        sa.ForeignKeyConstraint(["node_id"], ["nodes.id"], name="fk_attempts_node_id"),
-        sa.PrimaryKeyConstraint("id", name="pk_attempts"),
+        sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name=op.f("fk_attempts_block_id")),
+        sa.ForeignKeyConstraint(["node_id"], ["nodes.id"], name=op.f("fk_attempts_node_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_attempts")),
     )
     op.create_index("ix_attempts_ablation_id_state", "attempts", ["ablation_id", "state"], unique=False)
-    op.create_index("ix_attempts_block_id", "attempts", ["block_id"], unique=False)
+    op.create_index(op.f("ix_attempts_block_id"), "attempts", ["block_id"], unique=False)
     op.create_index("ix_attempts_node_id_started_at", "attempts", ["node_id", "started_at"], unique=False)
     op.create_table(
         "trials",
@@ -335,14 +464,14 @@ def upgrade() -> None:
         sa.Column("over_at", sa.Double(), nullable=True),
         sa.Column("runs_since", sa.Double(), nullable=True),
         sa.Column("receipt_digest", sa.String(length=71), nullable=True),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_trials_ablation_id"),
-        sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name="fk_trials_block_id"),
-        sa.PrimaryKeyConstraint("id", name="pk_trials"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_trials_ablation_id")),
+        sa.ForeignKeyConstraint(["block_id"], ["blocks.id"], name=op.f("fk_trials_block_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_trials")),
         sa.UniqueConstraint(
-            "ablation_id", "block_index", "position", name="uq_trials_ablation_id_block_index_position"
+            "ablation_id", "block_index", "position", name=op.f("uq_trials_ablation_id_block_index_position")
         ),
     )
-    op.create_index("ix_trials_block_id", "trials", ["block_id"], unique=False)
+    op.create_index(op.f("ix_trials_block_id"), "trials", ["block_id"], unique=False)
     op.create_table(
         "log_chunks",
         sa.Column("trial_id", sa.String(length=30), nullable=False),
@@ -350,9 +479,9 @@ def upgrade() -> None:
         sa.Column("offset", sa.BigInteger(), nullable=False),
         sa.Column("end_offset", sa.BigInteger(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name="fk_log_chunks_attempt_id"),
-        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name="fk_log_chunks_trial_id"),
-        sa.PrimaryKeyConstraint("trial_id", "attempt_id", "offset", name="pk_log_chunks"),
+        sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name=op.f("fk_log_chunks_attempt_id")),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_log_chunks_trial_id")),
+        sa.PrimaryKeyConstraint("trial_id", "attempt_id", "offset", name=op.f("pk_log_chunks")),
     )
     op.create_table(
         "receipts",
@@ -363,14 +492,10 @@ def upgrade() -> None:
         sa.Column("wall_s", sa.Double(), nullable=False),
         sa.Column("digest", sa.String(length=71), nullable=False),
         sa.Column("payload", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name="fk_receipts_ablation_id"),
-        sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name="fk_receipts_attempt_id"),
-        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name="fk_receipts_trial_id"),
-        sa.PrimaryKeyConstraint("trial_id", name="pk_receipts"),
+        sa.ForeignKeyConstraint(["ablation_id"], ["ablations.id"], name=op.f("fk_receipts_ablation_id")),
+        sa.ForeignKeyConstraint(["attempt_id"], ["attempts.id"], name=op.f("fk_receipts_attempt_id")),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_receipts_trial_id")),
+        sa.PrimaryKeyConstraint("trial_id", name=op.f("pk_receipts")),
     )
-    op.create_index("ix_receipts_ablation_id", "receipts", ["ablation_id"], unique=False)
-    op.create_index("ix_receipts_arm_digest", "receipts", ["arm_digest"], unique=False)
-
-
-def downgrade() -> None:
-    raise NotImplementedError("there is no schema before the first")
+    op.create_index(op.f("ix_receipts_ablation_id"), "receipts", ["ablation_id"], unique=False)
+    op.create_index(op.f("ix_receipts_arm_digest"), "receipts", ["arm_digest"], unique=False)
