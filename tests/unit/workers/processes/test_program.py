@@ -16,7 +16,7 @@ from experiments.records.program_report import clocks_differ, report_contradicti
 from experiments.records.receipts import is_finite
 from model.config import StepsConfig
 from tests.programs import LOOP, program_config, ran, write_program
-from workers.processes.program import ProgramMarks
+from workers.processes.program_marks import ProgramMarks
 from workers.processes.program_socket import ProgramSocket
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
