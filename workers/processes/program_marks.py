@@ -190,9 +190,8 @@ def _words(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}, got {ascii(first['input'])[:60]}".removeprefix(
-        ": "
-    )
+    place = ".".join(map(str, first["loc"][1:]))
+    return f"{place}: {first['msg']}, got {ascii(first['input'])[:60]}".removeprefix(": ")
 
 
 def _check_begun(rank: ProgramRank, message: Message) -> None:

@@ -54,6 +54,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "likeness": likeness(registration),
         "registered_at": db_now(),
         "seen_at": db_now(),
+        "probe_began_at": None,
     }
     query = select(nodes.c.id, nodes.c.node_class, (db_now() - nodes.c.seen_at).label("silent_s"))
     node = connection.execute(query.where(nodes.c.name == name).with_for_update(key_share=True)).first()
