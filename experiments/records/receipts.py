@@ -311,7 +311,12 @@ def is_finite(step: Step) -> bool:
 
 def _mean_loss(steps: Sequence[Step]) -> float | None:
     losses = [step.loss for step in steps if step.loss is not None]
-    return math.fsum(losses) / len(losses) if len(losses) == len(steps) else None
+    if len(losses) < len(steps):
+        return None
+    try:
+        return math.fsum(losses) / len(losses)
+    except OverflowError:
+        return math.fsum(loss / len(losses) for loss in losses)
 
 
 def _check_samples(steps: Sequence[Step]) -> None:

@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import math
 import os
 import threading
 from collections import deque
@@ -32,6 +31,9 @@ _STEPS_BYTES = 4 * 2**20
 
 _RECENT_STEPS = 16
 """Number of steps for the median time of a step."""
+
+_MOST_SHOWN = 1e300
+"""Sums of such numbers are finite."""
 
 _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
@@ -145,20 +147,20 @@ class TrialOutput:
         step = steps[-1]
         if not 0 <= step.index < self._steps_total:
             raise ValueError(f"step {step.index} of {self._steps_total}")
-        self._recent_s.extend(step.seconds for step in steps if step.index > 0 and 0 < step.seconds < math.inf)
+        self._recent_s.extend(step.seconds for step in steps if step.index > 0 and 0 < step.seconds <= _MOST_SHOWN)
         return TrialProgress(
             trial_id=self._trial_id,
             steps_done=step.index + 1,
             steps_total=self._steps_total,
-            tokens_per_s=_finite(step.tokens / step.seconds) if step.seconds > 0 else None,
-            loss=_finite(step.loss),
-            step_s=_finite(median(self._recent_s)) if self._recent_s else None,
+            tokens_per_s=_drawable(step.tokens / step.seconds) if step.seconds > 0 else None,
+            loss=_drawable(step.loss),
+            step_s=_drawable(median(self._recent_s)) if self._recent_s else None,
         )
 
 
-def _finite(value: float | None) -> float | None:
-    """Return a number that JSON can hold, None for any other."""
-    return value if value is not None and math.isfinite(value) else None
+def _drawable(value: float | None) -> float | None:
+    """Return a number that a picture can show, None for any other."""
+    return value if value is not None and abs(value) <= _MOST_SHOWN else None
 
 
 class BlockOutput:
