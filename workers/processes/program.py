@@ -94,11 +94,10 @@ def run_program(order: TrialOrder) -> TrialResult:
         left=watch.left,
         most_bytes=order.most_bytes,
         reached=reached,
-        life=(began, time.monotonic()),
     )
     failure = program_failure(config, end)
     code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
-    result = _result(config, marks, end, samples, code=code)
+    result = result_of(config, marks, end, samples, code=code)
     extra = _measured(config, marks, load, peak)
     if watch.ended_at is not None:
         extra["process_s"] = watch.ended_at - began
@@ -308,7 +307,7 @@ def _last_line(end: bytes) -> str:
     return printable(line[:300])
 
 
-def _result(
+def result_of(
     config: ProgramConfig, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
 ) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all."""

@@ -99,8 +99,6 @@ class ProgramEnd:
     """Limit of a file."""
     reached: bool
     """Whether a file is as large as that."""
-    life: tuple[float, float] = (0.0, math.inf)
-    """Moments before its start and after its end, by the machine's monotonic clock."""
 
 
 class ProgramWatch:
@@ -281,23 +279,13 @@ def _incomplete(config: ProgramConfig, end: ProgramEnd) -> str | None:
     loops = end.loops
     if not loops and config.needs != "process":
         return "the program marked no steps: use the module ablate (docs/own-code.md), or decide by process_s"
-    problem = rank_problem(loops, config) or _life_problem(end)
+    problem = rank_problem(loops, config)
     if problem is not None:
         return problem
     every = range(config.steps.total)
     if config.needs == "tokens" and not all(sum(rank.tokens.get(i, 0) for rank in loops.values()) for i in every):
         return "the program reported no tokens for a step, but tokens_per_s decides"
     return _results_problem(config, end)
-
-
-def _life_problem(end: ProgramEnd) -> str | None:
-    """Return that a rank has moments at which the program did not run, None if it has none."""
-    began, ended = end.life
-    for number, rank in end.loops.items():
-        if rank.closed is not None and not began <= rank.began <= rank.closed <= ended:
-            marked, ran = f"{rank.began:.6f} to {rank.closed:.6f} s", f"{began:.6f} to {ended:.6f} s"
-            return f"rank {number} marked moments from {marked}, and the program ran from {ran} of the machine's clock"
-    return None
 
 
 def not_finite(values: Mapping[str, float]) -> dict[str, float]:

@@ -66,7 +66,7 @@ class ProgramMarks:
             self._store(message, self.ranks.setdefault(message.rank, ProgramRank()), seen)
         except (RecursionError, ValueError) as error:
             problem = f"the program sent a message that is not of the module ablate: {_words(error)}"
-            self.wrong = self.wrong or f"{problem}; message: {self._mask.masked(content)[:100]!a}"
+            self.wrong = self.wrong or printable(f"{problem}; message: {self._mask.masked(content)[:100]!a}")
             return None
         return message
 

@@ -41,10 +41,11 @@ def _named(values: Any) -> Any:
 
 def _attested(values: Any) -> Any:
     for name, value in values.items() if isinstance(values, dict) else ():
+        shown = printable(name)[:_LONGEST_GATE]
         if type(value) not in (bool, int, str) or len(str(value)) > _MOST_LETTERS:
-            raise ValueError(f"{name[:_LONGEST_GATE]!a} is attested as {str(value)[:_LONGEST_GATE]!a}")
+            raise ValueError(f"{shown} is attested as {str(value)[:_LONGEST_GATE]!a}")
         if not f"{name}{value}".isprintable():
-            raise ValueError(f"{name[:_LONGEST_GATE]!a} or its value {str(value)!a} has letters that cannot be shown")
+            raise ValueError(f"{shown} or its value {str(value)!a} has letters that cannot be shown")
     return {name[:_LONGEST_GATE]: value for name, value in values.items()} if isinstance(values, dict) else values
 
 
