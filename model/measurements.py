@@ -151,6 +151,10 @@ class _MeasurementsInParts(BaseModel):
     """Mean over the valid tokens of the validation rows after the last step; None when val_rows is 0."""
 
 
+_Microseconds: TypeAlias = Annotated[float, Field(ge=-1e12, le=1e12)]
+_Bytes: TypeAlias = Annotated[int, Field(gt=-(2**62), lt=2**62)]
+
+
 class StepTrace(BaseModel):
     """One step under torch's profiler over time: kernels and operators, and the memory in tensors."""
 
@@ -160,11 +164,11 @@ class StepTrace(BaseModel):
     """Of kernels and operators."""
     tracks: Annotated[tuple[Annotated[str, Field(max_length=120)], ...], Field(max_length=64)]
     """Threads of the processor and streams of the device."""
-    events: Annotated[tuple[tuple[int, int, float, float], ...], Field(max_length=4000)]
+    events: Annotated[tuple[tuple[int, int, _Microseconds, _Microseconds], ...], Field(max_length=4000)]
     """Index of the name, index of the track, start and length in microseconds, by start."""
-    left_out: Annotated[int, Field(ge=0)]
+    left_out: Annotated[int, Field(ge=0, lt=2**62)]
     """Shorter events that did not fit."""
-    memory: Annotated[tuple[tuple[float, int], ...], Field(max_length=401)]
+    memory: Annotated[tuple[tuple[_Microseconds, _Bytes], ...], Field(max_length=401)]
     """Microseconds since the start, and bytes in tensors above those at the start: of the device, or of the processor
     where no device was used."""
 

@@ -3,9 +3,11 @@
 import errno
 import math
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +20,13 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
     A trial could otherwise let the worker read or write a file that is closed to the trial itself.
 
     Raises:
-        FileNotFoundError: it is missing, or no regular file.
+        FileNotFoundError: it is missing, no regular file, or closed to its owner.
 
     """
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES}:
             raise FileNotFoundError(errno.ENOENT, "no regular file", str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -52,22 +54,38 @@ MOST_OUTPUT = Usage(bytes=4 * 2**30, files=200_000)
 
 def usage_of(folder: Path) -> Usage:
     """Return the usage of all files below `folder`, without following links; a file that vanishes does not count."""
-    size, files, folders = 0, 0, [str(folder)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    files += 1
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
+    size, files = 0, 0
+    for state in _states_below(folder):
+        size += state.st_blocks * 512
+        files += 1
     return Usage(bytes=size, files=files)
 
 
 def has_file_of(folder: Path, num_bytes: int) -> bool:
     """Return whether a file below `folder` has at least this size."""
-    sizes = (Path(parent, name).lstat().st_size for parent, _folders, names in os.walk(folder) for name in names)
-    return any(size >= num_bytes for size in sizes)
+    return any(state.st_size >= num_bytes for state in _states_below(folder) if not stat.S_ISDIR(state.st_mode))
+
+
+def _states_below(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the state of everything below `folder`; a path may be too long, or vanish."""
+    folders = [str(folder)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    state = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(state.st_mode):
+                        folders.append(entry.path)
+                    yield state
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that a trial has left, whatever its depth and its modes; what cannot be removed stays."""
+    with suppress(RecursionError):  # Python before 3.13 calls itself for each level
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +130,27 @@ class TrialPaths:
         return self.folder / "tmp"
 
     def make_room(self, path: Path) -> None:
-        """Remove files that the trial has left at `path`, and where the worker is going to write its parts."""
+        """Free `path`, and the place where its parts are going to be written, of everything that the trial has left.
+
+        A folder is renamed: that takes no time and works whatever is in it.
+        """
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            self.folder.chmod(stat.S_IRWXU)
         for left in (path, path.with_name(f"{path.name}.part")):
             if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left)
+                left.rename(left.with_name(f"{left.name}.{secrets.token_hex(4)}"))
             else:
                 left.unlink(missing_ok=True)
 
     def drop_output(self) -> None:
         """Remove everything except the files that the worker reads."""
         kept = {self.log, self.steps, self.result, self.receipt}
-        for path in self.folder.iterdir():
-            if path not in kept:
-                with suppress(OSError):  # the folder is removed with its attempt
-                    self.make_room(path)
+        with suppress(OSError):  # the folder is removed with its attempt
+            for path in self.folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    remove_tree(path)
+                elif path not in kept:
+                    path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +185,7 @@ class WorkPaths:
         for place, path in enumerate(attempts):
             left -= usage_of(path).bytes if place < keep else 0
             if place >= keep or left < 0:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
 
 
 def _plain(name: str) -> str:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -97,15 +98,19 @@ def _work(
     """Register and serve."""
     proof = node.devices.proof()
     secret_values = read_secrets(settings.secrets_path) if settings.secrets_path else {}
+
+    def lanes(*, anew: bool = False) -> LaneResults | None:
+        return _with_commands(_lanes(node, runner.server, settings, anew=anew), node, settings, secret_values)
+
     health = NodeHealth(
         proof,
         node.node_class,
-        lanes=_with_commands(_lanes(node, runner.server, settings), node, settings, secret_values),
+        lanes=lanes(),
         folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
     )
     api = _until(lambda: service_api(settings), wake_event, stopping)
-    service_node = ServiceNode(api, node, health, public_key=signer.key)
+    service_node = ServiceNode(api, node, health, public_key=signer.key, test_lanes=partial(lanes, anew=True))
     registered = _until(service_node.register, wake_event, stopping)
     context = NodeContext(
         node=node,
@@ -145,9 +150,9 @@ def _work(
         api.close()
 
 
-def _lanes(node: Node, server: ForkServer, settings: Settings) -> LaneResults | None:
-    """Return the result of every lane: stored from an earlier start, or from a run now."""
-    stored = stored_lanes(node, settings.home_dir)
+def _lanes(node: Node, server: ForkServer, settings: Settings, *, anew: bool) -> LaneResults | None:
+    """Return the result of every lane: stored from an earlier start unless `anew`, or from a run now."""
+    stored = frozenset() if anew else stored_lanes(node, settings.home_dir)
     if stored >= set(tried_on(node.node_class)):
         return dict.fromkeys(sorted(stored))
     _log.info("testing the lanes of class %s with a small scan on each, and the back ends of its GPUs", node.node_class)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -56,6 +56,8 @@ class NodeRegistration(Frozen):
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
     """Why it is quarantined."""
+    probed: bool = False
+    """Whether the node has just probed itself: its lanes, its devices and its disk."""
 
 
 class NodeRegistered(Frozen):
@@ -71,7 +73,7 @@ PREPARATION_LIMIT_S = 3600.0
 
 
 class ClaimRequest(Frozen):
-    """`POST /v1/blocks:claim`; 200 with a ClaimedBlock, or 204 when no block waits."""
+    """`POST /v1/blocks:claim`; 200 with a ClaimedBlock, 202 with a ProbeOrder, or 204 when no block waits."""
 
     node_id: str
     device_state: DeviceHealth = DeviceHealth.OK
@@ -80,6 +82,12 @@ class ClaimRequest(Frozen):
     claim_id: FencingToken | None = None
     """Random id of this claim. If its answer was lost, a claim with the same id returns the same attempt. None: a lost
     answer costs a lease."""
+
+
+class ProbeOrder(Frozen):
+    """The answer to the claim of a quarantined node that is to probe itself now; its next registration is `probed`."""
+
+    probe: Literal[True] = True
 
 
 class ClaimedTrial(Frozen):
@@ -132,11 +140,11 @@ class TrialProgress(Frozen):
     """Progress of a trial, for people who watch."""
 
     trial_id: str
-    steps_done: Whole
-    steps_total: Whole
-    tokens_per_s: Number | None = None
-    loss: Number | None = None
-    step_s: Number | None = Field(default=None, ge=0)
+    steps_done: Whole = Field(ge=0, lt=2**31)
+    steps_total: Whole = Field(ge=0, lt=2**31)
+    tokens_per_s: Number | None = Field(default=None, allow_inf_nan=False)
+    loss: Number | None = Field(default=None, allow_inf_nan=False)
+    step_s: Number | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Seconds of a recent step; None until a step without compilation has ended."""
     over: bool = False
     """Whether its process has ended; the receipt comes with the block's report."""

@@ -11,7 +11,12 @@ from experiments.documents import Frozen
 from experiments.kernel_pattern import KernelPattern, nearest_names
 from model.measurements import OmitNone
 
-KernelRows: TypeAlias = tuple[tuple[str, int, float], ...]
+MOST_KERNEL_US = 1e12
+"""Longest time of a kernel in one step: eleven days, which no trial may take."""
+KernelRows: TypeAlias = tuple[
+    tuple[str, Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0, le=MOST_KERNEL_US, allow_inf_nan=False)]],
+    ...,
+]
 """Name, calls and microseconds of each kernel in one step."""
 _NAME_LENGTH = 80
 OUT = "{out}"
@@ -39,7 +44,7 @@ class ProgramReport(Frozen):
     """Seconds of the slowest rank's window by the program's clock."""
     window_seen_s: OmitNone[float] = None
     """Seconds between the arrivals of the same two marks at the worker."""
-    reported: Mapping[str, float] = Field(default_factory=dict)
+    reported: Mapping[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     """Numbers that the program reported at its end."""
     kernels: KernelRows = ()
     """Name, calls and microseconds of each kernel in one step after the window; operators where the CPU computes."""

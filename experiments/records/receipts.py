@@ -258,8 +258,30 @@ def summarise(
     """Derive the summary from raw steps: the untrimmed total of the timed window and the median.
 
     `peak_flops` is the device's peak in FLOP/s. Raises ReceiptError without step 0 or a timed step, or when a sample is
-    not finite or a duration not positive.
+    not finite, a duration not positive, or a sum too large for a number.
     """
+    try:
+        return _summarised(
+            steps,
+            flops_per_step=flops_per_step,
+            loss_val=loss_val,
+            peak_flops=peak_flops,
+            validations=validations,
+            document_flops_per_step=document_flops_per_step,
+        )
+    except OverflowError as error:
+        raise ReceiptError(f"the samples give no finite summary: {error}") from error
+
+
+def _summarised(
+    steps: Sequence[Step],
+    *,
+    flops_per_step: int,
+    loss_val: float | None,
+    peak_flops: float | None,
+    validations: Sequence[Validation] | None,
+    document_flops_per_step: float | None,
+) -> Summary:
     timed = [step for step in steps if step.phase == "timed"]
     first = next((step for step in steps if step.index == 0), None)
     if not timed or first is None:
@@ -309,7 +331,12 @@ def is_finite(step: Step) -> bool:
 
 def _mean_loss(steps: Sequence[Step]) -> float | None:
     losses = [step.loss for step in steps if step.loss is not None]
-    return math.fsum(losses) / len(losses) if len(losses) == len(steps) else None
+    if len(losses) < len(steps):
+        return None
+    try:
+        return math.fsum(losses) / len(losses)
+    except OverflowError:
+        return math.fsum(loss / len(losses) for loss in losses)
 
 
 def _check_samples(steps: Sequence[Step]) -> None:

@@ -276,7 +276,14 @@ def _takes_work(row: "NodePublic") -> str:
     if row.state == "revoked":
         return f"[yellow]no, its key is revoked[/]; ablate nodes add {escape(row.name)}"
     why = f": {escape(row.quarantined_reason)}" if row.quarantined_reason else ""
-    return f"[yellow]no, {row.state}[/]{why}; ablate nodes resume {escape(row.name)}"
+    return f"[yellow]no, {row.state}[/]{why}; {_probes(row)}ablate nodes resume {escape(row.name)}"
+
+
+def _probes(row: "NodePublic") -> str:
+    """Say when a quarantined node probes itself, with the end of a clause; empty if a person has to act."""
+    if row.probe_began_at is not None:
+        return f"it probes itself since {wording.moment(row.probe_began_at)}, and works again if that passes; or "
+    return f"it probes itself again, {wording.moment(row.probe_at)}; or " if row.probe_at is not None else ""
 
 
 def _lanes_that_failed(row: "NodePublic") -> list[str]:

@@ -57,13 +57,19 @@ def _why_not(node: Row[Any], needs: Needs, silent_s: float) -> str | None:
     if node.revoked:
         return f"the key of '{node.name}' is revoked"
     if node.quarantined_reason is not None:
-        return f"'{node.name}' is quarantined ({node.quarantined_reason})"
+        return f"'{node.name}' is quarantined ({node.quarantined_reason}){_next_probe(node)}"
     if node.draining:
         return f"'{node.name}' is drained"
     if node.silent_s > silent_s:
         return f"'{node.name}' was last seen {duration(node.silent_s)} ago"
     lacking = lacks(node, needs)
     return None if lacking is None else f"'{node.name}' {lacking}"
+
+
+def _next_probe(node: Row[Any]) -> str:
+    if node.probe_in_s is None:
+        return ""
+    return " and probes itself " + ("now" if node.probe_began_at else f"in {duration(max(0.0, node.probe_in_s))}")
 
 
 @dataclass(frozen=True, kw_only=True)

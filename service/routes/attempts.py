@@ -5,7 +5,15 @@ from http import HTTPStatus
 from fastapi import APIRouter, Depends, Response
 
 from experiments.outcomes import AttemptState, BlockState, FailureClass
-from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, Heartbeat, HeartbeatReply, Release
+from experiments.records.messages import (
+    BlockReport,
+    ClaimedBlock,
+    ClaimRequest,
+    Heartbeat,
+    HeartbeatReply,
+    ProbeOrder,
+    Release,
+)
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.errors import StaleToken
 from service.http.block_wire import checked_signature, claimed_block, report_digest, verify_report
@@ -26,6 +34,7 @@ router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_on
     summary="Claim the next block",
     response_model=ClaimedBlock,
     responses={
+        202: {"description": "The node is quarantined and is to probe itself now.", "model": ProbeOrder},
         204: {"description": "No waiting block that this node can run, or the node is stopped."},
         **secured(404, 409, 413, 415, 422),
     },
@@ -42,6 +51,9 @@ def claim_block(wanted: ClaimRequest, services: ServicesDep, principal: Worker) 
         attempt_id = claims.claim_block(
             connection, node, lease_s=settings.lease_s, claim_id=wanted.claim_id, is_well=is_well
         )
+        probes = attempt_id is None and node_states.begin_probe(connection, node)
+    if probes:
+        return Response(ProbeOrder().model_dump_json(), HTTPStatus.ACCEPTED, media_type="application/json")
     if attempt_id is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     block = claimed_block(services.store, attempt_id, lease_s=settings.lease_s, heartbeat_s=settings.heartbeat_s)

@@ -69,6 +69,8 @@ def register_node(
     with services.store.write() as connection:
         keys.admit(connection, name, registration.public_key)
         node_id = nodes.register(connection, name, registration, silent_s=silent_s)
+        if registration.probed:
+            node_states.end_probe(connection, node_id, registration.device_state, registration.device_reason)
         node_states.note_device(connection, node_id, registration.device_state, registration.device_reason)
     return NodeRegistered(node_id=node_id, claim_poll_s=services.settings.claim_poll_s)
 

@@ -61,6 +61,11 @@ class NodePublic(Public):
     quarantined_reason: str | None
     stopped_by: str | None
     stopped_at: str | None
+    probe_began_at: str | None
+    """When the node began to probe itself; null unless it does so now."""
+    probe_at: str | None
+    """When the node probes itself next; it works again if a probe passes. Null unless it is quarantined, and if a
+    person has stopped it."""
     lanes: dict[str, str | None] | None
     """Results of its lane check: null for a lane that ran, else the reason; null without a check."""
     devices: list[DeviceInfo]

@@ -170,6 +170,9 @@ nodes = Table(
     Column("stopped_by", String(64)),
     Column("stopped_at", Double),
     Column("resumed_at", Double, nullable=False, default=0.0),
+    Column("probe_at", Double),  # when a node that no person stopped is to probe itself next
+    Column("probe_began_at", Double),  # of the probe without an answer yet
+    Column("probes", Integer, nullable=False, default=0),  # since its last finished block
     Column("lanes", Text),
     Column("failed_back_ends", Text),
     Column("num_devices", Integer, nullable=False, default=1),

@@ -142,7 +142,7 @@ def test_a_worker_repeats_the_claim_whose_answer_it_did_not_get(api: Api) -> Non
     service._http = httpx.Client(transport=httpx.MockTransport(forward), base_url="http://testserver", headers=headers)
     health: Any = SimpleNamespace(problem=lambda: None)
     machine: Any = SimpleNamespace(name="cut-off")
-    worker = ServiceNode(service, machine, health, public_key=None)
+    worker = ServiceNode(service, machine, health, public_key=None, test_lanes=lambda: None)
     worker.id = node
     with pytest.raises(ApiUnreachable):
         worker.claim()

@@ -11,10 +11,11 @@ from experiments.design.config_fields import steps_of
 from experiments.design.gate_readings import GateReading
 from experiments.design.program import read_program
 from experiments.design.trainable import trainable
+from experiments.errors import ReceiptError
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.identity import claimed_fields
 from experiments.records.messages import ClaimedBlock, ClaimedTrial, DeviceInfo
-from experiments.records.program_report import missing_kernel
+from experiments.records.program_report import missing_kernel, printable
 from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import (
     DeviceEvents,
@@ -38,6 +39,8 @@ from workers.paths import TrialPaths
 from workers.processes import failures
 from workers.processes.result import TrialResult, read_result, read_steps
 from workers.processes.runner import Ending
+
+_MESSAGE_LIMIT = 2000  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class TrialRecord:
             BlockBroken: the ending of the trial is no result of its arm, or none yet.
 
         """
-        receipt = self._measured()
+        receipt = self._judged(self._result())
         broken = self._broken_guard(receipt)
         if broken is None:
             return receipt
@@ -85,8 +88,21 @@ class TrialRecord:
         warm = cache_problems(receipt) if self.block.cold_caches else []
         return next(iter([*contradictions(receipt), *timing, *warm]), None)
 
-    def _measured(self) -> Receipt:
-        result = self._result()
+    def _judged(self, result: TrialResult) -> Receipt:
+        """Return the receipt of a result. A program's result that gives none is the arm's failure."""
+        if not trainable(self.trial.config).own_process:
+            return self._sealed(result)
+        try:
+            receipt = self._sealed(result)
+            problem = None if receipt.outcome is Outcome.MEASURED else next(iter(contradictions(receipt)), None)
+        except ReceiptError as error:
+            problem = str(error)
+        if problem is None:
+            return receipt
+        message = printable(f"the program's marks and results give no receipt: {problem}")[:_MESSAGE_LIMIT]
+        return self._sealed(TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message))
+
+    def _sealed(self, result: TrialResult) -> Receipt:
         workload = trainable(self.trial.config)
         steps = result.program_steps if workload.own_process else read_steps(self.paths.steps)
         gates = workload.readings(self.trial.gates, result.facts)
@@ -135,8 +151,9 @@ class TrialRecord:
         if self.ending.stopped is StopReason.OUTPUT_LIMIT:
             message = f"the trial's files use more space than a trial may use{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.OUTPUT_LIMIT, message=message)
+        own_process = trainable(self.trial.config).own_process
         result = read_result(self.paths.result)
-        if result is not None:
+        if result is not None and not (own_process and self.ending.exit_code):  # then the program may have written it
             return self._of_node(result)
         # a trial that only compiles need not fit into this machine's memory
         oom_kills = 0 if self.node.node_class.compiles_only else self.ending.oom_kills
@@ -144,7 +161,8 @@ class TrialRecord:
             self.ending.exit_code,
             oom_kills=oom_kills,
             disk_full=failures.disk_is_full(self.paths.folder),
-            may_kill_itself=trainable(self.trial.config).own_process and not keeps_signals_in(),
+            may_kill_itself=own_process and not keeps_signals_in(),
+            has_own_files=own_process,
         )
         return TrialResult.partial(failure_class=failure, message=f"{message}{self._how_far()}")
 

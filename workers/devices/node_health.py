@@ -97,6 +97,10 @@ class NodeHealth:
         self._least_disk_gib = least_disk_gib
         self._next_check_at = 0.0
 
+    def renew(self, lanes: Mapping[str, str | None] | None) -> None:
+        """Take the results of lanes that were tested anew, and let the next check look at the devices, too."""
+        self.lanes, self._next_check_at = lanes, 0.0
+
     def problem(self) -> str | None:
         """Return why this node must take no block now, None when it can."""
         return self._no_lane() or self._no_space() or self._not_released()

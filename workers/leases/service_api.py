@@ -19,6 +19,7 @@ from experiments.records.messages import (
     HeartbeatReply,
     NodeRegistered,
     NodeRegistration,
+    ProbeOrder,
     Release,
 )
 from experiments.runtime.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
@@ -71,12 +72,12 @@ class ServiceApi:
         """Register this node, or update its registration."""
         return _typed(NodeRegistered, self._send("PUT", f"/v1/nodes/{name}", node))
 
-    def claim(self, request: ClaimRequest) -> ClaimedBlock | None:
-        """Claim the next block for this node's class, None if no block waits."""
+    def claim(self, request: ClaimRequest) -> ClaimedBlock | ProbeOrder | None:
+        """Claim the next block for this node's class, None if no block waits; a stopped node may have to probe."""
         answer = self._send("POST", "/v1/blocks:claim", request)
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
-        return _typed(ClaimedBlock, answer)
+        return _typed(ProbeOrder if answer.status_code == httpx.codes.ACCEPTED else ClaimedBlock, answer)
 
     def heartbeat(self, attempt_id: str, beat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S) -> HeartbeatReply:
         """Renew the lease. A hanging call ends after `timeout_s`, so that the next may still be in time."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from experiments.outcomes import FailureClass
-from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, NodeRegistered, Release
+from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, NodeRegistered, ProbeOrder, Release
 from experiments.runtime.logs import requested_by
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.node_health import NodeHealth, device_state
@@ -20,6 +20,7 @@ from workers.lease import Lease, StopReason, boot_time_s
 from workers.leases.heartbeat import LeaseRenewal
 from workers.leases.service_api import ServiceApi, persistently
 from workers.leases.spool import Spool
+from workers.processes.lanes import LaneResults
 from workers.processes.trial_output import BlockOutput
 from workers.processes.wake_event import WakeEvent
 
@@ -39,8 +40,18 @@ _SOFTWARE_CHECK_EVERY_S = 5.0
 class ServiceNode:
     """Registers this node and claims blocks; every message contains the state of the devices."""
 
-    def __init__(self, api: ServiceApi, node: Node, health: NodeHealth, *, public_key: str | None) -> None:
+    def __init__(
+        self,
+        api: ServiceApi,
+        node: Node,
+        health: NodeHealth,
+        *,
+        public_key: str | None,
+        test_lanes: Callable[[], LaneResults | None],
+    ) -> None:
+        """Answer an order to probe with `test_lanes`, which runs every lane anew."""
         self._api = api
+        self._test_lanes = test_lanes
         self._node = node
         self._health = health
         self._public_key = public_key
@@ -51,7 +62,7 @@ class ServiceNode:
         self.problem: str | None = None
         """Why this node takes no block, at the last check."""
 
-    def register(self) -> NodeRegistered:
+    def register(self, *, probed: bool = False) -> NodeRegistered:
         """Register this node with the state of its devices and lanes."""
         self._check()
         registration = self._node.registration(self._public_key).model_copy(
@@ -59,6 +70,7 @@ class ServiceNode:
                 "lanes": self._health.lanes,
                 "device_state": device_state(self.problem),
                 "device_reason": self.problem,
+                "probed": probed,
             }
         )
         registered = self._api.register(self._node.name, registration)
@@ -66,17 +78,31 @@ class ServiceNode:
         return registered
 
     def claim(self) -> ClaimedBlock | None:
-        """Claim a block; register again if the service lost this node, for example by a restore of its database."""
+        """Claim a block; register again if the service lost this node, for example by a restore of its database.
+
+        A node that is to probe itself does so instead.
+        """
         try:
-            return self._claim()
+            answer = self._claim()
         except ApiRefused as error:
             if error.status != httpx.codes.NOT_FOUND:
                 raise
-        self.register()
-        _log.warning("the service did not know this node, which is now registered again as %s", self.id)
-        return self._claim()
+            self.register()
+            _log.warning("the service did not know this node, which is now registered again as %s", self.id)
+            answer = self._claim()
+        if not isinstance(answer, ProbeOrder):
+            return answer
+        self._probe()
+        return None
 
-    def _claim(self) -> ClaimedBlock | None:
+    def _probe(self) -> None:
+        """Test every lane, the devices and the disk, and register with the results."""
+        _log.warning("this node is quarantined and probes itself now")
+        self._health.renew(self._test_lanes())
+        self.register(probed=True)
+        _log.warning("the probe %s", "has passed" if self.problem is None else f"has failed: {self.problem}")
+
+    def _claim(self) -> ClaimedBlock | ProbeOrder | None:
         """Claim a block; if the answer to the last claim was lost, repeat that claim, so that its block is not lost."""
         self._check()
         self._claim_id = self._claim_id or secrets.token_urlsafe(16)

@@ -114,7 +114,12 @@ def outcome_of(failure: FailureClass) -> Outcome:
 
 
 def classify_exit(
-    exit_code: int, *, oom_kills: int, disk_full: bool = False, may_kill_itself: bool = False
+    exit_code: int,
+    *,
+    oom_kills: int,
+    disk_full: bool = False,
+    may_kill_itself: bool = False,
+    has_own_files: bool = False,
 ) -> tuple[FailureClass, str]:
     """Return class and message for a trial that ended without a result and that we did not stop.
 
@@ -123,6 +128,7 @@ def classify_exit(
         oom_kills: number of processes in this worker's control group that the OOM killer ended during the trial.
         disk_full: whether the trial's folder has no space left.
         may_kill_itself: whether the trial runs a program that may signal the first process of the trial.
+        has_own_files: whether it runs a program that may leave anything in the trial's folder.
 
     """
     if exit_code == -signal.SIGKILL and oom_kills:
@@ -133,6 +139,8 @@ def classify_exit(
             FailureClass.USER_ERROR,
             f"the trial died of {name}, which its program can send and Ablate did not",
         )
+    if has_own_files and not disk_full and exit_code in (0, CANNOT_WRITE):
+        return FailureClass.USER_ERROR, "the program left the trial's folder so that it can have no result.json"
     message = _OF_THE_NODE.get(exit_code) or (_OF_THE_NODE[CANNOT_WRITE] if disk_full else None)
     if message is not None:
         return FailureClass.INFRA_NODE, message

@@ -14,29 +14,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from experiments.design.program import ProgramConfig, argv_of, read_program
-from experiments.digest import digest
-from experiments.in_trial.ablate import MOST_RESULTS, name_problem
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.kernel_limits import keep_apart, landlock_version
 from experiments.runtime.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
-from model.measurements import Step, StepTrace
+from model.measurements import Step
 from workers.environment_variables import outside_variables
 from workers.node_secrets import Mask
-from workers.paths import has_file_of
+from workers.paths import has_file_of, remove_tree
 from workers.processes import failures
 from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.printed_results import ProgramOutput
-from workers.processes.program_end import ProgramEnd, ProgramWatch, RankFailure, not_finite, program_failure
+from workers.processes.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
+from workers.processes.program_marks import ProgramMarks
+from workers.processes.program_messages import Began, Message, Steps, WindowBegan, WindowEnded
 from workers.processes.program_socket import ProgramMessage, ProgramSocket
 from workers.processes.program_start import start_problem
 from workers.processes.ranks import ProgramRank
@@ -44,206 +44,10 @@ from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""
-_MOST_RANKS = 1024
 _LOG_BYTES = 2**20
 """End of the log in which the last exception is searched."""
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]: *)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?:: .*)?)")
-_MOST_ATTESTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
-"""Most attested values, kernels and events of a step of one trial: more would make the report of a block too large."""
-_EVENTS = frozenset(
-    {
-        "began",
-        "window began",
-        "window ended",
-        "steps",
-        "losses",
-        "tokens",
-        "reported",
-        "kernels",
-        "trace",
-        "failed",
-        "ended",
-        "attested",
-        "package",
-    }
-)
-"""Messages of the module; each has a method of `ProgramMarks`."""
-_MOST_LETTERS = 200
-"""Of an attested value."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class ProgramMarks:
-    """All messages of a program, checked as they arrive."""
-
-    def __init__(self, config: ProgramConfig, mask: Mask = Mask({})) -> None:  # noqa: B008 - it never changes
-        self._config, self._mask = config, mask
-        self._total = config.steps.total
-        self.round: tuple[str, int] = ("", 0)
-        """Run and number of the round, of a launcher that starts all ranks again when one fails."""
-        self.restarts = 0
-        """How often this launcher may do so again."""
-        self.ranks: dict[int, ProgramRank] = {}
-        self.reported: dict[str, float] = {}
-        self.attested: dict[str, bool | int | str] = {}
-        self.package: str | None = None
-        """Digest of the code of a recipe's package."""
-        self.kernels: list[tuple[str, int, float]] = []
-        self._trace_parts: dict[str, list[Any]] = {"names": [], "tracks": [], "events": [], "memory": []}
-        self.trace: StepTrace | None = None
-        self.failed: RankFailure | None = None
-        """The first exception."""
-        self.wrong: str | None = None
-        """What is wrong with the first message that is wrong."""
-
-    def take(self, message: bytes, seen: float) -> dict[str, Any] | None:
-        """Store one message that arrived at `seen`; return its values, None if it is wrong or of an earlier round."""
-        try:
-            values = json.loads(self._mask.masked(message))
-            if self._is_late(values):
-                return None
-            rank = self._rank(values["rank"])
-            if values["event"] not in _EVENTS:
-                raise ValueError(f"event is {values['event']!r}")
-            getattr(self, f"_{values['event'].replace(' ', '_')}")(rank, values, seen)
-        except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            problem = f"the program sent a message that is not of the module ablate: {type(error).__name__}: {error}"
-            self.wrong = self.wrong or f"{problem}; message: {self._mask.masked(message)[:100]!a}"
-            return None
-        return values  # type: ignore[no-any-return]  # a mapping, or a lookup above had failed
-
-    def _is_late(self, values: Mapping[str, Any]) -> bool:
-        """Return whether a message belongs to an earlier round; begin anew if it belongs to a later one."""
-        run, number = str(values.get("run", "")), _count(values.get("round", 0))
-        if run == self.round[0] and number < self.round[1]:
-            return True
-        if (run, number) != self.round and (run == self.round[0] or not self.loops):
-            self.__dict__.update(ProgramMarks(self._config, self._mask).__dict__)
-            self.round = run, number
-        self.restarts = _count(values.get("restarts", 0))
-        return False
-
-    def _rank(self, number: object) -> ProgramRank:
-        if type(number) is not int or not 0 <= number < _MOST_RANKS:
-            raise ValueError(f"rank is {number!r}")
-        return self.ranks.setdefault(number, ProgramRank())
-
-    def _index(self, number: object) -> int:
-        if type(number) is not int or not 0 <= number < self._total:
-            raise ValueError(f"step {number!r} of {self._total}")
-        return number
-
-    def _began(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        process = _count(values.get("process", 0))
-        if not math.isnan(rank.began):
-            self.wrong = self.wrong or (
-                "the program marked two training loops; a trial has one"
-                if process == rank.process
-                else f"two processes report as rank {values['rank']}: set RANK and WORLD_SIZE for each of them"
-            )
-            return
-        rank.began, rank.process = _moment(values["at"]), process
-        rank.world = _count(values["world"])
-        rank.interpreter = f"{values['implementation']} {values['python']}"[:100]
-
-    def _window_began(self, rank: ProgramRank, values: Mapping[str, Any], seen: float) -> None:
-        self._edge(rank, "window began", values, seen)
-
-    def _window_ended(self, rank: ProgramRank, values: Mapping[str, Any], seen: float) -> None:
-        self._edge(rank, "window ended", values, seen)
-
-    def _edge(self, rank: ProgramRank, which: str, values: Mapping[str, Any], seen: float) -> None:
-        if which in rank.edges:
-            raise ValueError(f"{which} twice")
-        rank.edges[which], rank.seen[which] = _moment(values["at"]), seen
-
-    def _steps(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        for index, ended, tokens, loss in values["steps"]:
-            place = self._index(index)
-            if place in rank.ended:
-                raise ValueError(f"step {place} twice")
-            rank.ended[place], rank.tokens[place] = _moment(ended), _count(tokens)
-            if loss is not None:
-                rank.losses[place] = float(loss)
-
-    def _losses(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        rank.losses.update((self._index(index), float(loss)) for index, loss in values["losses"])
-
-    def _tokens(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        rank.tokens.update((self._index(index), _count(tokens)) for index, tokens in values["tokens"])
-
-    def _reported(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        if len(self.reported) <= MOST_RESULTS:  # the end of the program tells when there are more
-            self.reported.update((_name(name), float(value)) for name, value in values["values"].items())
-
-    def _attested(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        for name, value in values["values"].items():
-            if type(value) not in (bool, int, str) or len(str(value)) > _MOST_LETTERS:
-                raise ValueError(f"{str(name)[:63]} is attested as {str(value)[:63]!r}")
-            known = self.attested.setdefault(str(name)[:63], value)
-            if type(known) is not type(value) or known != value:  # the ranks disagree
-                self.attested[str(name)[:63]] = "mixed"
-        if len(self.attested) > _MOST_ATTESTED:
-            raise ValueError(f"more than {_MOST_ATTESTED} attested values")
-
-    def _package(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        self.package = str(values["digest"])[:_MOST_LETTERS]
-
-    def _kernels(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        if rank is self.ranks.get(0):
-            self.kernels += [
-                (printable(str(name))[:300], _count(count), float(spent)) for name, count, spent in values["rows"]
-            ]
-        if len(self.kernels) > _MOST_KERNELS:
-            raise ValueError(f"more than {_MOST_KERNELS:,} kernels")
-
-    def _trace(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        if rank is not self.ranks.get(0):
-            return
-        parts, part, rows = self._trace_parts, values["part"], values["rows"]
-        if part == "left_out":
-            parts["names"], parts["tracks"] = ([printable(str(one)) for one in parts[of]] for of in ("names", "tracks"))
-            self.trace = StepTrace.model_validate({**parts, "left_out": _count(rows[0])})
-            return
-        parts[part] += rows
-        if len(parts[part]) > _MOST_EVENTS:
-            raise ValueError(f"more than {_MOST_EVENTS:,} {part} of a step")
-
-    def _failed(self, _rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        failure = RankFailure(rank=values["rank"], kind=str(values["type"]), message=str(values["message"]))
-        self.failed = self.failed or failure
-
-    def _ended(self, rank: ProgramRank, values: Mapping[str, Any], _seen: float) -> None:
-        rank.closed, rank.whole = _moment(values["at"]), values["whole"] is True
-        rank.seed = None if values["seed"] is None else int(values["seed"])
-        rank.packages = digest({str(name): str(version) for name, version in values["packages"].items()})
-        if values["memory"] is not None:
-            allocated, reserved = values["memory"]
-            rank.memory = _count(allocated), _count(reserved)
-
-    @property
-    def loops(self) -> dict[int, ProgramRank]:
-        """The ranks that began a training loop, by number."""
-        return {number: rank for number, rank in sorted(self.ranks.items()) if not math.isnan(rank.began)}
-
-
-def _moment(value: object) -> float:
-    if type(value) is not float or not math.isfinite(value):
-        raise ValueError(f"moment is {value!r}")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 2**62:
-        raise ValueError(f"count is {value!r}")
-    return value
-
-
-def _name(name: str) -> str:
-    problem = name_problem(name)
-    if problem is not None:
-        raise ValueError(problem)
-    return name
 
 
 def run_program(order: TrialOrder) -> TrialResult:
@@ -274,8 +78,7 @@ def run_program(order: TrialOrder) -> TrialResult:
         last_line = _last_line(_end_of(log))  # the open file, because the program may have removed its name
     failing = process.returncode != 0 or marks.failed is not None
     reached = failing and has_file_of(order.paths.folder, order.most_bytes)
-    shutil.rmtree(folder, ignore_errors=True)
-    order.paths.make_room(order.paths.result)
+    remove_tree(folder)
     peak = _peak_bytes(marks, on_host=order.device_type == "cpu")
     end = ProgramEnd(
         exit_code=process.returncode,
@@ -294,7 +97,7 @@ def run_program(order: TrialOrder) -> TrialResult:
     )
     failure = program_failure(config, end)
     code = marks.package if order.dataset is None else f"sha256:{order.dataset.name}"
-    result = _result(config, marks, end, samples, code=code)
+    result = result_of(config, marks, end, samples, code=code)
     extra = _measured(config, marks, load, peak)
     if watch.ended_at is not None:
         extra["process_s"] = watch.ended_at - began
@@ -436,30 +239,31 @@ class _Progress:
         for message in receiver.messages():
             self._take(message)
 
-    def _take(self, message: ProgramMessage) -> None:
+    def _take(self, arrived: ProgramMessage) -> None:
         before = self.marks.round
-        values = self.marks.take(message.content, message.seen)
+        message = self.marks.take(arrived.content, arrived.seen)
         if self.marks.round != before:
             self.watch.forget_ranks()
             self.steps.seek(0)
             self.steps.truncate()
-        if values is None:
+        if message is None:
             return
-        if values["event"] == "began" and values.get("closes", False) and message.sender > 0:
-            self.watch.follow_rank(values["rank"], message.sender)
-        if values["rank"] == 0:
-            self._show(values)
+        if isinstance(message, Began) and message.closes and arrived.sender > 0:
+            self.watch.follow_rank(message.rank, arrived.sender)
+        if message.rank == 0:
+            self._show(message)
 
-    def _show(self, values: Mapping[str, Any]) -> None:
-        if values["event"] == "window began":
-            self.load.window_began()
-        elif values["event"] == "window ended":
-            self.load.window_ended()
-        elif values["event"] == "steps":
-            for index, *_rest in values["steps"]:
-                step = _step(self.config, [self.marks.ranks[0]], self.marks.ranks[0], index, None)
-                self.steps.write(json.dumps(step.model_dump()) + "\n")
-            sys.stdout.flush()
+    def _show(self, message: Message) -> None:
+        match message:
+            case WindowBegan():
+                self.load.window_began()
+            case WindowEnded():
+                self.load.window_ended()
+            case Steps():
+                for index, *_rest in message.steps:
+                    step = _step(self.config, [self.marks.ranks[0]], self.marks.ranks[0], index, None)
+                    self.steps.write(json.dumps(step.model_dump()) + "\n")
+                sys.stdout.flush()
 
 
 def _collect(receiver: ProgramSocket, progress: _Progress) -> None:
@@ -503,12 +307,12 @@ def _last_line(end: bytes) -> str:
     return printable(line[:300])
 
 
-def _result(
+def result_of(
     config: ProgramConfig, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
 ) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all."""
     loops = list(marks.loops.values())
-    whole = [rank for rank in loops if len(rank.ended) == config.steps.total and not math.isnan(rank.window_s)]
+    whole = [rank for rank in loops if rank.is_whole(config.steps)]
     slowest = max(whole, key=lambda rank: rank.longest_s, default=None)
     steps: tuple[Step, ...] = ()
     if slowest is not None:
@@ -552,16 +356,22 @@ def _step(
     before = clock.ended.get(index - 1, clock.began)
     if index == 1 + config.steps.warmup:
         before = max(before, clock.edges.get("window began", before))
-    shares = [(rank.tokens.get(index, 0), rank.losses[index]) for rank in ranks if index in rank.losses]
-    weights = [tokens or 1 for tokens, _loss in shares]
-    loss = sum(weight * one[1] for weight, one in zip(weights, shares, strict=True)) / sum(weights) if shares else None
+    shares = [(rank.tokens.get(index, 0) or 1, rank.losses[index]) for rank in ranks if index in rank.losses]
     return Step(
         index=index,
         phase=config.steps.phase_of(index),
         seconds=clock.ended[index] - before,
         tokens=sum(rank.tokens.get(index, 0) for rank in ranks),
-        loss=loss,
+        loss=_mean_loss(shares),
         began_s=before - clock.began,
         ended_s=clock.ended[index] - clock.began,
         clock_mhz=None if samples is None else samples.clock_at(clock.ended[index]),
     )
+
+
+def _mean_loss(shares: Sequence[tuple[int, float]]) -> float | None:
+    """Return the mean of losses by their weights, exactly the loss if there is one."""
+    if len(shares) < 2:
+        return shares[0][1] if shares else None
+    whole = sum(weight for weight, _loss in shares)
+    return sum(weight / whole * loss for weight, loss in shares)

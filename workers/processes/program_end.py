@@ -4,6 +4,7 @@ A program ends with its last process. A signal whose sender is unknown counts as
 otherwise answer for a program that ends itself.
 """
 
+import errno
 import math
 import os
 import re
@@ -177,6 +178,10 @@ class ProgramWatch:
         except ProcessLookupError:
             self._over.add(pid)
             return
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE}:  # very many processes: the next look finds those that live
+                return
+            raise
         self._handles[handle] = pid
         self._poll.register(handle, select.POLLIN)
 

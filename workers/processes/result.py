@@ -15,7 +15,7 @@ from experiments.digest import SOURCE_ROOT
 from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
-from experiments.records.program_report import ProgramReport
+from experiments.records.program_report import ProgramReport, printable
 from experiments.runtime.isolation import Isolation, python_folders
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
 from workers.isolation import system_folders
@@ -160,15 +160,15 @@ def read_steps(path: Path) -> tuple[Step, ...]:
 
 
 def read_result(path: Path) -> TrialResult | None:
-    """Return the trial's result, None if it wrote none; one that is no result is a failure without a receipt."""
+    """Return the trial's result, None if it wrote none; a file that is no result is the arm's failure."""
     content = _read(path)
     if not content:
         return None
     try:
         return TrialResult.model_validate_json(content)
     except ValidationError as error:
-        problem = f"the trial wrote a result file that is no result: {first_problem(error)}"
-        return TrialResult.partial(failure_class=FailureClass.NO_RECEIPT, message=problem)
+        problem = printable(f"the trial wrote a result file that is no result: {first_problem(error)}")
+        return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=problem)
 
 
 def _read(path: Path) -> bytes:

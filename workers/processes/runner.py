@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import signal
 import stat
 import time
@@ -18,7 +17,7 @@ from experiments.runtime.processes import adopt_orphans, children_of
 from workers.environment_variables import keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
-from workers.paths import MOST_OUTPUT, Usage, usage_of
+from workers.paths import MOST_OUTPUT, Usage, remove_tree, usage_of
 from workers.processes.failures import TOO_LATE, kernel_oom_kills
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian, end_trial
@@ -193,7 +192,7 @@ class TrialRunner:
         trial.over = True
         self.guardian.forget(trial.pid, trial.trial_id)
         exit_code = trial.process.exitcode if trial.process.exitcode is not None else -signal.SIGKILL
-        shutil.rmtree(trial.order.paths.temporary, ignore_errors=True)
+        remove_tree(trial.order.paths.temporary)
         with suppress(OSError):
             short_link(trial.pid).unlink(missing_ok=True)
         too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(trial.pid) else None

@@ -51,11 +51,13 @@ def _run(order: TrialOrder) -> None:
         use_temporary(order.paths.temporary)
         ranks = built_in.ranks_of(order)
         result = _work(order) if ranks == 1 else _run_ranks(order, ranks)
+        content = result.model_dump_json()
     except Exception as error:  # the task boundary: the result file records it
-        result = _failure_of(order, error)
+        content = _failure_of(order, error).model_dump_json()
     sys.stdout.flush()
     sys.stderr.flush()
-    write_whole(target, result.model_dump_json())
+    order.paths.make_room(target)
+    write_whole(target, content)
 
 
 def _limit_files(most_bytes: int | None) -> None:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from pydantic import BaseModel, StrictInt
+
 from experiments.records.messages import LogChunk, TrialProgress
 from workers.lease import StopReason
 from workers.node_secrets import Mask
@@ -29,6 +31,9 @@ _STEPS_BYTES = 4 * 2**20
 
 _RECENT_STEPS = 16
 """Number of steps for the median time of a step."""
+
+_MOST_SHOWN = 1e300
+"""Sums of such numbers are finite."""
 
 _TRUNCATED = "\n[log cut here; the whole file is on the node]\n"
 
@@ -90,6 +95,15 @@ class LogTail:
         return text
 
 
+class _ShownStep(BaseModel):
+    """The part of a line of the step file that people see while the trial runs."""
+
+    index: StrictInt
+    seconds: float
+    tokens: StrictInt
+    loss: float | None = None
+
+
 class TrialOutput:
     """Log and progress of one running trial."""
 
@@ -124,22 +138,29 @@ class TrialOutput:
             return self._progress
         self._read_bytes += len(whole) + len(newline)
         if whole:
-            with suppress(ValueError, KeyError, TypeError):  # no step: the receipt says so
+            with suppress(ValueError, OverflowError):  # no step: the receipt says so
                 self._progress = self._from_steps(whole.splitlines()[-_RECENT_STEPS:])
         return self._progress
 
     def _from_steps(self, lines: Sequence[bytes]) -> TrialProgress:
-        steps = [json.loads(line, parse_constant=lambda _name: None) for line in lines]  # NaN and Infinity are no JSON
-        self._recent_s.extend(step["seconds"] for step in steps if step["index"] > 0)
+        steps = [_ShownStep.model_validate_json(line) for line in lines]
         step = steps[-1]
+        if not 0 <= step.index < self._steps_total:
+            raise ValueError(f"step {step.index} of {self._steps_total}")
+        self._recent_s.extend(step.seconds for step in steps if step.index > 0 and 0 < step.seconds <= _MOST_SHOWN)
         return TrialProgress(
             trial_id=self._trial_id,
-            steps_done=step["index"] + 1,
+            steps_done=step.index + 1,
             steps_total=self._steps_total,
-            tokens_per_s=step["tokens"] / step["seconds"] if step["seconds"] else None,
-            loss=step.get("loss"),
-            step_s=median(self._recent_s) if self._recent_s else None,
+            tokens_per_s=_drawable(step.tokens / step.seconds) if step.seconds > 0 else None,
+            loss=_drawable(step.loss),
+            step_s=_drawable(median(self._recent_s)) if self._recent_s else None,
         )
+
+
+def _drawable(value: float | None) -> float | None:
+    """Return a number that a picture can show, None for any other."""
+    return value if value is not None and abs(value) <= _MOST_SHOWN else None
 
 
 class BlockOutput:

@@ -1,8 +1,8 @@
 """Tables about commands: how each arm ran, and its own reports."""
 
-import statistics
 from collections.abc import Sequence
 
+from experiments.analysis.statistics import mean_of
 from experiments.design.program import DECLARED
 from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
@@ -85,5 +85,5 @@ def _reports_table(by_arm: dict[str, list[Receipt]]) -> Table:
 def _mean(values: Sequence[float]) -> Cell:
     if not values:
         return Cell(text=wording.NOTHING)
-    mean = statistics.fmean(values)
+    mean = mean_of(values)
     return Cell(text=f"{mean:.6g}", note=f"{min(values):.6g} to {max(values):.6g}", numbers={"mean": mean})

@@ -182,11 +182,17 @@ def losses(view: AblationView) -> drawing.Picture | None:
 
 
 Curve = dict[int, float]
+MOST_DRAWN = 1e300
+"""Loss at the edge of a picture: matplotlib computes with sums of the numbers that it draws."""
 
 
 def _curve(receipt: Receipt) -> Curve:
     steps = drawing.thin(receipt.steps, MOST_CURVE_POINTS)
-    return {step.index: step.loss for step in steps if step.loss is not None and math.isfinite(step.loss)}
+    return {
+        step.index: min(max(step.loss, -MOST_DRAWN), MOST_DRAWN)
+        for step in steps
+        if step.loss is not None and math.isfinite(step.loss)
+    }
 
 
 def _gather(curves: Sequence[Curve]) -> dict[int, list[float]]:

@@ -139,6 +139,8 @@ _NODES = (
         nodes.c.node_class,
         nodes.c.draining,
         nodes.c.quarantined_reason,
+        nodes.c.probe_began_at,
+        (nodes.c.probe_at - db_now()).label("probe_in_s"),
         nodes.c.lanes,
         nodes.c.failed_back_ends,
         nodes.c.num_devices,

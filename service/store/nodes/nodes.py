@@ -52,6 +52,7 @@ def register(connection: Connection, name: str, registration: NodeRegistration, 
         "num_devices": len(registration.devices),
         "registered_at": db_now(),
         "seen_at": db_now(),
+        "probe_began_at": None,
     }
     query = select(nodes.c.id, nodes.c.node_class, SILENT_S.label("silent_s"))
     node = connection.execute(query.where(nodes.c.name == name).with_for_update(key_share=True)).first()

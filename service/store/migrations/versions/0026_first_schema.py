@@ -130,6 +130,9 @@ def upgrade() -> None:
         sa.Column("lanes", sa.Text(), nullable=True),
         sa.Column("failed_back_ends", sa.Text(), nullable=True),
         sa.Column("num_devices", sa.Integer(), nullable=False),
+        sa.Column("probe_at", sa.Double(), nullable=True),
+        sa.Column("probe_began_at", sa.Double(), nullable=True),
+        sa.Column("probes", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_nodes")),
         sa.UniqueConstraint("name", name=op.f("uq_nodes_name")),
     )

@@ -3,11 +3,9 @@
 import json
 import math
 import os
-import random
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,6 @@ from experiments.records.program_report import clocks_differ, report_contradicti
 from experiments.records.receipts import is_finite
 from model.config import StepsConfig
 from tests.programs import LOOP, program_config, ran, write_program
-from workers.processes.program import ProgramMarks
 from workers.processes.program_socket import ProgramSocket
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
@@ -97,7 +94,11 @@ def test_placeholders_and_variables_reach_the_program_and_our_own_paths_do_not(
         ("pass", FailureClass.USER_ERROR, "marked no steps"),
         (LOOP.replace("tokens=100", ""), FailureClass.USER_ERROR, "no tokens"),
         (LOOP.replace("tokens=100", "tokens=-1"), FailureClass.USER_ERROR, "tokens is -1"),
-        (LOOP.replace("tokens=100", "tokens=2**70"), FailureClass.USER_ERROR, "count is"),
+        (
+            LOOP.replace("tokens=100", "tokens=2**70"),
+            FailureClass.USER_ERROR,
+            "less than 4611686018427387904, got 11805",
+        ),
         (LOOP.replace("step.report", "break\n        step.report"), FailureClass.USER_ERROR, "0 of 5 steps"),
         (LOOP + "\n    list(trial.steps())", FailureClass.USER_ERROR, "called twice"),
         (
@@ -206,7 +207,10 @@ if "--worker" not in sys.argv:
 
 
 def test_a_clock_that_runs_wrong_contradicts_the_workers(tmp_path: Path) -> None:
-    slow = LOOP.replace("import ablate,", "import ablate; ablate._now = lambda: time.monotonic() / 2\nimport")
+    slow = LOOP.replace(
+        "import ablate,",
+        "import ablate; ablate._now = lambda: time.monotonic() / 2\nimport",
+    )
     config = program_config(write_program(tmp_path / "code", slow), args=("--step", "0.05"))
     result = ran(config, tmp_path / "home")
     assert result.failure_class is None, result.message
@@ -217,61 +221,6 @@ def test_a_clock_that_runs_wrong_contradicts_the_workers(tmp_path: Path) -> None
     assert clocks_differ(report.window_s, report.window_seen_s)
     timed_s = math.fsum(step.seconds for step in result.program_steps[2:])
     assert "the worker's" in "".join(report_contradictions(report, config, timed_s))
-
-
-EVENTS = (
-    "began",
-    "window began",
-    "window ended",
-    "steps",
-    "losses",
-    "tokens",
-    "reported",
-    "kernels",
-    "failed",
-    "ended",
-)
-
-
-def message(chance: random.Random) -> bytes:
-    """Draw a message: one of the module, a damaged one, or noise."""
-    numbers: list[Any] = [0, 1, 4, 5, -1, 2**70, True, None, "1", 1.5, math.nan, math.inf, -0.0, [], {}]
-    draw = lambda: chance.choice(numbers)  # noqa: E731
-    values: dict[str, Any] = {
-        "event": chance.choice([*EVENTS, "edge", "rank", "__init__", draw()]),
-        "rank": chance.choice([0, 0, 0, 1, draw()]),
-        "at": chance.choice([1.5, 2.5, draw()]),
-        "world": chance.choice([1, 1, 2, draw()]),
-        "python": draw(), "implementation": draw(), "type": draw(), "message": draw(), "whole": draw(), "seed": draw(),
-        "steps": chance.choice([[[0, 1.0, 5, 0.5]], [[draw(), draw(), draw(), draw()]], [[1]], draw()]),
-        "losses": chance.choice([[[0, 0.5]], [[draw(), draw()]], draw()]),
-        "tokens": chance.choice([[[0, 5]], [[draw(), draw()]], draw()]),
-        "values": chance.choice([{"a": 1.0}, {"a": draw()}, draw()]),
-        "rows": chance.choice([[["k", 1, 2.0]], [[draw(), draw(), draw()]], draw()]),
-        "packages": chance.choice([{"torch": "2"}, draw()]),
-        "memory": chance.choice([None, [1, 2], [draw(), draw()], draw()]),
-    }  # fmt: skip
-    for name in chance.sample(sorted(values), chance.randint(0, 3)):
-        del values[name]
-    text = json.dumps(values).encode()
-    return chance.choice([text, text, text, text[: chance.randint(0, len(text))], chance.randbytes(30), b"[" * 2000])
-
-
-def test_no_message_breaks_the_worker_and_every_wrong_one_is_noticed() -> None:
-    chance = random.Random(20261126)  # noqa: S311
-    accepted = 0
-    for _ in range(300):
-        marks = ProgramMarks(program_config(None))
-        for _ in range(chance.randint(1, 30)):
-            before = marks.wrong
-            taken = marks.take(message(chance), chance.random())
-            accepted += taken is not None
-            assert (taken is None) == (marks.wrong != before or (before is not None and taken is None))
-        for rank in marks.loops.values():
-            assert all(math.isfinite(moment) for moment in (*rank.ended.values(), *rank.edges.values(), rank.began))
-            assert all(0 <= tokens < 2**62 for tokens in rank.tokens.values())
-            assert set(rank.ended) | set(rank.tokens) | set(rank.losses) <= set(range(5))
-    assert accepted > 300
 
 
 FAULTS: tuple[tuple[str, FailureClass | None], ...] = (
