@@ -18,7 +18,7 @@ from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import ProgramReport
 from experiments.runtime.isolation import Isolation, python_folders
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from workers.isolation import system_folders
+from workers.isolation import own_tree_problem, system_folders
 from workers.paths import MOST_OUTPUT, TrialPaths, open_plain
 
 MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"
@@ -112,6 +112,7 @@ class TrialOrder:
             readable.append(self.dataset)
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
         own_process = trainable(self.config).own_process
+        with_ranks = self.devices > 1 or self.meeting is not None
         for cache in [] if own_process else caches:  # a command could leave code in them for other trials
             cache.mkdir(parents=True, exist_ok=True)
             writable.append(cache)
@@ -120,8 +121,10 @@ class TrialOrder:
             writable=tuple(writable),
             hidden=hidden,
             # XLA's runtime talks to itself over them, and so do the ranks of a trial
-            sockets=self.device_type == "xla" or own_process or self.devices > 1 or self.meeting is not None,
+            sockets=self.device_type == "xla" or own_process or with_ranks,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
+            temporary=self.paths.temporary if own_tree_problem() is None else None,
+            own_network=self.device_type != "xla" and not own_process and self.meeting is None,
         )
         return replace(self, isolation=isolation)
 
