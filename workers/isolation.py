@@ -6,7 +6,6 @@ isolates none. See docs/trust.md.
 
 import subprocess
 import sys
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,22 +38,14 @@ def own_tree_problem() -> str | None:
     return _refusal(own_tree=True)
 
 
-_TRY = """
-import sys
-from pathlib import Path
-from experiments.runtime.isolation import Isolation
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-Isolation(temporary=folder, own_network=folder is not None).enter()
-"""
-
-
 @lru_cache
 def _refusal(*, own_tree: bool) -> str | None:
     """Return why a process could not isolate itself, None if it could."""
+    fields = "own_tree=True, own_network=True" if own_tree else ""
+    program = f"from experiments.runtime.isolation import Isolation; Isolation({fields}).enter()"
     environment = environment_with(SOURCE_ROOT)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _TRY, *([folder] if own_tree else [])]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     return None if done.returncode == 0 else f"isolation was refused: {done.stderr.strip().rpartition(': ')[2]}"
 
 

@@ -26,7 +26,7 @@ from experiments.runtime.kernel_limits import (
     drop_rights,
     filter_calls,
 )
-from experiments.runtime.own_tree import TEMPORARY, OwnTree, keep_own_process_writable
+from experiments.runtime.own_tree import OwnTree, keep_own_process_writable
 
 _SYSTEM = ("usr", "lib", "lib32", "lib64", "bin", "sbin", "opt", "nix/store", "gnu/store", "proc", "sys")
 _CONFIGURATION = (
@@ -62,25 +62,20 @@ class Isolation:
     change settings of the kernel there: `compile_in_process` spares a built-in trial of root such processes."""
     devices: tuple[str, ...] = _DEVICES
     """Patterns of files in /dev to read and write."""
-    temporary: Path | None = None
-    """Folder that becomes /tmp in a file tree of its own; None for the machine's tree."""
+    own_tree: bool = False
+    """Whether it gets a file tree of its own."""
     own_network: bool = False
     """With a tree of its own, whether its sockets reach only its own processes."""
 
     def enter_tree(self) -> None:
         """Give this process and all its later children their file tree, if they have one. Raises as `enter`."""
-        if self.temporary is None:
-            return
-        tree = OwnTree(
-            temporary=self.temporary.resolve(),
-            writable=tuple(path.resolve() for path in self.writable),
-            readable=tuple(self.rules()),
-            own_network=self.own_network,
-        )
-        tree.enter()
-        if tree.covers_temporary:
-            os.environ["TMPDIR"] = str(TEMPORARY)
-            tempfile.tempdir = None
+        if self.own_tree:
+            OwnTree(
+                writable=tuple(path.resolve() for path in self.writable),
+                readable=tuple(self.rules()),
+                links=(short_link(os.getpid()),),
+                own_network=self.own_network,
+            ).enter()
 
     def enter(self, *, alone: bool = True) -> None:
         """Isolate this process and all its later children for ever.
@@ -97,7 +92,7 @@ class Isolation:
         """
         if alone:
             self.enter_tree()
-        if self.temporary is not None and os.geteuid() == 0:
+        if self.own_tree and os.geteuid() == 0:
             keep_own_process_writable()
         drop_rights(self.rules() | _own_process(), alone=alone)
         drop_capabilities()
@@ -110,8 +105,7 @@ class Isolation:
         for path in map(Path.resolve, self.readable):
             for part, rights in _without(path, hidden):
                 rules[part] = rules.get(part, FileRight(0)) | rights
-        temporary = () if self.temporary is None else (self.temporary,)  # /tmp is the same folder
-        for path in map(Path.resolve, (*self.writable, *temporary)):
+        for path in map(Path.resolve, self.writable):
             inside = [str(one) for one in hidden if one.is_relative_to(path)]
             if inside:
                 raise IsolationFailed(

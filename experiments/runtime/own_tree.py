@@ -1,8 +1,8 @@
 """A file tree of its own for a process and its later children: the same paths, but hardly any of them can be changed.
 
-Everything is read-only except for a few folders, so that modes, owners and times of all other files stay. `/dev/shm` and
-`/tmp` are its own, and `/run`, where services listen, is empty. All of it ends with the last of the processes. It needs
-CAP_SYS_ADMIN, or a user namespace. See docs/trust.md.
+Everything is read-only except for a few folders, so that modes, owners and times of all other files stay. `/dev/shm` is
+its own. `/tmp`, `/var/tmp` and `/run`, where services listen, have only what it may use. All of it ends with the last of
+the processes. It needs CAP_SYS_ADMIN, or a user namespace. See docs/trust.md.
 """
 
 import ctypes
@@ -32,9 +32,7 @@ _SLAVE, _ALL_BELOW = 1 << 19, 1 << 14
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that the C library takes
-TEMPORARY = Path("/tmp")  # noqa: S108 - the trial's own
-_ALSO_TEMPORARY = Path("/var/tmp")  # noqa: S108 - the trial's own
-_SERVICES = Path("/run")
+_COVERED = (Path("/tmp"), Path("/var/tmp"), Path("/run"))  # noqa: S108 - nothing is written there
 _NAME_SERVICES = (Path("/run/nscd"), Path("/run/nslcd"))
 """Folders with sockets that only answer who a user is."""
 _BY_EVERYBODY = 0o002
@@ -45,51 +43,43 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 class OwnTree:
     """The tree of one trial. All paths are resolved."""
 
-    temporary: Path
-    """Folder that becomes /tmp."""
     writable: tuple[Path, ...]
     """Folders to change."""
     readable: tuple[Path, ...]
-    """Files and folders that stay visible inside of /tmp and /run."""
+    """Files and folders that stay visible in the covered folders."""
+    links: tuple[Path, ...] = ()
+    """Links that stay visible there."""
     own_network: bool = False
     """Whether its sockets reach only its own processes: its network has nothing but a loopback interface."""
 
     def enter(self) -> None:
         """Give this process, which has one thread, the tree. Raises IsolationFailed if the kernel refuses."""
         sockets, room = tuple(_sockets_of_services()), _room(SHARED_MEMORY)
+        links = {link: os.readlink(link) for link in self.links if link.is_symlink()}  # noqa: PTH115 - as it is
         _enter_namespaces(own_network=self.own_network)
-        covered = self._covered()
-        temporary = {path: _part(self.temporary) for path in covered if path != _SERVICES.resolve()}
+        folders = dict.fromkeys(path.resolve() for path in _COVERED if path.is_dir())
+        covered = [path for path in folders if path not in self.readable]
         parts = self._parts(covered)
         _set_read_only(_CWD, b"/", _RECURSIVE)
         for path in covered:
-            _place(temporary[path], path) if path in temporary else _place_memory(path, "mode=755")
+            _place_memory(path, "mode=755")
         for path in sorted(parts, key=lambda path: len(path.parts)):
             _place(parts[path], path)
-        if _SERVICES.resolve() in covered:
-            _set_read_only(_CWD, os.fsencode(_SERVICES.resolve()))
+        for link, target in links.items():
+            if not link.is_symlink():
+                link.symlink_to(target)
+        for path in covered:
+            _set_read_only(_CWD, os.fsencode(path))
         if SHARED_MEMORY.is_dir():
             _place_memory(SHARED_MEMORY.resolve(), f"mode=1777,size={room}")
-        for path in sockets:
-            with suppress(OSError):  # it is covered already, or was removed meanwhile
-                if stat.S_ISSOCK(path.stat().st_mode):
-                    _place(_part(Path(os.devnull)), path)
-        _go_to_the_same_folder(otherwise=self.temporary)
-
-    @property
-    def covers_temporary(self) -> bool:
-        """Whether /tmp is a folder of the trial, because the operator has not opened it to trials."""
-        return TEMPORARY.resolve() in self._covered()
-
-    def _covered(self) -> list[Path]:
-        folders = dict.fromkeys(path.resolve() for path in (TEMPORARY, _ALSO_TEMPORARY, _SERVICES) if path.is_dir())
-        return [path for path in folders if path not in self.readable]
+        _hide(sockets)
+        _go_to_the_same_folder()
 
     def _parts(self, covered: Iterable[Path]) -> dict[Path, int]:
         """Return detached copies of what gets a place of its own: folders to change, and what is below `covered`."""
         proc = () if os.geteuid() == 0 else (Path("/proc"),)  # root's files there are settings of the kernel
         writable = _outermost((*self.writable, *proc))
-        inside = [path for path in self.readable if any(path.is_relative_to(one) for one in covered)]
+        inside = [path for path in self.readable if _is_inside(path, covered)]
         visible = [path for path in _outermost((*inside, *_NAME_SERVICES)) if not _is_inside(path, writable)]
         parts = {path: part for path in visible if (part := _part_if_there(path)) is not None}
         for part in parts.values():
@@ -208,12 +198,19 @@ def _mount_points() -> Iterator[Path]:
         yield Path(os.fsdecode(name))
 
 
-def _go_to_the_same_folder(*, otherwise: Path) -> None:
+def _hide(sockets: Iterable[Path]) -> None:
+    for path in sockets:
+        with suppress(OSError):  # it is covered already, or was removed meanwhile
+            if stat.S_ISSOCK(path.stat().st_mode):
+                _place(_part(Path(os.devnull)), path)
+
+
+def _go_to_the_same_folder() -> None:
     """Take the current folder from the tree: the old one leads to everything beside it that is covered here."""
     try:
         os.chdir(os.getcwd())  # noqa: PTH109 - the name that it has
     except OSError:
-        os.chdir(otherwise)
+        os.chdir("/")
 
 
 def _call(name: str, number: int, *arguments: object) -> int:

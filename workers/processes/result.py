@@ -123,7 +123,7 @@ class TrialOrder:
             # XLA's runtime talks to itself over them, and so do the ranks of a trial
             sockets=self.device_type == "xla" or own_process or with_ranks,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
-            temporary=self.paths.temporary if own_tree_problem() is None else None,
+            own_tree=own_tree_problem() is None,
             own_network=self.device_type != "xla" and not own_process and self.meeting is None,
         )
         return replace(self, isolation=isolation)
