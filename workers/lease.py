@@ -24,6 +24,8 @@ class StopReason(StrEnum):
     """The ranks of the trial on another node ended."""
     OUTPUT_LIMIT = "output limit"
     """Its files use more space than a trial may use."""
+    PROCESS_LIMIT = "process limit"
+    """It has more processes or threads than a trial may have."""
     TIMEOUT = "timeout"
 
 

@@ -73,7 +73,6 @@ class Isolation:
             OwnTree(
                 writable=tuple(path.resolve() for path in self.writable),
                 readable=tuple(self.rules()),
-                links=(short_link(os.getpid()),),
                 own_network=self.own_network,
             ).enter()
 

@@ -268,7 +268,11 @@ def filter_calls(*, sockets: bool) -> None:
 
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _DENY, _ABSENT = (_RETURN, 0x7FFF0000), (_RETURN, 0x00050000 | errno.EPERM), (_RETURN, 0x00050000 | errno.ENOSYS)
+_ALLOW, _DENY, _ABSENT = (
+    (_RETURN, 0x7FFF0000),
+    (_RETURN, 0x00050000 | errno.EPERM),
+    (_RETURN, 0x00050000 | errno.ENOSYS),
+)
 _Instruction: TypeAlias = tuple[int, int] | tuple[int, int, str, str]
 """Code, value, and for a comparison the labels to go on with if it is true and if it is false; "" is the next one."""
 

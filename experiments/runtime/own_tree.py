@@ -1,12 +1,10 @@
 """A file tree of its own for a process and its later children: the same paths, but hardly any of them can be changed.
 
 Everything is read-only except for a few folders, so that modes, owners and times of all other files stay. `/dev/shm` is
-its own. `/tmp`, `/var/tmp` and `/run`, where services listen, have only what it may use. All of it ends with the last of
-the processes. It needs CAP_SYS_ADMIN, or a user namespace. See docs/trust.md.
+its own and ends with it. Sockets of services are hidden. It needs CAP_SYS_ADMIN, or a user namespace. See docs/trust.md.
 """
 
 import ctypes
-import errno
 import fcntl
 import os
 import re
@@ -30,11 +28,11 @@ _CLONE, _FROM_DESCRIPTOR = 0x1, 0x4
 _READ_ONLY = 0x1
 _SLAVE, _ALL_BELOW = 1 << 19, 1 << 14
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that the C library takes
-_COVERED = (Path("/tmp"), Path("/var/tmp"), Path("/run"))  # noqa: S108 - nothing is written there
-_NAME_SERVICES = (Path("/run/nscd"), Path("/run/nslcd"))
-"""Folders with sockets that only answer who a user is."""
+_SERVICES = Path("/run")
+"""Folder of other programs' sockets."""
+_NAME_SERVICES = (_SERVICES / "nscd", _SERVICES / "nslcd")
+"""Those that only answer who a user is."""
 _BY_EVERYBODY = 0o002
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
@@ -46,42 +44,32 @@ class OwnTree:
     writable: tuple[Path, ...]
     """Folders to change."""
     readable: tuple[Path, ...]
-    """Files and folders that stay visible in the covered folders."""
-    links: tuple[Path, ...] = ()
-    """Links that stay visible there."""
+    """Files and folders that stay visible in /run."""
     own_network: bool = False
     """Whether its sockets reach only its own processes: its network has nothing but a loopback interface."""
 
     def enter(self) -> None:
         """Give this process, which has one thread, the tree. Raises IsolationFailed if the kernel refuses."""
         sockets, room = tuple(_sockets_of_services()), _room(SHARED_MEMORY)
-        links = {link: os.readlink(link) for link in self.links if link.is_symlink()}  # noqa: PTH115 - as it is
         _enter_namespaces(own_network=self.own_network)
-        folders = dict.fromkeys(path.resolve() for path in _COVERED if path.is_dir())
-        covered = [path for path in folders if path not in self.readable]
-        parts = self._parts(covered)
+        parts = self._parts()
         _set_read_only(_CWD, b"/", _RECURSIVE)
-        for path in covered:
-            _place_memory(path, "mode=755")
+        if _SERVICES not in parts:
+            _place_memory(_SERVICES, "mode=755")
         for path in sorted(parts, key=lambda path: len(path.parts)):
             _place(parts[path], path)
-        for link, target in links.items():
-            if not link.is_symlink():
-                link.symlink_to(target)
-        for path in covered:
-            _set_read_only(_CWD, os.fsencode(path))
+        _set_read_only(_CWD, os.fsencode(_SERVICES))
         if SHARED_MEMORY.is_dir():
             _place_memory(SHARED_MEMORY.resolve(), f"mode=1777,size={room}")
         _hide(sockets)
         _go_to_the_same_folder()
 
-    def _parts(self, covered: Iterable[Path]) -> dict[Path, int]:
-        """Return detached copies of what gets a place of its own: folders to change, and what is below `covered`."""
+    def _parts(self) -> dict[Path, int]:
+        """Return detached copies of the folders that get a place of their own: those to change, and those in /run."""
         proc = () if os.geteuid() == 0 else (Path("/proc"),)  # root's files there are settings of the kernel
         writable = _outermost((*self.writable, *proc))
-        inside = [path for path in self.readable if _is_inside(path, covered)]
-        visible = [path for path in _outermost((*inside, *_NAME_SERVICES)) if not _is_inside(path, writable)]
-        parts = {path: part for path in visible if (part := _part_if_there(path)) is not None}
+        visible = _outermost(path for path in (*self.readable, *_NAME_SERVICES) if path.is_relative_to(_SERVICES))
+        parts = {path: _part(path) for path in visible if path.exists() and not _is_inside(path, writable)}
         for part in parts.values():
             _set_read_only(part, b"", _EMPTY_PATH | _RECURSIVE)
         return parts | {path: _part(path) for path in writable}
@@ -120,15 +108,6 @@ def _start_loopback() -> None:
 def _part(path: Path) -> int:
     """Return a detached copy of the mounts at and below `path`, as a descriptor."""
     return _call(f"open_tree of {path}", _OPEN_TREE, _CWD, os.fsencode(path), _CLONE | os.O_CLOEXEC | _RECURSIVE)
-
-
-def _part_if_there(path: Path) -> int | None:
-    try:
-        return _part(path)
-    except IsolationFailed as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _MISSING:
-            return None
-        raise
 
 
 def _place(part: int, path: Path) -> None:
@@ -200,13 +179,13 @@ def _mount_points() -> Iterator[Path]:
 
 def _hide(sockets: Iterable[Path]) -> None:
     for path in sockets:
-        with suppress(OSError):  # it is covered already, or was removed meanwhile
+        with suppress(OSError):  # it was in /run, or was removed meanwhile
             if stat.S_ISSOCK(path.stat().st_mode):
                 _place(_part(Path(os.devnull)), path)
 
 
 def _go_to_the_same_folder() -> None:
-    """Take the current folder from the tree: the old one leads to everything beside it that is covered here."""
+    """Take the current folder from the tree: the old one leads to everything that is hidden here."""
     try:
         os.chdir(os.getcwd())  # noqa: PTH109 - the name that it has
     except OSError:
@@ -221,5 +200,4 @@ def _call(name: str, number: int, *arguments: object) -> int:
 
 def _check(result: int, name: str) -> None:
     if result < 0:
-        error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        raise IsolationFailed(f"{name}: {error.strerror}") from error
+        raise IsolationFailed(f"{name}: {os.strerror(ctypes.get_errno())}")

@@ -162,6 +162,9 @@ class TrialRecord:
         if self.ending.stopped is StopReason.OUTPUT_LIMIT:
             message = f"the trial's files use more space than a trial may use{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.OUTPUT_LIMIT, message=message)
+        if self.ending.stopped is StopReason.PROCESS_LIMIT:
+            message = f"the trial had {self.ending.excess}{self._how_far()}"
+            return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message)
         result = read_result(self.paths.result)
         if result is not None:
             return self._of_node(result)
