@@ -1,7 +1,7 @@
 """A file tree of its own for a process and its later children: the same paths, but hardly any of them can be changed.
 
 Everything is read-only except for a few folders, so that modes, owners and times of all other files stay. `/dev/shm` is
-its own and ends with it. Sockets of services are hidden. It needs CAP_SYS_ADMIN, or a user namespace. See docs/trust.md.
+its own, and sockets of services are hidden. It needs CAP_SYS_ADMIN, or a user namespace. See docs/trust.md.
 """
 
 import ctypes
