@@ -139,6 +139,18 @@ def trial_disk_bytes(default: int) -> int:
     return int(gib * 2**30)
 
 
+TRIAL_PROCESSES = "ABLATE_TRIAL_PROCESSES"
+"""Environment variable with the most processes of a running trial."""
+
+
+def trial_processes(default: int) -> int:
+    """Return ABLATE_TRIAL_PROCESSES for a node without a service. Raises ValueError unless it is a number above 0."""
+    text = os.environ.get(TRIAL_PROCESSES, "").strip() or str(default)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**22):
+        raise ValueError(f"{TRIAL_PROCESSES} is {text!r}; allowed: 1 to {2**22 - 1}, such as 4096")
+    return int(text)
+
+
 _FOR_PROGRAMS = re.compile(
     "PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LC_.*|TZ|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)|ABLATE_TRIAL_ID|"
     "(OMP|KMP|MKL|OPENBLAS|NUMEXPR|NCCL|NVSHMEM|GLOO|CUDA|NVIDIA|TORCH|PYTORCH|KINETO)_.*"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
 from experiments.runtime import isolation
-from experiments.runtime.kernel_limits import can_filter_calls, can_own_ipc, landlock_version
+from experiments.runtime.kernel_limits import can_filter_calls, has_admin, landlock_version
 from workers.environment_variables import environment_with, library_folders
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
@@ -30,14 +30,21 @@ def isolation_problem() -> str | None:
         return "this kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of security modules)"
     if not can_filter_calls():
         return "a filter of system calls is not implemented for the processor of this machine"
-    return _refusal()
+    return None if own_tree_problem() is None else _refusal(own_tree=False)
+
+
+def own_tree_problem() -> str | None:
+    """Return why a trial cannot have a file tree of its own here, None when it can: a process has tried it."""
+    return _refusal(own_tree=True)
 
 
 @lru_cache
-def _refusal() -> str | None:
+def _refusal(*, own_tree: bool) -> str | None:
     """Return why a process could not isolate itself, None if it could."""
-    command = [sys.executable, "-c", "from experiments.runtime.isolation import Isolation; Isolation().enter()"]
+    fields = "own_tree=True, own_network=True" if own_tree else ""
+    program = f"from experiments.runtime.isolation import Isolation; Isolation({fields}).enter()"
     environment = environment_with(SOURCE_ROOT)
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     return None if done.returncode == 0 else f"isolation was refused: {done.stderr.strip().rpartition(': ')[2]}"
 
@@ -49,5 +56,11 @@ def isolation_gaps() -> tuple[str, ...]:
         3: "files that the worker may write can be emptied",
         6: "other processes of the worker's user can be sent signals",
     }
-    left = () if can_own_ipc() else ("System V segments and message queues of a trial may outlive it",)
-    return (*(gap for since, gap in gaps.items() if version < since), *left)
+    open_gaps = [gap for since, gap in gaps.items() if version < since]
+    if (problem := own_tree_problem()) is not None:
+        open_gaps.append(
+            "trials share /dev/shm, can change modes of this user's files and can use this user's sockets, because they"
+            f" get no file tree of their own ({problem}); it needs CAP_SYS_ADMIN or a user namespace"
+        )
+        open_gaps += [] if has_admin() else ["System V segments and message queues of a trial may outlive it"]
+    return tuple(open_gaps)

@@ -22,6 +22,8 @@ class StopReason(StrEnum):
     """This worker has to end."""
     OUTPUT_LIMIT = "output limit"
     """Its files use more space than a trial may use."""
+    PROCESS_LIMIT = "process limit"
+    """It has more processes or threads than a trial may have."""
     TIMEOUT = "timeout"
 
 

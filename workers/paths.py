@@ -42,14 +42,19 @@ def is_allowed(path: Path, roots: Sequence[Path] | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What the files below a folder use on the disk."""
+    """What a trial uses of its machine."""
 
     bytes: int
+    """Of its files."""
     files: int
+    processes: int | None = None
+    """None if they do not count."""
 
 
-MOST_OUTPUT = Usage(bytes=4 * 2**30, files=200_000)
-"""What the files of a running trial may use by default."""
+MOST_PROCESSES = 1024
+"""Twice those of eight ranks, each with 32 that load data and 32 that compile."""
+MOST_OUTPUT = Usage(bytes=4 * 2**30, files=200_000, processes=MOST_PROCESSES)
+"""What a running trial may use by default."""
 
 
 def usage_of(folder: Path) -> Usage:

@@ -81,7 +81,9 @@ def _serve(settings: Settings, console: Console) -> None:
             wake_event,
             grace_s=settings.grace_s,
             preempted=stopping.now,
-            most_output=replace(MOST_OUTPUT, bytes=int(settings.trial_disk_gib * GIB)),
+            most_output=replace(
+                MOST_OUTPUT, bytes=int(settings.trial_disk_gib * GIB), processes=settings.trial_processes
+            ),
         ) as runner:
             _work(settings, node, signer, runner, wake_event=wake_event, stopping=stopping)
 

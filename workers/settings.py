@@ -24,6 +24,7 @@ from experiments.runtime.setting_values import (
 from kernels.backends import NODE_CLASSES
 from workers.environment_variables import MOST_QUIET_S, python_environments, stack_id
 from workers.errors import SettingsError
+from workers.paths import MOST_PROCESSES
 
 PLACEHOLDERS = frozenset(
     {"changeme", "change-me", "change_me", "secret", "token", "password", "placeholder", "todo", "xxx"}
@@ -72,6 +73,9 @@ class Settings(BaseSettings):
     trial_disk_gib: float = Field(default=4.0, gt=0)
     """Most space of a running trial's files, and of one of them. A trial that uses more ends as `output_limit`. `ablate
     exec` and `ablate check` follow it, too."""
+    trial_processes: int = Field(default=MOST_PROCESSES, ge=1, lt=2**22)
+    """Most processes of a running trial, and one part in 16 of its threads. A trial that has more ends as `user_error`.
+    `ablate exec` follows it, too."""
     corpus_dirs: str = ""
     """Folders that may contain a spec's corpus, separated by colons. Empty allows only the built-in ones."""
 

@@ -26,6 +26,7 @@ from experiments.runtime.kernel_limits import (
     drop_rights,
     filter_calls,
 )
+from experiments.runtime.own_tree import OwnTree, keep_own_process_writable
 
 _SYSTEM = ("usr", "lib", "lib32", "lib64", "bin", "sbin", "opt", "nix/store", "gnu/store", "proc", "sys")
 _CONFIGURATION = (
@@ -61,11 +62,25 @@ class Isolation:
     change settings of the kernel there: `compile_in_process` spares a built-in trial of root such processes."""
     devices: tuple[str, ...] = _DEVICES
     """Patterns of files in /dev to read and write."""
+    own_tree: bool = False
+    """Whether it gets a file tree of its own."""
+    own_network: bool = False
+    """With a tree of its own, whether its sockets reach only its own processes."""
+
+    def enter_tree(self) -> None:
+        """Give this process and all its later children their file tree, if they have one. Raises as `enter`."""
+        if self.own_tree:
+            OwnTree(
+                writable=tuple(path.resolve() for path in self.writable),
+                readable=tuple(self.rules()),
+                own_network=self.own_network,
+            ).enter()
 
     def enter(self, *, alone: bool = True) -> None:
         """Isolate this process and all its later children for ever.
 
-        Processes that have to reach each other are not `alone`: an ancestor has called `kernel_limits.enclose`.
+        Processes that have to reach each other are not `alone`: an ancestor has called `enter_tree` and
+        `kernel_limits.enclose`.
 
         The process has one thread, and has taken its device locks, which are sockets. Only it may reset the peak of its
         memory, none of its children.
@@ -74,9 +89,12 @@ class Isolation:
             IsolationFailed: the kernel refused, or a folder cannot be opened without opening a secret.
 
         """
+        if alone:
+            self.enter_tree()
+        if self.own_tree and os.geteuid() == 0:
+            keep_own_process_writable()
         drop_rights(self.rules() | _own_process(), alone=alone)
-        if os.geteuid() == 0:
-            drop_capabilities()
+        drop_capabilities()
         filter_calls(sockets=self.sockets)
 
     def rules(self) -> dict[Path, FileRight]:

@@ -160,26 +160,29 @@ def own_ipc() -> None:
     _LIBC.unshare(_CLONE_NEWIPC)
 
 
-def can_own_ipc() -> bool:
-    """Return whether `own_ipc` has an effect: it needs a capability."""
+def has_admin() -> bool:
+    """Return whether this process has CAP_SYS_ADMIN, which `own_ipc` needs."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     effective = next(line.partition(":")[2] for line in lines if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
 
 
 _CAPABILITIES_VERSION = 0x20080522
-_KEPT_CAPABILITIES = (1 << 1) | (1 << 14)
+_ROOT_KEEPS = (1 << 1) | (1 << 14)
 """CAP_DAC_OVERRIDE, because root also runs from folders of other users, and CAP_IPC_LOCK, for pinned memory."""
 
 
 def drop_capabilities() -> None:
-    """Leave a process of root hardly more than the right to use its own files. Call `keep_privileges_out` as well."""
+    """Leave root hardly more than the right to use its own files, others nothing. Call `keep_privileges_out` as well.
+
+    A process of another user has capabilities where it made a user namespace.
+    """
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITIES_VERSION, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", *[0] * 6), 24)
     if _LIBC.capget(header, data) != 0:
         raise _failure("capget")
     _effective, permitted, *_rest = struct.unpack("=6I", data.raw)
-    kept = permitted & _KEPT_CAPABILITIES
+    kept = permitted & _ROOT_KEEPS if os.geteuid() == 0 else 0
     if _LIBC.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)) != 0:
         raise _failure("capset")
 
@@ -192,18 +195,50 @@ class _Machine:
     seccomp: int
     socket: int
     connect: int
+    clone: int
+    unshare: int
     keys: tuple[int, ...]
     """Calls that reach the kernel's keyrings, which all processes of a user share."""
+    trees: tuple[int, ...]
+    """mount, umount2, pivot_root, chroot, setns, and open_by_handle_at, which leaves every tree."""
+    kernel: tuple[int, ...]
+    """bpf and userfaultfd, which run code in the kernel, or stop it."""
 
 
 _MACHINES = {
-    "x86_64": _Machine(architecture=0xC000003E, seccomp=317, socket=41, connect=42, keys=(248, 249, 250)),
-    "aarch64": _Machine(architecture=0xC00000B7, seccomp=277, socket=198, connect=203, keys=(217, 218, 219)),
+    "x86_64": _Machine(
+        architecture=0xC000003E,
+        seccomp=317,
+        socket=41,
+        connect=42,
+        clone=56,
+        unshare=272,
+        keys=(248, 249, 250),
+        trees=(165, 166, 155, 161, 308, 304),
+        kernel=(321, 323),
+    ),
+    "aarch64": _Machine(
+        architecture=0xC00000B7,
+        seccomp=277,
+        socket=198,
+        connect=203,
+        clone=220,
+        unshare=97,
+        keys=(217, 218, 219),
+        trees=(40, 39, 41, 51, 268, 265),
+        kernel=(280, 282),
+    ),
 }
+_NEW_MOUNT_CALLS = (*range(428, 434), 442, 467)
+"""open_tree, move_mount, fsopen, fsconfig, fsmount, fspick, mount_setattr, open_tree_attr: equal on every machine."""
+_CLONE3 = 435
+_ANY_NAMESPACE = 0x7E020000
+"""Flags of clone for a namespace of any kind but time, whose bit is there part of a signal's number."""
+_NEW_TIME = 0x80
 _FOREIGN_FROM = 0x40000000
 """Numbers of system calls from here on belong to another calling convention of the same processor."""
 _IO_URING_SETUP = 425  # it could open a socket, too
-_NUMBER_AT, _ARCHITECTURE_AT, _FAMILY_AT, _TYPE_AT = 0, 4, 16, 24
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_AT, _SECOND_AT = 0, 4, 16, 24
 _TYPE_MASK = 0xF
 _SET_FILTER = 1
 _NO_MITIGATIONS = 1 << 2
@@ -216,9 +251,10 @@ def can_filter_calls() -> bool:
 
 
 def filter_calls(*, sockets: bool) -> None:
-    """Refuse this process and its later children the kernel's keyrings and, unless `sockets`, every connection.
+    """Refuse this process and its later children keyrings, namespaces, mounts and, unless `sockets`, connections.
 
     Pipes, socket pairs and inherited sockets go on working, and so do Unix sockets that only listen: CUDA opens one.
+    The C library replaces clone3, whose flags a filter cannot see, by clone.
     Raises IsolationFailed if this machine cannot do it.
     """
     machine = _MACHINES.get(platform.machine())
@@ -231,15 +267,20 @@ def filter_calls(*, sockets: bool) -> None:
     _call("seccomp", machine.seccomp, _SET_FILTER, _NO_MITIGATIONS, header)
 
 
-_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
-_ALLOW, _DENY = (_RETURN, 0x7FFF0000), (_RETURN, 0x00050000 | errno.EPERM)
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _DENY, _ABSENT = (
+    (_RETURN, 0x7FFF0000),
+    (_RETURN, 0x00050000 | errno.EPERM),
+    (_RETURN, 0x00050000 | errno.ENOSYS),
+)
 _Instruction: TypeAlias = tuple[int, int] | tuple[int, int, str, str]
 """Code, value, and for a comparison the labels to go on with if it is true and if it is false; "" is the next one."""
 
 
 def _filter(machine: _Machine, *, sockets: bool) -> dict[str, tuple[_Instruction, ...]]:
     """Return a filter: its parts by their labels."""
-    denied = [*machine.keys, _IO_URING_SETUP, *([] if sockets else [machine.connect])]
+    denied = [*machine.keys, *machine.trees, *machine.kernel, *_NEW_MOUNT_CALLS, _IO_URING_SETUP]
+    denied += [] if sockets else [machine.connect]
     return {
         "begin": (
             (_LOAD, _ARCHITECTURE_AT),
@@ -247,13 +288,20 @@ def _filter(machine: _Machine, *, sockets: bool) -> dict[str, tuple[_Instruction
             (_LOAD, _NUMBER_AT),
             (_AT_LEAST, _FOREIGN_FROM, "deny", ""),
             *((_EQUAL, number, "deny", "") for number in denied),
+            (_EQUAL, machine.clone, "clone", ""),
+            (_EQUAL, machine.unshare, "unshare", ""),
+            (_EQUAL, _CLONE3, "absent", ""),
             *([] if sockets else [(_EQUAL, machine.socket, "socket", "")]),
         ),
         "allow": (_ALLOW,),
+        "clone": ((_LOAD, _FIRST_AT), (_ANY_OF, _ANY_NAMESPACE, "deny", "go on")),
+        "unshare": ((_LOAD, _FIRST_AT), (_ANY_OF, _ANY_NAMESPACE | _NEW_TIME, "deny", "go on")),
+        "go on": (_ALLOW,),
+        "absent": (_ABSENT,),
         "socket": (
-            (_LOAD, _FAMILY_AT),
+            (_LOAD, _FIRST_AT),
             (_EQUAL, socket.AF_UNIX, "", "deny"),
-            (_LOAD, _TYPE_AT),
+            (_LOAD, _SECOND_AT),
             (_AND, _TYPE_MASK),
             (_EQUAL, socket.SOCK_STREAM, "listener", ""),
             (_EQUAL, socket.SOCK_SEQPACKET, "listener", "deny"),

@@ -235,10 +235,15 @@ def socket_folder() -> Path:
     raise OSError(errno.ENAMETOOLONG, f"no folder for sockets; {advice}", tempfile.gettempdir())
 
 
+def process_numbers() -> list[int]:
+    """Return the numbers of all processes of this machine."""
+    names = os.listdir("/proc")  # noqa: PTH208 - called in a tight loop, and Path objects double its cost
+    return [int(name) for name in names if name.isdigit()]
+
+
 def _others() -> list[int]:
     own = os.getpid()
-    names = os.listdir("/proc")  # noqa: PTH208 - called in a tight loop, and Path objects double its cost
-    return [int(name) for name in names if name.isdigit() and int(name) != own]
+    return [pid for pid in process_numbers() if pid != own]
 
 
 def _group_of(pid: int) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.runtime.isolation import short_link
-from experiments.runtime.kernel_limits import can_own_ipc
+from experiments.runtime.kernel_limits import has_admin
 from tests.architecture.pages import ROOT
 from tests.programs import LOOP, write_program
 from tests.waiting import until
@@ -170,7 +170,7 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
     os.killpg(process.pid, number)  # as a terminal does
     process.wait()
     until(lambda: not left_by(mark, temporary), 60.0, what=f"nothing left of {temporary} and sleep {mark}")
-    if began.exists() and can_own_ipc():
+    if began.exists() and has_admin():
         assert not segments() & set(enumerate(began.read_text().split())), "of an own namespace, or removed"
 
 

@@ -350,11 +350,22 @@ class BlockRunner:
         """Raise BlockBroken or BlockStopped for an ending that concerns the whole block."""
         if ending.survivors:
             raise BlockBroken(FailureClass.INFRA_NODE, f"processes {list(ending.survivors)} survived SIGKILL", arm=arm)
-        if ending.stopped not in (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT):
+        if ending.stopped not in _OF_THE_TRIAL:
             raise BlockStopped(ending.stopped)
 
 
-_HOW_IT_ENDED = {None: "ended without a result", StopReason.OUTPUT_LIMIT: "used more space than a trial may use"}
+_OF_THE_TRIAL = (
+    None,
+    StopReason.TIMEOUT,
+    StopReason.OUTPUT_LIMIT,
+    StopReason.PROCESS_LIMIT,
+)
+"""Reasons that concern one trial, and not its whole block."""
+_HOW_IT_ENDED = {
+    None: "ended without a result",
+    StopReason.OUTPUT_LIMIT: "used more space than a trial may use",
+    StopReason.PROCESS_LIMIT: "had more processes than a trial may have",
+}
 """Of a rehearsal; any other reason is its time limit."""
 
 
@@ -363,6 +374,8 @@ def _prepared_folder(order: TrialOrder, workload: Trainable, ending: Ending) -> 
     failed = workload.preparation
     if ending.stopped is StopReason.OUTPUT_LIMIT:
         raise BlockBroken(FailureClass.OUTPUT_LIMIT, f"{failed}: its process used too much space")
+    if ending.stopped is StopReason.PROCESS_LIMIT:
+        raise BlockBroken(FailureClass.USER_ERROR, f"{failed}: it had {ending.excess}")
     if ending.stopped is not None:
         took = f"it took longer than {PREPARATION_LIMIT_S:.0f} s{workload.advice}"
         raise BlockBroken(FailureClass.TIMEOUT, f"{failed}: {took}")

@@ -151,6 +151,9 @@ class TrialRecord:
         if self.ending.stopped is StopReason.OUTPUT_LIMIT:
             message = f"the trial's files use more space than a trial may use{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.OUTPUT_LIMIT, message=message)
+        if self.ending.stopped is StopReason.PROCESS_LIMIT:
+            message = f"the trial had {self.ending.excess}{self._how_far()}"
+            return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message)
         own_process = trainable(self.trial.config).own_process
         result = read_result(self.paths.result)
         if result is not None and not (own_process and self.ending.exit_code):  # then the program may have written it

@@ -44,6 +44,7 @@ from workers.environment_variables import (
     secrets_file,
     state_folder,
     trial_disk_bytes,
+    trial_processes,
 )
 from workers.errors import ExecRefused, WorkerError
 from workers.identity.node import Node, find_node
@@ -53,7 +54,7 @@ from workers.offline.bundle_folder import BundleFolder
 from workers.offline.check import check
 from workers.offline.progress import ProgressDisplay
 from workers.offline.run import ExecRun, ExecSummary
-from workers.paths import MOST_OUTPUT, Usage
+from workers.paths import MOST_OUTPUT, MOST_PROCESSES, Usage
 from workers.processes.lanes import keep_lanes, run_lanes, stored_lanes, tried_on
 from workers.processes.runner import start_processes
 from workers.processes.wake_event import StopFlag, WakeEvent
@@ -273,7 +274,9 @@ def _longest_wait_s() -> float:
 
 def _most_output() -> Usage:
     try:
-        return dataclasses.replace(MOST_OUTPUT, bytes=trial_disk_bytes(MOST_OUTPUT.bytes))
+        return dataclasses.replace(
+            MOST_OUTPUT, bytes=trial_disk_bytes(MOST_OUTPUT.bytes), processes=trial_processes(MOST_PROCESSES)
+        )
     except ValueError as error:
         raise ExecRefused(str(error)) from error
 

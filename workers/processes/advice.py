@@ -23,7 +23,8 @@ from workers.processes.result import TrialOrder
 
 _NAMED = re.compile(r"(?:module|from|No module named) '([A-Za-z_]\w*)[\w.]*'")
 _DENIED = re.compile(
-    r"Permission denied: ['\"](/[^'\"]+)['\"]|(?<![^\s'\"])(/[^\s:'\"]+)['\"]?: (?:\[Errno 13\] )?Permission"
+    r"(?:Permission denied|Read-only file system): ['\"](/[^'\"]+)['\"]"
+    r"|(?<![^\s'\"])(/[^\s:'\"]+)['\"]?: (?:\[Errno \d+\] )?(?:Permission|Read-only)"
 )
 _MAPPING = re.compile(r"^MAPPING\b[^=\n]*=\s*(\{.*?\})", re.MULTILINE | re.DOTALL)
 _NO_MARKS = "marked no steps"
@@ -110,7 +111,7 @@ class ProgramPlace:
             folder = path if path.is_dir() else path.parent
             if _is_closed(path) or _is_closed(folder):
                 yield f"the file is in {folder}, {self._how_to_open(folder)}"
-            elif not path.is_relative_to(self.writable) and os.access(folder, os.W_OK):
+            elif not path.is_relative_to(self.writable) and _user_may_write(folder):
                 yield f"a trial may write only below its own folder: use trial.out, or {{out}} in an argument ({path})"
 
     def _how_to_open(self, folder: Path) -> str:
@@ -147,6 +148,11 @@ def _is_closed(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def _user_may_write(folder: Path) -> bool:
+    """Return whether this user can write there, or could if the trial's file tree did not keep it from changes."""
+    return os.access(folder, os.W_OK) or (folder.is_dir() and bool(os.statvfs(folder).f_flag & os.ST_RDONLY))
 
 
 def _of_pth_files(site: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import ProgramReport, printable
 from experiments.runtime.isolation import Isolation, python_folders
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
-from workers.isolation import system_folders
+from workers.isolation import own_tree_problem, system_folders
 from workers.paths import MOST_OUTPUT, TrialPaths, open_plain
 
 MODULE_FOLDER = SOURCE_ROOT / "experiments" / "in_trial"
@@ -104,6 +104,8 @@ class TrialOrder:
             # XLA's runtime talks to itself over them, and so do the ranks of a trial
             sockets=self.device_type == "xla" or own_process or self.devices > 1,
             programs=own_process or self.device_type == "cuda",  # torch compiles in processes of its own
+            own_tree=own_tree_problem() is None,
+            own_network=self.device_type != "xla" and not own_process,
         )
         return replace(self, isolation=isolation)
 

@@ -5,7 +5,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.runtime.isolation import short_link
 from experiments.runtime.processes import adopt_orphans, children_of
-from workers.environment_variables import keep_logs_plain, wait_passively
+from workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
 from workers.paths import MOST_OUTPUT, Usage, remove_tree, usage_of
@@ -22,6 +22,7 @@ from workers.processes.failures import TOO_LATE, kernel_oom_kills
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian, end_trial
 from workers.processes.result import TrialOrder
+from workers.processes.shared_memory import SharedMemory
 from workers.processes.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ _SAMPLE_S = 0.5
 _LOOK_S = 1.0
 _LOOK_SHARE = 50
 """The worker looks at a trial's files every second, and so seldom that it spends one part in 50 of its time on it."""
+_THREADS = 16
+"""Threads that a trial may have for each process that it may have: every library of linear algebra starts its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +51,15 @@ class Ending:
     """Highest sampled resident set of any of its processes."""
     survivors: tuple[int, ...]
     """Processes that SIGKILL did not end."""
+    excess: str = ""
+    """Of a trial with too many processes: how many it had, and how many it may have."""
 
 
 class _Output:
     """The files of a running trial. Those that it has unlinked and still writes count, too."""
 
-    def __init__(self, folder: Path, limit: Usage) -> None:
-        self._folder, self._limit = folder, limit
+    def __init__(self, folder: Path, limit: Usage, memory: SharedMemory | None) -> None:
+        self._folder, self._limit, self._memory = folder, limit, memory
         self._device = folder.stat().st_dev
         self._look_at = 0.0
 
@@ -66,10 +71,11 @@ class _Output:
         """Return whether the files of the trial, whose first process is `pid`, use more than allowed."""
         began = time.monotonic()
         used = usage_of(self._folder)
-        unlinked = _unlinked_bytes(_family(pid), self._device)
+        family = _family(pid)
+        other = _unlinked_bytes(family, self._device) + (0 if self._memory is None else self._memory.look(family))
         now = time.monotonic()
         self._look_at = now + max(_LOOK_S, _LOOK_SHARE * (now - began))
-        return used.bytes + unlinked > self._limit.bytes or used.files > self._limit.files
+        return used.bytes + other > self._limit.bytes or used.files > self._limit.files
 
 
 class RunningTrial:
@@ -92,6 +98,11 @@ class RunningTrial:
         self.peak_rss_bytes: int | None = None
         self.stopped: StopReason | None = None
         """Why it has to stop, None if it may go on."""
+        self.excess = ""
+        """How many processes too many it had."""
+        own_tree = order.isolation is not None and order.isolation.own_tree
+        self.memory = None if own_tree else SharedMemory()
+        """Its files in the machine's /dev/shm, None if it has its own."""
         self.over = False
         """Whether it has ended: the kernel may use its process number again."""
 
@@ -131,8 +142,8 @@ class TrialRunner:
     ) -> None:
         """Start no process yet.
 
-        With `most_output`, a trial ends when its files use more. With `adopts`, this process is the parent of what a
-        killed fork server leaves: it must have no children except those of this class's arguments.
+        A trial ends when it uses more than `most_output`. With `adopts`, this process is the parent of what a killed
+        fork server leaves: it must have no children except those of this class's arguments.
         """
         self.server = server
         self.guardian = guardian
@@ -154,7 +165,8 @@ class TrialRunner:
     def started(self, order: TrialOrder, lease: Lease, *, timeout_s: float) -> Iterator[RunningTrial]:
         """Start a trial; leaving the context ends it in any case."""
         start, oom_before = time.monotonic(), kernel_oom_kills()
-        process = self.server.start(replace(order, start_by=lease.until, most_bytes=self._most_output.bytes))
+        order = replace(order, start_by=lease.until, most_bytes=self._most_output.bytes)
+        process = self.server.start(order)
         trial = RunningTrial(process, order, timeout_s=timeout_s, began=start, oom_before=oom_before)
         self._trainers.add(trial.pid)
         self.guardian.watch(trial.pid, order.trial_id)
@@ -177,7 +189,12 @@ class TrialRunner:
                 self.guardian.check()
             if any(_is_readable(descriptor) for descriptor in also):
                 break
-            trial.peak_rss_bytes = max(map(_peak_rss, _family(trial.pid)), default=0) or trial.peak_rss_bytes
+            family = _family(trial.pid)
+            trial.peak_rss_bytes = max(map(_peak_rss, family), default=0) or trial.peak_rss_bytes
+            trial.excess = self._excess(family)
+            if trial.excess:
+                reason = StopReason.PROCESS_LIMIT
+                break
             if output.look_is_due() and output.is_too_much(trial.pid):
                 reason = StopReason.OUTPUT_LIMIT
                 break
@@ -195,6 +212,8 @@ class TrialRunner:
         remove_tree(trial.order.paths.temporary)
         with suppress(OSError):
             short_link(trial.pid).unlink(missing_ok=True)
+        if trial.memory is not None:
+            trial.memory.sweep()
         too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(trial.pid) else None
         return Ending(
             stopped=trial.stopped or _fenced(exit_code, lease) or too_much,
@@ -203,6 +222,7 @@ class TrialRunner:
             oom_kills=kernel_oom_kills() - trial.oom_before,
             peak_rss_bytes=trial.peak_rss_bytes,
             survivors=survivors,
+            excess=trial.excess,
         )
 
     def sleep(self, seconds: float, lease: Lease) -> StopReason | None:
@@ -213,7 +233,19 @@ class TrialRunner:
         return None if reason is StopReason.TIMEOUT else reason
 
     def _output_of(self, trial: RunningTrial) -> _Output:
-        return _Output(trial.order.paths.folder, self._most_output)
+        return _Output(trial.order.paths.folder, self._most_output, trial.memory)
+
+    def _excess(self, family: Sequence[int]) -> str:
+        """Say how many processes or threads too many a trial has; empty if it has not."""
+        most = self._most_output.processes
+        if most is None:
+            return ""
+        threads = sum(map(_num_threads, family))
+        for kind, number, allowed in (("processes", len(family), most), ("threads", threads, _THREADS * most)):
+            if number > allowed:
+                setting = f"the worker's {TRIAL_PROCESSES} is {most}, and allows {_THREADS} threads for each process"
+                return f"{number:,} {kind} at once; allowed: {allowed:,} ({setting}; raise it for such a program)"
+        return ""
 
     def _reason(self, lease: Lease, deadline: float) -> StopReason | None:
         reason = lease.reason()
@@ -225,7 +257,7 @@ class TrialRunner:
 
     def _end(self, trial: RunningTrial) -> tuple[int, ...]:
         """End all processes of a trial, or only the children that outlived it; return the survivors."""
-        at_once = (None, StopReason.FENCED, StopReason.OUTPUT_LIMIT)
+        at_once = (None, StopReason.FENCED, StopReason.OUTPUT_LIMIT, StopReason.PROCESS_LIMIT)
         grace_s = 0.0 if trial.stopped in at_once else self._grace_s
         survivors = self._end_trial(trial, grace_s=grace_s)
         if survivors:
@@ -305,11 +337,20 @@ def _unlinked_bytes(pids: Iterable[int], device: int) -> int:
 
 
 def _peak_rss(pid: int) -> int:
+    return 1024 * _status_of(pid, "VmHWM:")
+
+
+def _num_threads(pid: int) -> int:
+    return _status_of(pid, "Threads:")
+
+
+def _status_of(pid: int, name: str) -> int:
+    """Return a number from the kernel's status of a process, 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
 
 def _pid(process: ForkServerProcess) -> int:
