@@ -24,7 +24,6 @@ _CHECKS_S = 10.0
 _PHASES = {
     PartPhase.STARTING: "[yellow]starting[/]",
     PartPhase.READY: "[green]runs[/]",
-    PartPhase.SILENT: "[red]does not answer[/]",
     PartPhase.RESTARTING: "[yellow]restarts[/]",
     PartPhase.GIVEN_UP: "[red]given up[/]",
 }

@@ -1,7 +1,7 @@
 """The processes of the stack's parts: start, watch and restart one part, and end every process of the stack.
 
-A part that ends by itself, or that stops answering, restarts after a growing pause. Processes that it left behind end
-first, because they hold its port, files or device: a worker has trainers.
+A part that ends by itself restarts after a growing pause. Processes that it left behind end first, because they hold
+its port, files or device: a worker has trainers.
 """
 
 import os
@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-
-import psutil
 
 from experiments.runtime.processes import Mark, die_with_parent, end_all, send, wait_until
 from service.settings import child_environment
@@ -29,12 +27,6 @@ MAX_FAILURES = 8
 """Failures in a row, without a steady time between them, until a part is given up."""
 MAX_PAUSE_S = 30.0
 """The longest pause before a restart."""
-CHECK_S = 5.0
-"""Time between two checks of a ready part."""
-SILENT_S = 30.0
-"""After so long a silence, a part that was ready is ended and restarts."""
-_COUNTED_S = 10.0
-"""Most of the time between two checks that counts as silence: more passes only while this process was suspended."""
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL for processes that a part left. A worker's guardian ends the trainers meanwhile."""
 
@@ -117,7 +109,6 @@ class PartRun:
         self._failures = 0
         self._cleaned = True
         self._kill_at = self._restart_at = 0.0
-        self._checked_at = self._silent_s = 0.0
 
     @property
     def state(self) -> PartState:
@@ -148,7 +139,7 @@ class PartRun:
         return self.part.port is None or bool(listeners(self.part.port).intersection(self._members()))
 
     def update(self) -> None:
-        """Check the part and do the next step. This blocks for one health check at most."""
+        """Check the part and do the next step. This blocks for one health check at most, while the part starts."""
         if self.phase in (PartPhase.RESTARTING, PartPhase.GIVEN_UP):
             self._clean_up_and_restart()
             return
@@ -158,38 +149,12 @@ class PartRun:
             return
         if self.phase == PartPhase.STARTING and self.part.answers() and self.owns_port():
             self.confirm()
-        if self.phase != PartPhase.STARTING and self._has_gone_silent():
-            self._fail(f"did not answer for {self._silent_s:.0f} s")
-            return
         ready, lasted_s = self.phase == PartPhase.READY, time.monotonic() - self._phase_began
         starts = self.part.depends and self.phase == PartPhase.STARTING
         if (ready and lasted_s > STEADY_S) or (starts and lasted_s > STEADY_DEPENDENT_S):
             self._failures = 0
         elif self.phase == PartPhase.STARTING and not self.part.depends and lasted_s > self.part.patience_s:
             self._fail(f"did not answer within {self.part.patience_s:.0f} s")
-
-    def _has_gone_silent(self) -> bool:
-        """Check the part if it is time to; return whether it has been silent for too long."""
-        since_s = time.monotonic() - self._checked_at
-        if since_s < CHECK_S:
-            return False
-        silent = self._is_silent()
-        self._checked_at = time.monotonic()
-        self._silent_s = self._silent_s + min(since_s, _COUNTED_S) if silent else 0.0
-        phase = PartPhase.SILENT if silent else PartPhase.READY
-        if phase != self.phase:
-            self._enter(phase)
-        return self._silent_s > SILENT_S
-
-    def _is_silent(self) -> bool:
-        """Return whether the part does not answer. One that a debugger has stopped counts as answering."""
-        try:
-            state = psutil.Process(self.pid).status()
-        except psutil.NoSuchProcess:  # the next update reports its end
-            return False
-        if state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return bool(state == psutil.STATUS_STOPPED)
-        return not self.part.answers() if self.part.is_silent is None else self.part.is_silent()
 
     def _fail(self, event: str) -> None:
         self._failures += 1
@@ -233,8 +198,6 @@ class PartRun:
 
     def _enter(self, phase: PartPhase) -> None:
         self.phase, self._phase_began = phase, time.monotonic()
-        if phase == PartPhase.STARTING:
-            self._checked_at, self._silent_s = self._phase_began, 0.0
 
 
 def describe_exit(code: int) -> str:

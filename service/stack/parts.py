@@ -54,8 +54,6 @@ class StackPart:
     """Time that the part has for its first answer, in seconds."""
     depends: bool = False
     """Whether the answer depends on other parts. Then silence while it starts does not restart this part."""
-    is_silent: Callable[[], bool] | None = None
-    """Returns whether a part that answered before has stopped working. None: it has when `answers` returns False."""
     stop_signal: signal.Signals = signal.SIGTERM
     """The signal that ends the part at once."""
     secrets: tuple[str, ...] = ()
@@ -180,7 +178,6 @@ def all_parts(
         environment=addresses.worker_environment,
         answers=node_is_ready,
         depends=True,
-        is_silent=_never,
         stop_signal=signal.SIGINT,
     )
     return (
@@ -206,7 +203,6 @@ def all_parts(
             "service.background.main",
             lambda: _is_on_duty(addresses.api_url),
             depends=True,
-            is_silent=lambda: _is_off_duty(addresses.api_url),
             secrets=(WEBHOOK_KEY, SMTP_URL),
         ),
         *((worker,) if with_worker else ()),
@@ -249,14 +245,3 @@ def _checks(api_url: str) -> dict[str, bool]:
 def _is_on_duty(api_url: str) -> bool:
     """Return whether the API reports a background process that does all its tasks."""
     return _checks(api_url).get("background", False)
-
-
-def _is_off_duty(api_url: str) -> bool:
-    """Return whether the API reports that no background process leads, although the database accepts changes."""
-    checks = _checks(api_url)
-    return checks.get("writes", False) and not checks["background"]
-
-
-def _never() -> bool:
-    """Return that a worker never counts as silent: while it is busy, or its key is rejected, only it can tell."""
-    return False

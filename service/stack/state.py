@@ -23,8 +23,6 @@ class PartPhase(StrEnum):
     """Its process runs but has not answered yet."""
     READY = "ready"
     """Its current process has answered."""
-    SILENT = "silent"
-    """Its current process has answered, but does not now."""
     RESTARTING = "restarting"
     """It failed and restarts after a pause."""
     GIVEN_UP = "given_up"
