@@ -139,7 +139,12 @@ ROWS = (
     ),
     Row(what="connect to abstract Unix sockets", probes=("abstract socket",)),
     Row(what="connect to named Unix sockets of the worker's user", probes=("named socket",), kinds=("built-in",)),
-    Row(what="connect to named Unix sockets of the worker's user", probes=("named socket",), kinds=CONNECTING, shared=OPEN),
+    Row(
+        what="connect to named Unix sockets of the worker's user",
+        probes=("named socket",),
+        kinds=CONNECTING,
+        shared=OPEN,
+    ),
     Row(what="reach the network, ports of the machine, 169.254.169.254", probes=("port", "cloud"), kinds=("built-in",)),
     Row(
         what="reach the network, ports of the machine, 169.254.169.254",
