@@ -67,11 +67,13 @@ class Isolation:
     own_network: bool = False
     """With a tree of its own, whether its sockets reach only its own processes."""
 
-    def enter_tree(self) -> None:
+    def enter_tree(self, *, alone: bool) -> None:
         """Give this process and all its later children their file tree, if they have one. Raises as `enter`."""
         if self.own_tree:
+            # root's files in /proc are settings of the kernel; processes inside of `enclose` can mount nothing there
+            proc = () if alone and os.geteuid() == 0 else (Path("/proc"),)
             OwnTree(
-                writable=tuple(path.resolve() for path in self.writable),
+                writable=(*(path.resolve() for path in self.writable), *proc),
                 readable=tuple(self.rules()),
                 own_network=self.own_network,
             ).enter()
@@ -90,9 +92,9 @@ class Isolation:
 
         """
         if alone:
-            self.enter_tree()
-        if self.own_tree and os.geteuid() == 0:
-            keep_own_process_writable()
+            self.enter_tree(alone=True)
+            if self.own_tree and os.geteuid() == 0:
+                keep_own_process_writable()
         drop_rights(self.rules() | _own_process(), alone=alone)
         drop_capabilities()
         filter_calls(sockets=self.sockets)

@@ -66,8 +66,7 @@ class OwnTree:
 
     def _parts(self) -> dict[Path, int]:
         """Return detached copies of the folders that get a place of their own: those to change, and those in /run."""
-        proc = () if os.geteuid() == 0 else (Path("/proc"),)  # root's files there are settings of the kernel
-        writable = _outermost((*self.writable, *proc))
+        writable = _outermost(self.writable)
         visible = _outermost(path for path in (*self.readable, *_NAME_SERVICES) if path.is_relative_to(_SERVICES))
         parts = {path: _part(path) for path in visible if path.exists() and not _is_inside(path, writable)}
         for part in parts.values():

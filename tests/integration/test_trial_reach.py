@@ -139,7 +139,8 @@ def reached(home: Path, program: str) -> dict[str, Any]:
     """Run a program as a trial that may connect; return its answers."""
     order = order_of(home, TRY + program)
     assert order.isolation is not None
-    order = replace(order, isolation=replace(order.isolation, sockets=True))
+    # without a file tree and a network of its own: those would hide the services
+    order = replace(order, isolation=replace(order.isolation, sockets=True, own_tree=False))
     limit = Usage(bytes=32 * 2**20, files=500)
     with Guardian() as guardian:
         runner = TrialRunner(server(), guardian, WakeEvent(), grace_s=0.2, preempted=lambda: False, most_output=limit)

@@ -204,6 +204,8 @@ class TrialRunner:
     def end(self, trial: RunningTrial, lease: Lease) -> Ending:
         """End a trial that has to stop, or the remains of one that ended by itself; return its ending."""
         start = time.monotonic()
+        if trial.memory is not None:
+            trial.memory.look(_family(trial.pid))
         survivors = self._end(trial)
         trial.process.join(0 if survivors else None)
         trial.over = True

@@ -108,7 +108,7 @@ def _die_with_the_worker() -> None:
 
 def _run_ranks(order: TrialOrder, ranks: int) -> TrialResult:
     if order.isolation is not None:
-        order.isolation.enter_tree()
+        order.isolation.enter_tree(alone=False)
         enclose()  # each rank isolates itself, because only a process itself may reset the peak of its memory
     return run_ranks(ranks, partial(_run_rank, order), order.paths.folder)
 

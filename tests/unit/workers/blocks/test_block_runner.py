@@ -105,6 +105,7 @@ def test_all_data_of_a_block_are_prepared_before_its_first_trial(
 
 STOPPED = replace(DONE, stopped=StopReason.TIMEOUT)
 FILLED = replace(DONE, stopped=StopReason.OUTPUT_LIMIT)
+CROWDED = replace(DONE, stopped=StopReason.PROCESS_LIMIT, excess="9 processes at once; allowed: 8")
 FAILED = TrialResult.partial(failure_class=FailureClass.USER_ERROR, message="DataError: corpus '/corpus'")
 
 
@@ -113,6 +114,7 @@ FAILED = TrialResult.partial(failure_class=FailureClass.USER_ERROR, message="Dat
     [
         (None, STOPPED, FailureClass.TIMEOUT, "it took longer than 3600 s; use a smaller corpus or max_corpus_mib"),
         (None, FILLED, FailureClass.OUTPUT_LIMIT, "its process used too much space"),
+        (None, CROWDED, FailureClass.USER_ERROR, "it had 9 processes at once; allowed: 8"),
         (FAILED, DONE, FailureClass.USER_ERROR, "DataError: corpus '/corpus'"),
         (None, replace(DONE, exit_code=-9), FailureClass.INFRA_NODE, "ended with exit code -9 without a result"),
     ],

@@ -137,4 +137,14 @@ def test_a_trial_whose_files_used_too_much_space_is_a_result_of_its_arm(node: No
     receipt = record.receipt()
     assert (receipt.outcome, receipt.failure_class) == (Outcome.FAILED, FailureClass.OUTPUT_LIMIT)
     assert "files use more space than a trial may use, after" in str(receipt.message)
+
+
+def test_a_trial_with_too_many_processes_is_its_users_error(node: Node, tmp_path: Path) -> None:
+    record = left_behind(claimed(2), node, tmp_path)
+    ending = replace(
+        record.ending, stopped=StopReason.PROCESS_LIMIT, excess="9 processes at once; allowed: 8 (raise it)"
+    )
+    receipt = replace(record, ending=ending).receipt()
+    assert (receipt.outcome, receipt.failure_class) == (Outcome.FAILED, FailureClass.USER_ERROR)
+    assert "the trial had 9 processes at once; allowed: 8 (raise it), after" in str(receipt.message)
     assert receipt.environment.versions["isolation"] in {"landlock", "none"}
