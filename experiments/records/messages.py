@@ -140,8 +140,8 @@ class TrialProgress(Frozen):
     """Progress of a trial, for people who watch."""
 
     trial_id: str
-    steps_done: Whole = Field(ge=0, lt=2**31)
-    steps_total: Whole = Field(ge=0, lt=2**31)
+    steps_done: Whole = Field(lt=2**31)
+    steps_total: Whole = Field(lt=2**31)
     tokens_per_s: Number | None = Field(default=None, allow_inf_nan=False)
     loss: Number | None = Field(default=None, allow_inf_nan=False)
     step_s: Number | None = Field(default=None, ge=0, allow_inf_nan=False)

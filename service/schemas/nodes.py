@@ -61,9 +61,9 @@ class NodePublic(Public):
     quarantined_reason: str | None
     stopped_by: str | None
     stopped_at: str | None
-    probe_began_at: str | None
+    probe_began_at: str | None = None
     """When the node began to probe itself; null unless it does so now."""
-    probe_at: str | None
+    probe_at: str | None = None
     """When the node probes itself next; it works again if a probe passes. Null unless it is quarantined, and if a
     person has stopped it."""
     lanes: dict[str, str | None] | None
