@@ -71,7 +71,6 @@ LONG = (
     f"{INTEGRATION}torchrun.py::test_kill_9_of_the_worker_leaves_no_rank_and_no_lock",
     f"{INTEGRATION}web_in_browser.py::test_no_page_has_a_barrier_or_overflows_or_is_heavy",
     f"{INTEGRATION}web_in_browser.py::test_an_operator_is_asked_before_anything_happens[sqlite-False]",
-    f"{INTEGRATION}web_in_browser.py::test_the_interface_is_documented_without_the_internet",
     f"{INTEGRATION}worker_blocks.py::test_where_compile_time_decides_every_trial_compiles_from_nothing",
     f"{INTEGRATION}worker_drain.py::test_a_finished_block_survives_the_service_and_the_worker",
     f"{INTEGRATION}worker_drain.py::test_a_second_signal_or_the_limit_gives_the_block_back",

@@ -32,8 +32,8 @@ def drain(connection: Connection, name: str, *, by: str) -> None:
 
 def quarantine(connection: Connection, name: str, reason: str, *, by: str) -> None:
     """Give a node no new block, for a reason that operators read. Raises NotFound."""
-    values: dict[str, Any] = {"quarantined_reason": storable(reason), "stopped_by": by, "stopped_at": db_now(), **_NO_PROBE}
-    _change(connection, name, **values)
+    values = {"quarantined_reason": storable(reason), "stopped_by": by, "stopped_at": db_now()}
+    _change(connection, name, **values, **_NO_PROBE)
 
 
 _NO_PROBE: dict[str, Any] = {"probe_at": None, "probe_began_at": None}
