@@ -23,7 +23,7 @@ COPY requirements/install.py requirements/*.lock /opt/packages/requirements/
 RUN python3 /opt/packages/requirements/install.py --packages /opt/ablate service
 COPY --from=code /wheels /opt/packages/
 RUN /opt/ablate/bin/pip install --quiet --no-index --no-deps /opt/packages/*.whl
-ENV PATH=/opt/ablate/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/var/lib/ablate ABLATE_HOST=0.0.0.0 ABLATE_GATEWAY=true MPLCONFIGDIR=/tmp
+ENV PATH=/opt/ablate/bin:$PATH PYTHONUNBUFFERED=1 ABLATE_HOME=/tmp ABLATE_HOST=0.0.0.0 ABLATE_GATEWAY=true MPLCONFIGDIR=/tmp
 USER 10001
 WORKDIR /var/lib/ablate
 EXPOSE 8321
