@@ -77,7 +77,9 @@ class ServiceApi:
         answer = self._send("POST", "/v1/blocks:claim", request)
         if answer.status_code == httpx.codes.NO_CONTENT:
             return None
-        return _typed(ProbeOrder if answer.status_code == httpx.codes.ACCEPTED else ClaimedBlock, answer)
+        if answer.status_code == httpx.codes.ACCEPTED:
+            return _typed(ProbeOrder, answer)
+        return _typed(ClaimedBlock, answer)
 
     def heartbeat(self, attempt_id: str, beat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S) -> HeartbeatReply:
         """Renew the lease. A hanging call ends after `timeout_s`, so that the next may still be in time."""
