@@ -268,6 +268,7 @@ class _Keeper:
             oom_kills=kernel_oom_kills() - oom_before,
             disk_full=disk_is_full(self._folder),
             may_kill_itself=not keeps_signals_in(),
+            has_own_files=True,
         )
         return TrialResult.partial(failure_class=failure, message=message)
 

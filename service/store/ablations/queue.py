@@ -133,7 +133,7 @@ def running(connection: Connection, node_classes: Collection[str]) -> Sequence[R
     return connection.execute(_RUNNING, {"classes": list(node_classes)}).all()
 
 
-_NODES = (
+_NODES: Select[Any] = (
     select(
         nodes.c.name,
         nodes.c.node_class,

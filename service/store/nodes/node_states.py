@@ -97,8 +97,14 @@ def _stop(connection: Connection, node_id: str, reason: str, *, by: str) -> bool
         return False
     done = (attempts.c.node_id == node_id, attempts.c.state == AttemptState.DONE, attempts.c.ended_at > node.resumed_at)
     probes = 0 if connection.scalar(select(attempts.c.id).where(*done).limit(1)) else node.probes
-    values: dict[str, Any] = {"quarantined_reason": storable(reason), "stopped_by": by, "stopped_at": db_now()}
-    values |= {"probe_at": db_now() + _probe_rest_s(probes), "probe_began_at": None, "probes": probes}
+    values = {
+        "quarantined_reason": storable(reason),
+        "stopped_by": by,
+        "stopped_at": db_now(),
+        "probe_at": db_now() + _probe_rest_s(probes),
+        "probe_began_at": None,
+        "probes": probes,
+    }
     connection.execute(update(nodes).where(nodes.c.id == node_id).values(**values))
     return True
 

@@ -57,6 +57,16 @@ def test_a_silent_node_takes_no_work() -> None:
     assert "silent no, it is silent; start its worker" in printed(node(health="silent"))
 
 
+def test_a_quarantined_node_says_when_it_probes_itself() -> None:
+    stopped = {"state": "quarantined", "quarantined_reason": "no lane runs", "probe_at": "2026-11-22T10:05:00.000Z"}
+    shown = printed(node(**stopped))
+    assert "no, quarantined: no lane runs; it probes itself again, 2026-11-22 10:05:00 UTC; or ablate nodes" in shown
+    now = printed(node(**stopped, probe_began_at="2026-11-22T10:05:01.000Z"))
+    assert "it probes itself since 2026-11-22 10:05:01 UTC, and works again if that passes; or ablate nodes" in now
+    by_a_person = printed(node(**{**stopped, "probe_at": None}))
+    assert "no, quarantined: no lane runs; ablate nodes resume vm" in by_a_person
+
+
 @pytest.mark.parametrize("blocks", [2, 5, 19, 20, 60])
 def test_a_node_with_too_few_blocks_is_not_calibrated_yet(blocks: int) -> None:
     found = calibrate(KEY, noisy_blocks(blocks))

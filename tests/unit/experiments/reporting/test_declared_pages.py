@@ -95,3 +95,24 @@ def test_an_effect_between_the_margins_is_neither_met_nor_broken() -> None:
     assert (required.passed, required.undecided) == (False, True)
     assert "neither proved nor disproved" in required.detail
     assert any(note.startswith("requirement not decided: val_bpb worse by less than 1 %") for note in variant.notes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_finite_numbers_of_a_program_are_shown_in_every_medium(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spec, plan = plan_of()
+    edges = [0.0, -0.0, 5e-324, 1e-308, 1e308, -1e308, 1.7e308, 1e154, 1.0, 2.0]
+    values: dict[Any, Any] = {
+        (block.index, arm): {"val_bpb": float(rng.choice(edges)), "odd\nname <b>\u202e": float(rng.choice(edges))}
+        for block in plan.blocks
+        for arm in block.order
+    }
+    kernels = [("k<&\0\u202e", 2**62 - 1, 1e12), ("zero", 0, 0.0)]
+    loss = [0.0, 1e308, -1e308, 1e200][seed]
+    view = views.judged_view(spec, plan, program_receipts(plan, values, more_loss=loss, kernels=kernels))
+    assert view.verdict is not None
+    assert "val_bpb" in render(view)
+    assert "val_bpb" in verdict_markdown(view.verdict)
+    assert "val_bpb" in terminal(view)
+    for run in (parent(view, None), *children(view)):
+        assert run.digest
