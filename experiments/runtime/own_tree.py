@@ -54,11 +54,12 @@ class OwnTree:
         _enter_namespaces(own_network=self.own_network)
         parts = self._parts()
         _set_read_only(_CWD, b"/", _RECURSIVE)
-        if _SERVICES not in parts:
+        if covers := _SERVICES.is_dir() and _SERVICES not in parts:
             _place_memory(_SERVICES, "mode=755")
         for path in sorted(parts, key=lambda path: len(path.parts)):
             _place(parts[path], path)
-        _set_read_only(_CWD, os.fsencode(_SERVICES))
+        if covers:
+            _set_read_only(_CWD, os.fsencode(_SERVICES))
         if SHARED_MEMORY.is_dir():
             _place_memory(SHARED_MEMORY.resolve(), f"mode=1777,size={room}")
         _hide(sockets)

@@ -36,7 +36,18 @@ def test_the_space_of_a_folder_that_is_not_there_is_that_of_its_parent(tmp_path:
     assert free_gib_at(tmp_path / "a" / "b") == pytest.approx(free_gib_at(tmp_path), rel=0.01)
 
 
+def test_the_doctor_says_what_is_open_without_a_file_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "own_tree_problem", lambda: "unshare: Operation not permitted")
+    for admin, words in ((True, ()), (False, ("System V segments",))):
+        monkeypatch.setattr(isolation, "has_admin", lambda admin=admin: admin)
+        gaps = "; ".join(isolation.isolation_gaps())
+        expected = ("trials share", "modes of this user's files", "sockets", "unshare: Operation not permitted", *words)
+        assert [word for word in expected if word not in gaps] == []
+        assert ("System V" in gaps) is not admin
+
+
 def test_the_doctor_names_the_isolation_and_its_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "own_tree_problem", lambda: None)
     expected = {
         0: (False, "none: trials can read this node's keys, because this kernel has no Landlock"),
         1: (True, "version 1; files that the worker may write can be emptied; other processes"),
