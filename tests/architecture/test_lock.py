@@ -18,7 +18,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 APART = {"tpu"}
 """Extras with an environment of their own."""
 BY_PIP_ALONE = {
-    "Makefile": 4,  # `make peer`: the official kernels; `make clients`: generators; into folders of their own
+    "Makefile": 5,  # `make peer`: the official kernels; `make clients`: generators; `make mutants`: mutmut
     "docs/own-recipe.md": 1,  # a package of the reader
     "docker/service.Dockerfile": 1,  # our own wheel, without an index
     "docker/worker.Dockerfile": 1,
