@@ -113,7 +113,7 @@ clients: $(STAMP) requirements/clients.lock  ## generate clients of the REST int
 fuzz-tpu: $(TPU_STAMP)  ## random specs through the compiler of a TPU that is not here, minutes; FUZZ="--count 10 --seed 1"
 	$(TPU_VENV)/bin/python -m tests.xla.random_specs $(FUZZ)
 
-simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
+simulate: $(STAMP)  ## print how often verdicts are wrong, simulated through the judge; minutes
 	$(BIN)/python -m tests.simulation
 
 bench-scale: $(STAMP)  ## pages and submissions of one API process with 100,000 trials, 50 users, 50 workers, 50 streams
