@@ -11,7 +11,7 @@ export ABLATE_HOME ?= $(CURDIR)/.ablate
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos troubles faults interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,7 +117,7 @@ clients: $(STAMP) requirements/clients.lock  ## generate clients of the REST int
 fuzz-tpu: $(TPU_STAMP)  ## random specs through the compiler of a TPU that is not here, minutes; FUZZ="--count 10 --seed 1"
 	$(TPU_VENV)/bin/python -m tests.xla.random_specs $(FUZZ)
 
-simulate: $(STAMP)  ## how often verdicts are wrong, simulated through the judge, into docs/statistics.md; minutes
+simulate: $(STAMP)  ## print how often verdicts are wrong, simulated through the judge; minutes
 	$(BIN)/python -m tests.simulation
 
 bench-scale: $(STAMP)  ## pages and submissions of one API process with 100,000 trials, 50 users, 50 workers, 50 streams
@@ -133,8 +133,13 @@ chaos: $(STAMP)  ## break a whole installation COUNT times on each STORE (sqlite
 troubles: $(STAMP)  ## run 40 drawn programs of trouble COUNT times through a stack; check values and leftovers; SEED=1 COUNT=500
 	$(BIN)/python -m tests.troubles --count $(COUNT) --seed $(SEED)
 
-faults: $(STAMP)  ## plant COUNT faults at drawn places of a copy of the product; the tests must find each; hours; SEED=1
-	$(BIN)/python -m tests.faults --count $(COUNT) --seed $(SEED) $(FAULTS)
+# mutmut is not in the lock: nothing else needs it. It works in mutants/ and continues a run there.
+BASE ?= main
+MUTATED := git diff --name-only --diff-filter=d $(BASE) -- 'experiments/analysis/*.py' 'service/store/*.py' 'workers/leases/*.py'
+mutants: $(STAMP)  ## mutate files of judge, store and leases that changed since BASE (main); print what no test finds; hours
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.1
+	$(BIN)/mutmut run $$($(MUTATED) | grep -v migrations | sed 's|/|.|g; s|py$$|*|')
+	$(BIN)/mutmut results
 
 interleavings: $(STAMP)  ## on PostgreSQL, do each operation before every statement of each other one; an hour or two; SEED=1
 	$(BIN)/python -m tests.interleavings --seed $(SEED) $(INTERLEAVINGS)

@@ -18,7 +18,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 APART = {"tpu"}
 """Extras with an environment of their own."""
 BY_PIP_ALONE = {
-    "Makefile": 5,  # `make peer`: kernels; `make clients`: generators; `make audit`, all in folders of their own
+    "Makefile": 6,  # peer: kernels; clients: generators; mutants: mutmut; audit: pip-audit; in folders of their own
     "docs/own-recipe.md": 1,  # a package of the reader
     "docker/service.Dockerfile": 1,  # our own wheel, without an index
     "docker/worker.Dockerfile": 1,

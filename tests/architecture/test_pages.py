@@ -15,7 +15,6 @@ DOCUMENTS = sorted(
         *pages.ROOT.glob("*.md"),
         *(pages.ROOT / "docs").glob("*.md"),
         *(pages.ROOT / "docs/why").glob("*.md"),
-        *(pages.ROOT / "docs/log").glob("*.md"),
         *(pages.ROOT / "docker").glob("*.md"),
     ]
 )

@@ -1,7 +1,6 @@
 """The independent checker: reads the books of a run and returns a sentence for every problem.
 
 It shares no code with the service: the rules are written a second time, from docs/glossary.md and docs/block-life.md.
-`test_checker.py` falsifies books and sees every rule fail.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The tables of docs/statistics.md: all simulated cases with Monte-Carlo intervals."""
+"""The tables of `make simulate`: all simulated cases with Monte-Carlo intervals."""
 
 from collections.abc import Iterator, Sequence
 

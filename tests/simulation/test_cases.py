@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from experiments.design.power import ALPHA, alpha_of, blocks_for_events
-from tests.simulation.__main__ import END, PAGE, START, write
 from tests.simulation.cases import (
     MARGIN_PCT,
     NOISES,
@@ -153,14 +152,3 @@ def test_rates_have_exact_intervals() -> None:
     assert str(found) == "4.0 % (1.1 to 9.9)"
     assert rate([False] * 59).interval == pytest.approx((0.0, 1 - 0.025 ** (1 / 59)))
     assert rate([True] * 3).interval[1] == 1.0
-
-
-def test_tables_are_written_between_their_marks(tmp_path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
-    write(page, 4000, ["### One\n", "### Two\n"])
-    text = page.read_text()
-    assert text.startswith(f"before\n{START}\n4,000 ablations")
-    assert text.endswith(f"### Two\n{END}\nafter\n")
-    assert "old" not in text
-    assert START in PAGE.read_text()
