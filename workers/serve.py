@@ -100,19 +100,16 @@ def _work(
     """Register and serve."""
     proof = node.devices.proof()
     secret_values = read_secrets(settings.secrets_path) if settings.secrets_path else {}
-
-    def lanes(*, anew: bool = False) -> LaneResults | None:
-        return _with_commands(_lanes(node, runner.server, settings, anew=anew), node, settings, secret_values)
-
+    test_lanes = partial(_offered_lanes, node, runner.server, settings, secret_values)
     health = NodeHealth(
         proof,
         node.node_class,
-        lanes=lanes(),
+        lanes=test_lanes(anew=False),
         folders=(settings.home_dir, settings.data_path),
         least_disk_gib=settings.least_disk_gib,
     )
     api = _until(lambda: service_api(settings), wake_event, stopping)
-    service_node = ServiceNode(api, node, health, public_key=signer.key, test_lanes=partial(lanes, anew=True))
+    service_node = ServiceNode(api, node, health, public_key=signer.key, test_lanes=partial(test_lanes, anew=True))
     registered = _until(service_node.register, wake_event, stopping)
     context = NodeContext(
         node=node,
@@ -150,6 +147,12 @@ def _work(
     finally:
         listener.stop()
         api.close()
+
+
+def _offered_lanes(
+    node: Node, server: ForkServer, settings: Settings, secrets: Iterable[str], *, anew: bool
+) -> LaneResults | None:
+    return _with_commands(_lanes(node, server, settings, anew=anew), node, settings, secrets)
 
 
 def _lanes(node: Node, server: ForkServer, settings: Settings, *, anew: bool) -> LaneResults | None:

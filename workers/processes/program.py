@@ -35,11 +35,17 @@ from workers.processes.advice import ProgramPlace
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.printed_results import ProgramOutput
 from workers.processes.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
-from workers.processes.program_marks import ProgramMarks
-from workers.processes.program_messages import Began, Message, Steps, WindowBegan, WindowEnded
-from workers.processes.program_socket import ProgramMessage, ProgramSocket
+from workers.processes.program_socket import (
+    EndedSteps,
+    LoopBegan,
+    Mark,
+    ProgramMessage,
+    ProgramSocket,
+    WindowBegan,
+    WindowEnded,
+)
 from workers.processes.program_start import start_problem
-from workers.processes.ranks import ProgramRank
+from workers.processes.ranks import ProgramMarks, ProgramRank
 from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
@@ -248,18 +254,18 @@ class _Progress:
             self.steps.truncate()
         if message is None:
             return
-        if isinstance(message, Began) and message.closes and arrived.sender > 0:
+        if isinstance(message, LoopBegan) and message.closes and arrived.sender > 0:
             self.watch.follow_rank(message.rank, arrived.sender)
         if message.rank == 0:
             self._show(message)
 
-    def _show(self, message: Message) -> None:
+    def _show(self, message: Mark) -> None:
         match message:
             case WindowBegan():
                 self.load.window_began()
             case WindowEnded():
                 self.load.window_ended()
-            case Steps():
+            case EndedSteps():
                 for index, *_rest in message.steps:
                     step = _step(self.config, [self.marks.ranks[0]], self.marks.ranks[0], index, None)
                     self.steps.write(json.dumps(step.model_dump()) + "\n")

@@ -23,7 +23,7 @@ from experiments.outcomes import FailureClass
 from experiments.records.program_report import printable
 from experiments.runtime.processes import command_of, descendants_of
 from workers.processes import failures
-from workers.processes.ranks import ProgramRank, rank_problem
+from workers.processes.ranks import ProgramRank, RankFailure, rank_problem
 
 _GRACE_S = 10.0
 """Time that the other processes of a program have to end after its first process."""
@@ -52,22 +52,12 @@ _MOST_NAMED, _LONGEST_COMMAND = 3, 120
 class RankMarks(Protocol):
     """The messages of a program, as far as its end depends on them."""
 
-    failed: "RankFailure | None"
+    failed: RankFailure | None
     restarts: int
 
     @property
     def loops(self) -> dict[int, ProgramRank]:
         """The ranks that began a training loop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """An exception that left the trial of a rank."""
-
-    rank: int
-    kind: str
-    """Module and name of its class."""
-    message: str
 
 
 @dataclass(frozen=True, kw_only=True)

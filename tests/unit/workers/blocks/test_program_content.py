@@ -33,7 +33,7 @@ from workers.processes import failures
 from workers.processes.device_samples import DeviceSamples
 from workers.processes.program import result_of
 from workers.processes.program_end import ProgramEnd, not_finite, program_failure
-from workers.processes.program_marks import ProgramMarks
+from workers.processes.ranks import ProgramMarks
 from workers.processes.result import TrialResult, read_result, read_steps
 from workers.processes.runner import Ending
 from workers.processes.trial_output import BlockOutput

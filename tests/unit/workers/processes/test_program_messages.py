@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.programs import program_config
-from workers.processes.program_marks import ProgramMarks
+from workers.processes.ranks import ProgramMarks
 
 NUMBER_OF_MESSAGES = 10_000
 STEPS = 5

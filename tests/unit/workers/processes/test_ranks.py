@@ -13,8 +13,7 @@ from experiments.outcomes import FailureClass
 from experiments.records.program_report import clocks_differ
 from tests.programs import program_config, ran, write_program
 from workers.processes import program_end
-from workers.processes.program_marks import ProgramMarks
-from workers.processes.ranks import rank_problem
+from workers.processes.ranks import ProgramMarks, rank_problem
 
 LAUNCHER = """
 import os, subprocess, sys, time
