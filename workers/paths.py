@@ -1,4 +1,4 @@
-"""The names of all files of a trial."""
+"""The names of all files of a trial, and what it has in /dev/shm."""
 
 import errno
 import math
@@ -7,11 +7,14 @@ import secrets
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from experiments.runtime.own_tree import SHARED_MEMORY
+from experiments.runtime.processes import process_numbers
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
@@ -197,3 +200,52 @@ def _plain(name: str) -> str:
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} cannot be a folder name; expected an id such as 'att_01H...'")
     return name
+
+
+class SharedMemory:
+    """Files in /dev/shm of a trial that has no file tree of its own: they count as its files, and go when it ends.
+
+    Programs of the same user make files there, too. So a file is the trial's only if one of its processes was seen with
+    it, and it was not there when the trial began.
+    """
+
+    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+        self._folder = folder
+        self._before = set(self._files())
+        self._own: set[Path] = set()
+
+    def look(self, pids: Iterable[int]) -> int:
+        """Note the files that these processes of the trial use now; return the bytes of all that it made so far."""
+        self._own |= self._used_by(pids) - self._before
+        sizes = 0
+        for path in self._own:
+            with suppress(OSError):  # it was removed
+                sizes += path.lstat().st_blocks * 512
+        return sizes
+
+    def sweep(self) -> None:
+        """Remove the files of a trial that has ended, except those that another process uses."""
+        if self._own:
+            for path in self._own - self._used_by(process_numbers()):
+                with suppress(OSError):  # removed, or of another user
+                    path.unlink()
+
+    def _files(self) -> Iterator[Path]:
+        with suppress(OSError):
+            yield from self._folder.iterdir()
+
+    def _used_by(self, pids: Iterable[int]) -> set[Path]:
+        """Return the files in the folder that some processes have open or mapped, as far as this user can see."""
+        return {path for pid in pids for path in _open_files(pid) if path.is_relative_to(self._folder)}
+
+
+def _open_files(pid: int) -> Iterator[Path]:
+    with suppress(OSError):  # it has ended, or belongs to another user
+        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            name = line.split(maxsplit=5)[5:]
+            if name and name[0].startswith(b"/"):
+                yield Path(os.fsdecode(name[0]))
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield link.readlink()

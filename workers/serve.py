@@ -101,13 +101,7 @@ def _work(
     proof = node.devices.proof()
     secret_values = read_secrets(settings.secrets_path) if settings.secrets_path else {}
     test_lanes = partial(_offered_lanes, node, runner.server, settings, secret_values)
-    health = NodeHealth(
-        proof,
-        node.node_class,
-        lanes=test_lanes(anew=False),
-        folders=(settings.home_dir, settings.data_path),
-        least_disk_gib=settings.least_disk_gib,
-    )
+    health = _health(settings, node, proof, test_lanes(anew=False))
     api = _until(lambda: service_api(settings), wake_event, stopping)
     service_node = ServiceNode(api, node, health, public_key=signer.key, test_lanes=partial(test_lanes, anew=True))
     registered = _until(service_node.register, wake_event, stopping)
@@ -147,6 +141,11 @@ def _work(
     finally:
         listener.stop()
         api.close()
+
+
+def _health(settings: Settings, node: Node, proof: ReleaseProof, lanes: LaneResults | None) -> NodeHealth:
+    folders, least_disk_gib = (settings.home_dir, settings.data_path), settings.least_disk_gib
+    return NodeHealth(proof, node.node_class, lanes=lanes, folders=folders, least_disk_gib=least_disk_gib)
 
 
 def _offered_lanes(
