@@ -23,7 +23,7 @@ from model.measurements import GIB
 from workers.blocks.block_runner import NodeContext
 from workers.blocks.code_cache import CodeCache
 from workers.devices.device_lock import DeviceLock
-from workers.devices.node_health import NodeHealth
+from workers.devices.node_health import NodeHealth, ReleaseProof
 from workers.errors import ApiUnreachable, WorkerError
 from workers.identity.node import Node, find_node
 from workers.identity.node_key import KEY_FILE, node_signer
