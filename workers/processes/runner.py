@@ -14,7 +14,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from experiments.runtime.isolation import short_link
-from experiments.runtime.processes import adopt_orphans, children_of
+from experiments.runtime.own_tree import SHARED_MEMORY
+from experiments.runtime.processes import adopt_orphans, children_of, process_numbers
 from workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
@@ -23,7 +24,6 @@ from workers.processes.failures import TOO_LATE, kernel_oom_kills
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian, end_trial
 from workers.processes.result import TrialOrder
-from workers.processes.shared_memory import SharedMemory
 from workers.processes.wake_event import WakeEvent
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,43 @@ class Ending:
     """Processes that SIGKILL did not end."""
     excess: str = ""
     """Of a trial with too many processes: how many it had, and how many it may have."""
+
+
+class SharedMemory:
+    """Files in /dev/shm of a trial without a file tree of its own: they count as its files, and go when it ends.
+
+    Programs of the same user make files there, too. So a file is the trial's only if one of its processes was seen with
+    it, and it was not there when the trial began.
+    """
+
+    def __init__(self, folder: Path = SHARED_MEMORY) -> None:
+        self._folder = folder
+        self._before = set(self._files())
+        self._own: set[Path] = set()
+
+    def look(self, pids: Iterable[int]) -> int:
+        """Note the files that these processes of the trial use now; return the bytes of all that it made so far."""
+        self._own |= self._used_by(pids) - self._before
+        sizes = 0
+        for path in self._own:
+            with suppress(OSError):  # it was removed
+                sizes += path.lstat().st_blocks * 512
+        return sizes
+
+    def sweep(self) -> None:
+        """Remove the files of a trial that has ended, except those that another process uses."""
+        if self._own:
+            for path in self._own - self._used_by(process_numbers()):
+                with suppress(OSError):  # removed, or of another user
+                    path.unlink()
+
+    def _files(self) -> Iterator[Path]:
+        with suppress(OSError):
+            yield from self._folder.iterdir()
+
+    def _used_by(self, pids: Iterable[int]) -> set[Path]:
+        """Return the files in the folder that some processes have open or mapped, as far as this user can see."""
+        return {path for pid in pids for path in _open_files(pid) if path.is_relative_to(self._folder)}
 
 
 class _Output:
@@ -337,6 +374,18 @@ def _unlinked_bytes(pids: Iterable[int], device: int) -> int:
                     if stat.S_ISREG(file.st_mode) and not file.st_nlink and file.st_dev == device:
                         sizes[file.st_ino] = file.st_blocks * 512
     return sum(sizes.values())
+
+
+def _open_files(pid: int) -> Iterator[Path]:
+    with suppress(OSError):  # it has ended, or belongs to another user
+        for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
+            name = line.split(maxsplit=5)[5:]
+            if name and name[0].startswith(b"/"):
+                yield Path(os.fsdecode(name[0]))
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                yield link.readlink()
 
 
 def _peak_rss(pid: int) -> int:
