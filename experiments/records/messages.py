@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictBool
 
 from experiments.documents import Frozen, Number, Whole
 from experiments.outcomes import FailureClass
@@ -56,7 +56,7 @@ class NodeRegistration(Frozen):
     device_state: DeviceHealth = DeviceHealth.OK
     device_reason: str | None = None
     """Why it is quarantined."""
-    probed: bool = False
+    probed: StrictBool = False
     """Whether the node has just probed itself: its lanes, its devices and its disk."""
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from experiments.analysis.noise.calibrate import calibrate, key_of
+from experiments.analysis.noise.calibration_file import KIND
 from experiments.design.plan import make_plan
 from experiments.records.calibration import Calibration
 from experiments.records.plan_file import read_plan_file
@@ -127,14 +128,18 @@ def test_what_cannot_be_calibrated_is_refused_with_the_reason(arguments: list[st
     assert (code, said in err) == (5, True), err
 
 
-def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_a_calibration_file(tmp_path: Path) -> None:
+def test_a_plan_for_a_node_that_reaches_nothing_is_sized_by_a_calibration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec, known, plan = tmp_path / "spec.json", tmp_path / "calibration.json", tmp_path / "plan.json"
     spec.write_text(json.dumps(spec_values(design__blocks="auto")))
     code, _out, err = ablate("plan", spec, "--out", plan)
     assert (code, "ablate aa cpu --like SPEC" in err, plan.exists()) == (5, True, False)
     like = make_spec()
-    key = key_of(like, make_receipt(make_plan(like), 0, "baseline"))
-    known.write_text(calibrate(key, noisy_blocks(sd=0.02)).model_dump_json())
+    calibration = calibrate(key_of(like, make_receipt(make_plan(like), 0, "baseline")), noisy_blocks(sd=0.02))
+    pairs = [[] for _ in calibration.samples]  # the evidence is checked in test_calibration_file.py
+    monkeypatch.setattr("experiments.analysis.noise.calibration_file._block_problems", lambda *_: ())
+    known.write_text(json.dumps({"kind": KIND, "calibration": calibration.model_dump(mode="json"), "receipts": pairs}))
     code, _out, err = ablate("plan", spec, "--out", plan, "--calibration", known)
     assert code == 0, err
     file = read_plan_file(plan.read_bytes())

@@ -237,15 +237,16 @@ def send(event, **values):
 class Step:
     def report(self, **values): pass
 def steps(seed=None):
-    total, at = 1 + settings["warmup"] + settings["timed"], time.monotonic()
-    send("began", at=at, python="3", implementation="fake", world=1)
+    warm, total, began = 1 + settings["warmup"], 1 + settings["warmup"] + settings["timed"], time.monotonic()
+    at = began + 0.001
+    send("began", at=began, python="3", implementation="fake", world=1)
     for index in range(total):
-        if index == 1 + settings["warmup"]:
+        if index == warm:
             send("window began", at=at)
         time.sleep(0.2)
         yield Step()
     send("window ended", at=at + 0.001)
-    send("steps", steps=[[i, at + 0.001 * (i + 1) / total, 1000, 0.5] for i in range(total)])
+    send("steps", steps=[[i, at + 0.001 * (i + 1 - warm) / (total - warm), 1000, 0.5] for i in range(total)])
     send("ended", at=at + 0.002, seed=seed, whole=True, memory=None, packages={})
 """
 

@@ -256,7 +256,7 @@ def test_a_forged_result_is_a_failure_of_the_trial(tmp_path: Path) -> None:
         paths.steps.write_text(f"{forged}\n")
         result = read_result(paths.result)
         assert result is not None
-        assert result.failure_class is FailureClass.NO_RECEIPT
+        assert result.failure_class is FailureClass.USER_ERROR
         assert "no result" in (result.message or "")
         assert read_steps(paths.steps) == ()
         assert TrialOutput("trl", paths, steps_total=3).progress().steps_done == 0

@@ -145,6 +145,7 @@ def test_simultaneous_proposals_take_one_level_only(api: Api, monkeypatch: pytes
         return accepted(*arguments)
 
     monkeypatch.setattr(sessions, "accepted", together)
+    api.client.app.state.services.long_threads.total_tokens = 4  # type: ignore[attr-defined]  # as in four processes
 
     def propose(number: int) -> None:
         answers.append(post(api, "night:try", spec, key=f"at-once-{number}"))

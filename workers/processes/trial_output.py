@@ -146,11 +146,11 @@ class TrialOutput:
         steps = [_ShownStep.model_validate_json(line) for line in lines]
         step = steps[-1]
         if not 0 <= step.index < self._steps_total:
-            raise ValueError(f"step {step.index} of {self._steps_total}")
+            raise ValueError(f"there is no step {step.index}")
         self._recent_s.extend(step.seconds for step in steps if step.index > 0 and 0 < step.seconds <= _MOST_SHOWN)
         return TrialProgress(
             trial_id=self._trial_id,
-            steps_done=step.index + 1,
+            steps_done=1 + step.index,
             steps_total=self._steps_total,
             tokens_per_s=_drawable(step.tokens / step.seconds) if step.seconds > 0 else None,
             loss=_drawable(step.loss),

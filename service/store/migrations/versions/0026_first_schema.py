@@ -1,5 +1,7 @@
 """The first schema: all tables."""
 
+import secrets
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -161,11 +163,12 @@ def upgrade() -> None:
         sa.Column("countersignature", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("ablation_id", name=op.f("pk_registered_plans")),
     )
-    op.create_table(
+    keys = op.create_table(
         "service_keys",
         sa.Column("seed", sa.String(length=64), nullable=False),
         sa.PrimaryKeyConstraint("seed", name=op.f("pk_service_keys")),
     )
+    op.bulk_insert(keys, [{"seed": secrets.token_bytes(32).hex()}])
     op.create_table(
         "sessions",
         sa.Column("name", sa.String(length=63), nullable=False),
