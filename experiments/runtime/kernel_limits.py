@@ -19,7 +19,8 @@ from typing import TypeAlias
 
 from experiments.errors import IsolationFailed
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None, use_errno=True)
+"""The C library; it keeps the error of the last call."""
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 """System calls; their numbers are the same on every machine."""
 _GET_ABI = 1
@@ -64,7 +65,7 @@ WRITE = ~_DEVICE_FILES
 @lru_cache
 def landlock_version() -> int:
     """Return the version of this kernel's Landlock, 0 without it."""
-    version: int = _LIBC.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _GET_ABI)
+    version: int = LIBC.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _GET_ABI)
     return max(0, version)
 
 
@@ -118,12 +119,12 @@ def _restrict_scopes(scopes: int) -> None:
 def _restrict(rules: Mapping[Path, FileRight], handled: FileRight, scopes: int) -> None:
     """Enter a domain of Landlock that refuses the rights `handled` outside of `rules`."""
     attributes = struct.pack("=QQQ", handled, 0, scopes)
-    ruleset = _call("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    ruleset = system_call("landlock_create_ruleset", _LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     try:
         for path, rights in rules.items():
             _add_rule(ruleset, path, rights & handled)
         keep_privileges_out()
-        _call("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
+        system_call("landlock_restrict_self", _LANDLOCK_RESTRICT, ruleset, 0)
     finally:
         os.close(ruleset)
 
@@ -137,15 +138,14 @@ def _add_rule(ruleset: int, path: Path, rights: FileRight) -> None:
         if not path.is_dir():
             rights &= _OF_FILES
         rule = struct.pack("=Qi", rights, handle)
-        _call(f"landlock_add_rule for {path}", _LANDLOCK_ADD, ruleset, _RULE_PATH_BENEATH, rule, 0)
+        system_call(f"landlock_add_rule for {path}", _LANDLOCK_ADD, ruleset, _RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(handle)
 
 
 def keep_privileges_out() -> None:
     """Let no later program of this process gain privileges, such as one with the setuid bit."""
-    if _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise _failure("prctl(PR_SET_NO_NEW_PRIVS)")
+    checked("prctl(PR_SET_NO_NEW_PRIVS)", LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 _CLONE_NEWIPC = 0x08000000
@@ -157,7 +157,7 @@ def own_ipc() -> None:
 
     They end with the last of these processes, so that a trial leaves none.
     """
-    _LIBC.unshare(_CLONE_NEWIPC)
+    LIBC.unshare(_CLONE_NEWIPC)
 
 
 def has_admin() -> bool:
@@ -179,12 +179,10 @@ def drop_capabilities() -> None:
     """
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITIES_VERSION, 0))
     data = ctypes.create_string_buffer(struct.pack("=6I", *[0] * 6), 24)
-    if _LIBC.capget(header, data) != 0:
-        raise _failure("capget")
+    checked("capget", LIBC.capget(header, data))
     _effective, permitted, *_rest = struct.unpack("=6I", data.raw)
     kept = permitted & _ROOT_KEEPS if os.geteuid() == 0 else 0
-    if _LIBC.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)) != 0:
-        raise _failure("capset")
+    checked("capset", LIBC.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +262,7 @@ def filter_calls(*, sockets: bool) -> None:
     code = ctypes.create_string_buffer(b"".join(program))
     header = struct.pack("@HP", len(program), ctypes.addressof(code))
     keep_privileges_out()
-    _call("seccomp", machine.seccomp, _SET_FILTER, _NO_MITIGATIONS, header)
+    system_call("seccomp", machine.seccomp, _SET_FILTER, _NO_MITIGATIONS, header)
 
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -325,12 +323,13 @@ def _assembled(parts: dict[str, tuple[_Instruction, ...]]) -> list[bytes]:
     return program
 
 
-def _call(name: str, number: int, *arguments: object) -> int:
-    result: int = _LIBC.syscall(number, *arguments)
+def system_call(name: str, number: int, *arguments: object) -> int:
+    """Make a system call and return its result. Raises IsolationFailed, with `name`, if the kernel refuses it."""
+    return checked(name, LIBC.syscall(number, *arguments))
+
+
+def checked(name: str, result: int) -> int:
+    """Return the result of a call of the C library. Raises IsolationFailed, with `name`, if it is an error."""
     if result < 0:
-        raise _failure(name)
+        raise IsolationFailed(f"{name}: {os.strerror(ctypes.get_errno())}")
     return result
-
-
-def _failure(name: str) -> IsolationFailed:
-    return IsolationFailed(f"{name}: {os.strerror(ctypes.get_errno())}")

@@ -16,10 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.errors import IsolationFailed
-from experiments.runtime.kernel_limits import has_admin
+from experiments.runtime.kernel_limits import LIBC, checked, has_admin, system_call
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 """System calls; their numbers are the same on every machine. Every kernel with Landlock has them."""
 _NEW_MOUNTS, _NEW_IPC, _NEW_USER, _NEW_NETWORK = 0x00020000, 0x08000000, 0x10000000, 0x40000000
@@ -88,12 +86,12 @@ def _enter_namespaces(*, own_network: bool) -> None:
     user, group = os.geteuid(), os.getegid()
     as_user = 0 if has_admin() else _NEW_USER
     flags = _NEW_MOUNTS | _NEW_IPC | as_user | (_NEW_NETWORK if own_network else 0)
-    _check(_LIBC.unshare(flags), "unshare")
+    checked("unshare", LIBC.unshare(flags))
     if as_user:
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
-    _check(_LIBC.mount(None, b"/", None, _SLAVE | _ALL_BELOW, None), "mount of / as a slave")
+    checked("mount of / as a slave", LIBC.mount(None, b"/", None, _SLAVE | _ALL_BELOW, None))
     if own_network:
         _start_loopback()
 
@@ -107,7 +105,7 @@ def _start_loopback() -> None:
 
 def _part(path: Path) -> int:
     """Return a detached copy of the mounts at and below `path`, as a descriptor."""
-    return _call(f"open_tree of {path}", _OPEN_TREE, _CWD, os.fsencode(path), _CLONE | os.O_CLOEXEC | _RECURSIVE)
+    return system_call(f"open_tree of {path}", _OPEN_TREE, _CWD, os.fsencode(path), _CLONE | os.O_CLOEXEC | _RECURSIVE)
 
 
 def _place(part: int, path: Path) -> None:
@@ -115,12 +113,12 @@ def _place(part: int, path: Path) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir() if stat.S_ISDIR(os.fstat(part).st_mode) else path.touch()
-    _call(f"move_mount to {path}", _MOVE_MOUNT, part, b"", _CWD, os.fsencode(path), _FROM_DESCRIPTOR)
+    system_call(f"move_mount to {path}", _MOVE_MOUNT, part, b"", _CWD, os.fsencode(path), _FROM_DESCRIPTOR)
     os.close(part)
 
 
 def _place_memory(path: Path, options: str) -> None:
-    _check(_LIBC.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options.encode()), f"mount of memory at {path}")
+    checked(f"mount of memory at {path}", LIBC.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options.encode()))
 
 
 def _set_read_only(folder: int, path: bytes, flags: int = 0) -> None:
@@ -129,7 +127,7 @@ def _set_read_only(folder: int, path: bytes, flags: int = 0) -> None:
 
 def _set_attributes(folder: int, path: bytes, flags: int, *, set_: int = 0, clear: int = 0) -> None:
     attributes = struct.pack("=QQQQ", set_, clear, 0, 0)
-    _call("mount_setattr", _MOUNT_SETATTR, folder, path, flags, attributes, ctypes.c_size_t(len(attributes)))
+    system_call("mount_setattr", _MOUNT_SETATTR, folder, path, flags, attributes, ctypes.c_size_t(len(attributes)))
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
@@ -190,14 +188,3 @@ def _go_to_the_same_folder() -> None:
         os.chdir(os.getcwd())  # noqa: PTH109 - the name that it has
     except OSError:
         os.chdir("/")
-
-
-def _call(name: str, number: int, *arguments: object) -> int:
-    result: int = _LIBC.syscall(number, *arguments)
-    _check(result, name)
-    return result
-
-
-def _check(result: int, name: str) -> None:
-    if result < 0:
-        raise IsolationFailed(f"{name}: {os.strerror(ctypes.get_errno())}")

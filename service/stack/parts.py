@@ -231,17 +231,10 @@ def _get(base: str, path: str) -> httpx.Response:
         return client.get(path)
 
 
-def _checks(api_url: str) -> dict[str, bool]:
-    """Return which checks of the API succeed; none if the API or its database does not answer."""
+def _is_on_duty(api_url: str) -> bool:
+    """Return whether the API reports a background process that does all its tasks."""
     try:
         answer = _get(api_url, "/readyz")
     except httpx.TransportError:
-        return {}
-    if answer.status_code != httpx.codes.OK:
-        return {}
-    return {name: bool(check["ok"]) for name, check in answer.json()["checks"].items()}
-
-
-def _is_on_duty(api_url: str) -> bool:
-    """Return whether the API reports a background process that does all its tasks."""
-    return _checks(api_url).get("background", False)
+        return False
+    return answer.status_code == httpx.codes.OK and bool(answer.json()["checks"]["background"]["ok"])

@@ -59,8 +59,8 @@ def test_a_worker_that_stands_still_is_unhealthy(environment):
 @pytest.mark.parametrize("service", RUNNING)
 def test_a_container_has_a_closed_root_no_rights_and_limits(environment, service):
     name = stack.container(service)
-    said = stack.engine("exec", name, "sh", "-c", "touch /opt/x 2>&1; touch /etc/x 2>&1", check=False)
-    assert said.count("Read-only file system") == 2
+    refusals = stack.engine("exec", name, "sh", "-c", "touch /opt/x 2>&1; touch /etc/x 2>&1", check=False)
+    assert refusals.count("Read-only file system") == 2
     rights = stack.engine("exec", name, "grep", "-E", "CapEff|CapBnd|NoNewPrivs", "/proc/1/status").split()
     assert rights == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
     assert stack.engine("exec", name, "id", "-u").strip() != "0"
@@ -77,8 +77,8 @@ def address(service: str) -> list[str]:
 def test_a_worker_cannot_reach_database_and_mlflow(environment, service, port):
     def reached(client: str, host: str) -> bool:
         look = f"import socket; socket.create_connection(({host!r}, {port}), timeout=3); print('reached')"
-        said = stack.engine("exec", stack.container(client), "python", "-c", look, check=False)
-        return said.strip().endswith("reached")
+        output = stack.engine("exec", stack.container(client), "python", "-c", look, check=False)
+        return output.strip().endswith("reached")
 
     assert reached("api", service)
     assert any(reached("api", one) for one in address(service))

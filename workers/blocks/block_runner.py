@@ -354,12 +354,7 @@ class BlockRunner:
             raise BlockStopped(ending.stopped)
 
 
-_OF_THE_TRIAL = (
-    None,
-    StopReason.TIMEOUT,
-    StopReason.OUTPUT_LIMIT,
-    StopReason.PROCESS_LIMIT,
-)
+_OF_THE_TRIAL = (None, StopReason.TIMEOUT, StopReason.OUTPUT_LIMIT, StopReason.PROCESS_LIMIT)
 """Reasons that concern one trial, and not its whole block."""
 _HOW_IT_ENDED = {
     None: "ended without a result",

@@ -40,8 +40,6 @@ from workers.processes import failures
 from workers.processes.result import TrialResult, read_result, read_steps
 from workers.processes.runner import Ending
 
-_MESSAGE_LIMIT = 2000  # characters
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
@@ -99,7 +97,7 @@ class TrialRecord:
             problem = str(error)
         if problem is None:
             return receipt
-        message = printable(f"the program's marks and results give no receipt: {problem}")[:_MESSAGE_LIMIT]
+        message = printable(f"the program's marks and results give no receipt: {problem}")[: failures.MESSAGE_LIMIT]
         return self._sealed(TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message))
 
     def _sealed(self, result: TrialResult) -> Receipt:

@@ -20,6 +20,7 @@ from workers.lease import Lease, StopReason, boot_time_s
 from workers.leases.heartbeat import LeaseRenewal
 from workers.leases.service_api import ServiceApi, persistently
 from workers.leases.spool import Spool
+from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.lanes import LaneResults
 from workers.processes.trial_output import BlockOutput
 from workers.processes.wake_event import WakeEvent
@@ -33,7 +34,6 @@ _UNSPOOLED_PATIENCE_LEASES = 10
 _LOG_DRAIN_BEATS = 200
 KEEP_BYTES = 10 * 2**30
 """Most disk space of the folders of earlier attempts."""
-_MESSAGE_LIMIT = 2000  # characters
 _SOFTWARE_CHECK_EVERY_S = 5.0
 
 
@@ -273,12 +273,12 @@ def _broken_report(block: ClaimedBlock, broken: BlockBroken) -> BlockReport:
         token=block.token,
         failure_class=broken.failure_class,
         arm=broken.arm,
-        message=broken.message[:_MESSAGE_LIMIT],
+        message=broken.message[:MESSAGE_LIMIT],
     )
 
 
 def _release(block: ClaimedBlock, failure: FailureClass, message: str) -> Release:
-    return Release(token=block.token, failure_class=failure, message=message[:_MESSAGE_LIMIT])
+    return Release(token=block.token, failure_class=failure, message=message[:MESSAGE_LIMIT])
 
 
 def _drain(output: BlockOutput, renewal: LeaseRenewal) -> None:

@@ -21,9 +21,8 @@ from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease, boot_time_s
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
+from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.trial_output import BlockOutput
-
-_MESSAGE_LIMIT = 2000  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +134,7 @@ class ExecRun:
                 "ended_at": datetime.now(UTC),
                 "failure_class": broken.failure_class,
                 "arm": broken.arm,
-                "message": broken.message[:_MESSAGE_LIMIT],
+                "message": broken.message[:MESSAGE_LIMIT],
             }
         )
         self._broken.append(record)

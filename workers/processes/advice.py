@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from experiments.design.program import ProgramConfig
 from workers.environment_variables import with_readable
+from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.result import TrialOrder
 
 _NAMED = re.compile(r"(?:module|from|No module named) '([A-Za-z_]\w*)[\w.]*'")
@@ -63,7 +64,7 @@ class ProgramPlace:
     def advised(self, message: str) -> str:
         """Return the message of a failure with advice, if there is any."""
         sentences = islice(dict.fromkeys(chain(self._of_names(message), self._of_files(message))), _MOST_SENTENCES)
-        return "; ".join([message, *sentences])[:2000]
+        return "; ".join([message, *sentences])[:MESSAGE_LIMIT]
 
     @cached_property
     def _folders(self) -> list[Path]:

@@ -54,7 +54,8 @@ TOO_LATE = os.EX_TEMPFAIL
 FORKSERVER_LOST = 255
 """Exit code that multiprocessing reports when the fork server died with the trial."""
 
-_MESSAGE_LIMIT = 2000  # characters
+MESSAGE_LIMIT = 2000
+"""Most characters of a failure's message."""
 
 _OF_THE_NODE = {
     CANNOT_WRITE: "the trial could not write its result: this node's disk is full or broken",
@@ -85,7 +86,7 @@ def describe(error: Exception, *, most_bytes: int) -> tuple[FailureClass, str]:
     """
     cause = _too_large(error, most_bytes)
     text = f"{type(cause).__name__}: {cause}".encode("utf-8", "backslashreplace")  # halves of undecodable characters
-    return classify(cause), text.decode()[:_MESSAGE_LIMIT]
+    return classify(cause), text.decode()[:MESSAGE_LIMIT]
 
 
 def _too_large(error: Exception, most_bytes: int) -> Exception:

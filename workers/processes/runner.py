@@ -66,11 +66,10 @@ class _Output:
         """Return whether it is time for the next look."""
         return time.monotonic() >= self._look_at
 
-    def is_too_much(self, pid: int) -> bool:
-        """Return whether the files of the trial, whose first process is `pid`, use more than allowed."""
+    def is_too_much(self, family: Sequence[int]) -> bool:
+        """Return whether the files of the trial, whose processes are `family`, use more than allowed."""
         began = time.monotonic()
         used = usage_of(self._folder)
-        family = _family(pid)
         other = _unlinked_bytes(family, self._device) + (0 if self._memory is None else self._memory.look(family))
         now = time.monotonic()
         self._look_at = now + max(_LOOK_S, _LOOK_SHARE * (now - began))
@@ -194,7 +193,7 @@ class TrialRunner:
             if trial.excess:
                 reason = StopReason.PROCESS_LIMIT
                 break
-            if output.look_is_due() and output.is_too_much(trial.pid):
+            if output.look_is_due() and output.is_too_much(family):
                 reason = StopReason.OUTPUT_LIMIT
                 break
         trial.stopped = reason
@@ -215,7 +214,7 @@ class TrialRunner:
             short_link(trial.pid).unlink(missing_ok=True)
         if trial.memory is not None:
             trial.memory.sweep()
-        too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(trial.pid) else None
+        too_much = StopReason.OUTPUT_LIMIT if self._output_of(trial).is_too_much(_family(trial.pid)) else None
         return Ending(
             stopped=trial.stopped or _fenced(exit_code, lease) or too_much,
             exit_code=exit_code,
