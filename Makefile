@@ -74,6 +74,7 @@ golden: $(STAMP)  ## freeze REST interface, verdicts and readings of gates again
 	$(BIN)/python -m tests.golden.freeze_readings
 	$(BIN)/python -m tests.golden.freeze_openapi
 	$(BIN)/python -m tests.golden.freeze_verdicts
+	$(BIN)/python -m tests.golden.freeze_plans
 
 browser:  # Chromium for the page tests, from the distribution, where we may install it
 	@tests/install-browser.sh
