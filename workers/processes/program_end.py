@@ -23,7 +23,6 @@ from experiments.outcomes import FailureClass
 from experiments.records.program_report import printable
 from experiments.runtime.processes import command_of, descendants_of
 from workers.processes import failures
-from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.ranks import ProgramRank, RankFailure, rank_problem
 
 _GRACE_S = 10.0
@@ -205,12 +204,12 @@ def program_failure(config: ProgramConfig, end: ProgramEnd) -> tuple[FailureClas
     text = printable(" ".join("; ".join(problems).split()))
     if end.oom_kills:
         message = f"the kernel's out-of-memory killer ended a process of the program; {text}"
-        return FailureClass.OOM, message[:MESSAGE_LIMIT]
+        return FailureClass.OOM, message[: failures.MESSAGE_LIMIT]
     if end.reached or any(words in text for words in _TOO_LARGE):
-        return FailureClass.OUTPUT_LIMIT, f"{failures.too_large(end.most_bytes)}; {text}"[:MESSAGE_LIMIT]
+        return FailureClass.OUTPUT_LIMIT, f"{failures.too_large(end.most_bytes)}; {text}"[: failures.MESSAGE_LIMIT]
     failed = end.failed
     memory = failed is not None and (failed.kind.rpartition(".")[2] in _OOM or failures.names_memory(failed.message))
-    return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[:MESSAGE_LIMIT]
+    return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[: failures.MESSAGE_LIMIT]
 
 
 def _problems(config: ProgramConfig, end: ProgramEnd) -> Iterator[str]:
