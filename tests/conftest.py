@@ -12,6 +12,7 @@ one of them is done.
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -36,6 +37,8 @@ GROUPS = {
 
 for name in [name for name in os.environ if name.startswith(NOT_OURS)]:
     del os.environ[name]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a suite in the background; children would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ours", deadline=None)  # other tests run beside a drawn example, and take its time
 settings.load_profile("ours")
 os.environ["ABLATE_DEVICE_LOCKS"] = "home"  # workers of other tests run on the same cores, and measure nothing

@@ -155,8 +155,7 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
     temporary.mkdir()
     code = write_program(tmp_path / "code", LEAVES.format(mark=mark, began=began))
     process = subprocess.Popen(
-        # A suite that runs in the background ignores Ctrl-C and hands that down.
-        ["env", "--default-signal=INT", *ABLATE, "check", "--", "python", "train.py"],
+        [*ABLATE, "check", "--", "python", "train.py"],
         cwd=code,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stderr=subprocess.DEVNULL,
