@@ -72,7 +72,7 @@ def report(api: Api, block: dict[str, Any], node: str, changed: dict[str, dict[s
     receipts = []
     for trial in block["trials"]:
         ids, changes = {**own, "trial": trial["trial_id"]}, changed.get(trial["arm"], {})
-        if "command" in plan.arms[0].config:
+        if plan.arms[0].config.own_process:
             receipt = program_receipt(plan, plan.blocks[block["block_index"]], trial["arm"], reported={}, **changes)
             receipt = seal({**receipt.model_dump(), "ids": receipt.ids.model_copy(update=ids)})
         else:

@@ -26,7 +26,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
-from experiments.records.messages import BlockReport, ClaimedBlock
+from experiments.records.identity import BlockReport, ClaimedBlock
 from experiments.records.signing import Signer
 from service.app import create_app
 from service.settings import ServiceSettings

@@ -11,8 +11,9 @@ import numpy as np
 
 from experiments.catalog.files import read_catalog_file
 from experiments.design.arms import Arm
-from experiments.design.config_fields import read_config, steps_of
 from experiments.design.gate_readings import read_gates
+from experiments.design.kinds.built_in import BuiltInArm
+from experiments.design.kinds.kind import ArmConfig
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan
 from experiments.design.plan import make_plan as plan_of
@@ -79,8 +80,8 @@ def command_values(**changes: Any) -> dict[str, Any]:
 
 
 def catalog_spec(name: str) -> AblationSpec:
-    """Return a spec of the catalog, whose folder of code was packed: that of these tests' programs."""
-    folder = Path(__file__).parent / "unit/model"
+    """Return a spec of the catalog, whose folder of code was packed: one that never changes."""
+    folder = Path(__file__).parent / "golden/code"
     packed = pack_spec(read_catalog_file(name), "application/yaml", folder)
     return parse_spec(packed.content, packed.content_type)
 
@@ -129,11 +130,11 @@ def observed_facts(gates: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: float, seed: int) -> tuple[Step, ...]:
+def make_steps(config: ArmConfig, *, tokens_per_s: float, loss_step1: float, seed: int) -> tuple[Step, ...]:
     """Return the steps of a trial whose timed steps have a mean throughput of `tokens_per_s`."""
-    steps = config["steps"]
-    phases = ["compile"] + ["warmup"] * steps["warmup"] + ["timed"] * steps["timed"]
-    tokens = config["micro_batch"] * config["data"]["seq_len"]
+    steps = config.steps
+    phases = ["compile"] + ["warmup"] * steps.warmup + ["timed"] * steps.timed
+    tokens = config.tokens_per_step
     seconds = tokens / tokens_per_s
     wobble = np.random.default_rng(seed).uniform(-0.005, 0.005, len(phases))
     timed = [index for index, phase in enumerate(phases) if phase == "timed"]
@@ -151,8 +152,8 @@ def make_steps(config: Mapping[str, Any], *, tokens_per_s: float, loss_step1: fl
             )
             for index, phase in enumerate(phases)
         ],
-        load_s=steps["warmup_s"],
-        validated=steps_of(config).validated,
+        load_s=steps.warmup_s,
+        validated=config.steps.validated,
     )
 
 
@@ -164,9 +165,9 @@ def clocked(steps: Sequence[Step], *, load_s: float = 0.0, validated: Sequence[i
     return tuple(step.model_copy(update={"began_s": end - step.seconds, "ended_s": end}) for step, end in ends)
 
 
-def make_validations(config: Mapping[str, Any], steps: Sequence[Step], losses: Sequence[float]) -> Any:
+def make_validations(config: ArmConfig, steps: Sequence[Step], losses: Sequence[float]) -> Any:
     """Return the validations of a trial with `steps`; None without a schedule. The last loss comes last."""
-    after = [step for step in steps if step.index in steps_of(config).validated]
+    after = [step for step in steps if step.index in config.steps.validated]
     if not after:
         return None
     curve = [*losses][-len(after) :] if len(losses) >= len(after) else [losses[-1]] * len(after)
@@ -201,13 +202,13 @@ def make_receipt(
     steps = changes.pop("steps", None)
     if steps is None:
         steps = make_steps(arm.config, tokens_per_s=tokens_per_s, loss_step1=loss_step1, seed=block.index)
-    config = read_config({**arm.config, "seed": block.seed})
+    config = arm.config.with_seed(block.seed)
     flops = changes.pop("flops_per_step", step_flops(config))
-    environment = {**_environment(plan.node_class, arm.config), **changes.pop("environment", {})}
+    environment = {**_environment(plan.node_class, config), **changes.pop("environment", {})}
     peak_flops = environment["peak_flops"]
     if environment["node_class"] == "h200":
         steps = tuple(step if step.clock_mhz else step.model_copy(update={"clock_mhz": 1980.0}) for step in steps)
-    validations = changes.pop("validations", make_validations(arm.config, steps, (*val_losses[:-1], loss_val)))
+    validations = changes.pop("validations", make_validations(config, steps, (*val_losses[:-1], loss_val)))
     training_s = max((step.ended_s for step in steps), default=0.0) + 0.5
     wall_s = changes.pop("wall_s", max(3.0, training_s + 0.5))
     position = block.order.index(arm.name)
@@ -226,12 +227,12 @@ def make_receipt(
         "digests": Digests(
             spec=plan.spec_digest, rule=plan.rule_digest, arm=arm.digest, code="sha256:code", data="sha256:data"
         ),
-        "config": {**arm.config, "seed": block.seed},
+        "config": config,
         "environment": environment,
         "gates": read_gates(arm.gates, facts, pattern=config.model.pattern, devices=config.mesh.devices),
         "facts": facts,
         "steps": steps,
-        "warmup_passes": (arm.config["steps"]["warmup_s"],) if arm.config["steps"]["warmup_s"] else (),
+        "warmup_passes": (config.steps.warmup_s,) if config.steps.warmup_s else (),
         "summary": summary,
         "memory": Memory(peak_allocated_bytes=peak // 2, peak_reserved_bytes=peak, limit_bytes=16 * GIB),
         "compile_s": 0.0,
@@ -264,7 +265,7 @@ NOTHING_HAPPENED: dict[str, Any] = {
 """Report of a driver on a trial without events."""
 
 
-def _environment(node_class: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(node_class: str, config: BuiltInArm) -> dict[str, Any]:
     on_host = NODE_CLASSES[node_class].on_host
     return Environment(
         node_name="node-a",
@@ -275,7 +276,7 @@ def _environment(node_class: str, config: Mapping[str, Any]) -> dict[str, Any]:
         git_dirty_digest=None,
         versions={"python": "3.11", "torch": "2.13.0"},
         cpu_threads=2,
-        peak_flops=NODE_CLASSES[node_class].peak_flops.get(config["dtype"]),
+        peak_flops=NODE_CLASSES[node_class].peak_flops.get(config.dtype),
         load_average_before=0.1,
         foreign_load=0.02,
     ).model_dump() | ({} if on_host else {"throttle": NOTHING_HAPPENED})

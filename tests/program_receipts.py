@@ -6,9 +6,9 @@ from typing import Any
 
 from experiments.design.arms import Arm
 from experiments.design.gate_readings import declared_readings
+from experiments.design.kinds.program import ProgramArm
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
-from experiments.design.program import argv_of, read_program
 from experiments.design.spec import AblationSpec
 from experiments.digest import canonical_json
 from experiments.outcomes import FailureClass, Outcome
@@ -64,7 +64,8 @@ def program_receipt(
 ) -> Receipt:
     """Return a sealed receipt of a command without marks of its own clock; `changes` replace fields."""
     arm = plan.arm_by_name[arm] if isinstance(arm, str) else arm
-    config = read_program({**arm.config, "seed": block.seed})
+    config = arm.config.with_seed(block.seed)
+    assert isinstance(config, ProgramArm)
     outcome = Outcome(changes.get("outcome", Outcome.MEASURED))
     steps = tuple(
         Step(
@@ -99,7 +100,7 @@ def program_receipt(
         "digests": Digests(
             spec=plan.spec_digest, rule=plan.rule_digest, arm=arm.digest, code="sha256:code", data="sha256:data"
         ),
-        "config": {**arm.config, "seed": block.seed},
+        "config": config,
         "environment": Environment(
             node_name="node-a",
             node_class=plan.node_class,
@@ -121,7 +122,7 @@ def program_receipt(
         if outcome is Outcome.MEASURED
         else None,
         "program": ProgramReport(
-            argv=tuple(argv_of(config, out=OUT)),
+            argv=tuple(config.argv(out=OUT)),
             code=None if config.code is None else "sha256:tree",
             interpreter="CPython 3.11.9",
             packages="sha256:packages",

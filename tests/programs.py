@@ -7,7 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from experiments.design.program import ProgramConfig, program_json
+from experiments.design.kinds.command import CommandArm
+from experiments.design.kinds.program import ProgramArm
 from experiments.runtime.processes import adopt_orphans
 from model.config import StepsConfig
 from workers.paths import WorkPaths
@@ -39,7 +40,7 @@ def write_program(folder: Path, source: str = LOOP) -> Path:
     return folder
 
 
-def program_config(folder: Path | None, **changes: Any) -> ProgramConfig:
+def program_config(folder: Path | None, **changes: Any) -> CommandArm:
     fields: dict[str, Any] = {
         "command": ("python", "train.py", "--seed", "{seed}"),
         "code": None if folder is None else str(folder),
@@ -47,17 +48,15 @@ def program_config(folder: Path | None, **changes: Any) -> ProgramConfig:
         "steps": StepsConfig(warmup=1, warmup_s=0.0, timed=3, slice=0, val_rows=0),
         "seed": 7,
     }
-    return ProgramConfig(**{**fields, **changes})
+    return CommandArm(**{**fields, **changes})
 
 
-def order_for(config: ProgramConfig, home: Path, trial: str = "trl_1") -> TrialOrder:
+def order_for(config: ProgramArm, home: Path, trial: str = "trl_1") -> TrialOrder:
     paths = WorkPaths(home=home).trial("att_1", trial)
-    return TrialOrder(
-        trial_id=trial, config=program_json(config), paths=paths, data_dir=home / "data", device_type="cpu"
-    )
+    return TrialOrder(trial_id=trial, config=config, paths=paths, data_dir=home / "data", device_type="cpu")
 
 
-def ran(config: ProgramConfig, home: Path) -> TrialResult:
+def ran(config: ProgramArm, home: Path) -> TrialResult:
     """Copy the code and run the program once."""
     order = order_for(config, home)
     order.paths.log.touch()

@@ -17,7 +17,7 @@ class _Trial:
 
     def __init__(self, plan: Plan, arm: str, began_s: float) -> None:
         config = plan.arm_by_name[arm].config
-        self.tokens = config["micro_batch"] * config["data"]["seq_len"]
+        self.tokens = config.tokens_per_step
         self.arm, self.began_s, self.waited_s, self.last_s = arm, began_s, 0.0, began_s
         self.steps: list[Step] = []
 
@@ -41,17 +41,17 @@ class _Trial:
 def sliced_receipts(plan: Plan, index: int, chance: random.Random, **changes: Any) -> list[Receipt]:
     """Return the receipts of a block of `plan`, whose spec asks for slices, in the block's order."""
     block, now = plan.blocks[index], chance.uniform(0, 1e6)
-    steps = plan.baseline.config["steps"]
+    steps = plan.baseline.config.steps
     trials = [_Trial(plan, arm, 0.0) for arm in block.order]
     for trial in trials:
         trial.began_s = now = now + chance.uniform(HANDOVER_S, 0.1)
         now = trial.run(now, 1, "compile", chance)
-        now = trial.last_s = trial.run(now + steps["warmup_s"], steps["warmup"], "warmup", chance)
-    for number in range(steps["timed"] // steps["slice"]):
+        now = trial.last_s = trial.run(now + steps.warmup_s, steps.warmup, "warmup", chance)
+    for number in range(steps.timed // steps.slice):
         for trial in trials[:: -1 if number % 2 else 1]:
             now += chance.uniform(HANDOVER_S, 2 * HANDOVER_S)
             trial.goes_on(now)
-            now = trial.last_s = trial.run(now, steps["slice"], "timed", chance)
+            now = trial.last_s = trial.run(now, steps.slice, "timed", chance)
     return [_receipt(plan, block, trial, now + HANDOVER_S * place, **changes) for place, trial in enumerate(trials, 1)]
 
 

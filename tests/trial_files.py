@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.design.config_fields import read_config
 from experiments.documents import write_whole
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from model.counts import step_flops
 from tests.factories import make_steps, make_validations, observed_facts
 from workers.blocks.receipt import TrialRecord
@@ -24,7 +23,7 @@ def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) ->
     """
     trial = block.trials[0]
     paths = WorkPaths(home=folder).trial(block.attempt_id, trial.trial_id)
-    config = read_config(trial.config)
+    config = trial.config
     steps = result.pop("steps", None) or make_steps(trial.config, tokens_per_s=5000.0, loss_step1=8.0, seed=1)
     paths.steps.write_text("".join(step.model_dump_json() + "\n" for step in steps))
     told: dict[str, Any] = {

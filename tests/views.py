@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.analysis.judge import judge
 from experiments.design.arms import Arm
-from experiments.design.config_fields import steps_of
+from experiments.design.kinds.kind import ArmConfig
 from experiments.design.load import parse_spec
 from experiments.design.plan import BlockPlan, Plan, make_plan
 from experiments.design.spec import AblationSpec
@@ -109,12 +109,10 @@ def spec_text(
     return json.dumps(values, indent=2)
 
 
-def _steps(
-    chance: random.Random, config: Mapping[str, Any], speed: float, effect: Effect, seed: int
-) -> tuple[Step, ...]:
-    cpu = config["model"]["scan"]["lane"] == "reference"
+def _steps(chance: random.Random, config: ArmConfig, speed: float, effect: Effect, seed: int) -> tuple[Step, ...]:
+    cpu = config.model.scan.lane == "reference"
     tokens, base_s = (512, 0.21) if cpu else (32_768, 0.421)
-    phases = ["compile"] + ["warmup"] * config["steps"]["warmup"] + ["timed"] * config["steps"]["timed"]
+    phases = ["compile"] + ["warmup"] * config.steps.warmup + ["timed"] * config.steps.timed
     slow = {0: 6.5, 1: 1.35, 2: 1.08, 3: 1.02}
     clock = chance.gauss(1740, 9)
     return clocked(
@@ -136,7 +134,7 @@ def _steps(
             )
             for i, phase in enumerate(phases)
         ],
-        validated=steps_of(config).validated,
+        validated=config.steps.validated,
     )
 
 
@@ -171,9 +169,9 @@ def kernels_of(arm: Arm) -> tuple[dict[str, object], ...]:
     return tuple({**kernel, "binary_sha256": code} for kernel, code in zip(KERNELS, codes, strict=True))
 
 
-def _slot(config: Mapping[str, Any], cpu: bool) -> timedelta:
+def _slot(config: ArmConfig, cpu: bool) -> timedelta:
     """Return the time slot of every trial: a little more than the slowest trial takes."""
-    steps = 12 + config["steps"]["warmup"] + config["steps"]["timed"]
+    steps = 12 + config.steps.warmup + config.steps.timed
     return timedelta(seconds=12 + 1.2 * (0.21 if cpu else 0.421) * steps)
 
 
@@ -187,7 +185,7 @@ def _receipt(
     speed = (1 + effect.speed_pct / 100) * math.exp(chance.gauss(0, noise)) * (1 - 0.0006 * block.index)
     speed *= nodes.get(node or "", 1.0)
     steps = _steps(chance, arm.config, speed, effect, block.seed) if effect.outcome in RAN else ()
-    validated = steps_of(arm.config).validated
+    validated = arm.config.steps.validated
     took_s = sum(step.seconds for step in steps) + VALIDATION_S * len(validated)
     started = START + _slot(arm.config, cpu) * (block.index * len(the_plan.arms) + block.order.index(arm.name))
     allocated = int((0.31 if cpu else 104.1 + effect.memory_gib) * GIB)

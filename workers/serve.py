@@ -12,8 +12,8 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.markup import escape
 
+from experiments.design.kinds.program import needed_secret
 from experiments.design.packages import LANE, installed
-from experiments.design.program import needed_secret
 from experiments.design.workload import COMMAND
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode

@@ -47,7 +47,7 @@ def largest_micro_batch(plan: Plan, trials_of: Callable[[str], Sequence[Receipt]
     """
     arms = [arm for arm in (plan.baseline, *plan.variants) if _but_rows(arm) == _but_rows(plan.baseline)]
     outcomes = {arm.name: {receipt.outcome for receipt in trials_of(arm.name)} for arm in arms}
-    rows = {arm.name: int(arm.config.get("micro_batch", 0)) for arm in arms}
+    rows = {arm.name: int(arm.config.values_with_seed.get("micro_batch", 0)) for arm in arms}
     largest = max((name for name in rows if outcomes[name] == {Outcome.MEASURED}), key=rows.__getitem__, default=None)
     if largest is None:
         return None
@@ -59,7 +59,9 @@ def largest_micro_batch(plan: Plan, trials_of: Callable[[str], Sequence[Receipt]
 
 
 def _but_rows(arm: Arm) -> dict[str, Any]:
-    return {name: value for name, value in arm.config.items() if name not in {"micro_batch", "steps"}}
+    return {
+        name: value for name, value in arm.config.values_without_seed.items() if name not in {"micro_batch", "steps"}
+    }
 
 
 _HAVE_PEAKS = (Outcome.MEASURED, Outcome.OOM)

@@ -33,7 +33,6 @@ from experiments.design.metrics import (
 )
 from experiments.design.power import FEWEST_BLOCKS, detectable_per_sd
 from experiments.design.spec_values import Difference
-from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt, read_named
 
@@ -241,7 +240,7 @@ def _counted(metric: str, receipt: Receipt) -> float:
     """Return the work of one step in the unit that `metric` counts: tokens, of a device, model FLOPs, or one step."""
     if metric in (THROUGHPUT, PER_DEVICE):
         timed = [step.tokens for step in receipt.steps if step.phase == "timed"]
-        return sum(timed) / len(timed) / (1 if metric == THROUGHPUT else trainable(receipt.config).devices)
+        return sum(timed) / len(timed) / (1 if metric == THROUGHPUT else receipt.config.devices)
     return receipt.flops_per_step if metric == "model_tflops_per_s" else 1
 
 

@@ -21,7 +21,6 @@ from experiments.block_numbers import block_name
 from experiments.design.arms import Arm
 from experiments.design.gate import Claim
 from experiments.design.plan import BlockPlan, Plan
-from experiments.design.trainable import changed_values, trainable
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome, VerdictWord
 from experiments.records.receipts import Receipt, read_named
@@ -204,9 +203,9 @@ def _by_place(plan: Plan, receipts: Sequence[Receipt]) -> dict[tuple[int, str], 
 
 def weakest_claim(arm: Arm, baseline: Arm) -> Claim:
     """Return the weakest claim among the settings in which `arm` differs from `baseline`."""
-    if changed_values(arm.config, baseline.config):
+    if arm.config.changed_from(baseline.config):
         return Claim.CHANGES_MODEL
-    return trainable(baseline.config).claim(arm.gates, baseline.gates)
+    return baseline.config.claim(arm.gates, baseline.gates)
 
 
 def _excluded_by_outcome(pairs: Sequence[Pair]) -> Exclusion | None:

@@ -11,7 +11,6 @@ from experiments.block_numbers import block_name
 from experiments.design.gates import GATES
 from experiments.design.plan import Plan
 from experiments.design.rule import MAX_BACKWARD_S, MAX_CLOCK_GAP, MAX_PAUSE_S
-from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.identity import mismatches, planned_fields
 from experiments.records.receipt_clocks import slice_problems
@@ -52,8 +51,8 @@ _SAME_PROGRAM: dict[str, Callable[[Receipt], Any]] = {
 
 
 _AMONG: dict[str, Callable[[Receipt], Any]] = {
-    "data": lambda receipt: trainable(receipt.config).dataset,
-    "validation data": lambda receipt: trainable(receipt.config).rows.validation,
+    "data": lambda receipt: receipt.config.dataset,
+    "validation data": lambda receipt: receipt.config.rows.validation,
 }
 """Values that must be equal among the trials only whose configurations have this in common."""
 

@@ -43,8 +43,9 @@ from experiments.analysis.verdicts import (
     unit_of_shares,
 )
 from experiments.block_numbers import block_list, block_name
-from experiments.design.comparison.comparability import other_model, other_work
+from experiments.design.comparability import other_model, other_work
 from experiments.design.gate import Claim
+from experiments.design.gate_readings import DECLARED
 from experiments.design.metrics import (
     CURVE_METRICS,
     EXACT_METRICS,
@@ -53,14 +54,11 @@ from experiments.design.metrics import (
     PER_DEVICE,
     SEED_METRICS,
     WINDOW_METRICS,
-    declared_in,
 )
 from experiments.design.plan import Plan
 from experiments.design.power import level_shares
-from experiments.design.program import DECLARED
 from experiments.design.rule import LOAD_LEVEL, blocks_for_rarest_event, rule_digest, rule_of
 from experiments.design.spec import MIN_BLOCKS, AblationSpec, Blocks
-from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.documents import seal
 from experiments.outcomes import Decision, FailureClass, Outcome, VerdictWord
@@ -145,7 +143,7 @@ def _declared_directions(plan: Plan, primary: str) -> dict[str, Literal["higher"
 
     The deciding one; the others for information, if every block has a seed of its own.
     """
-    declared = declared_in(plan.baseline.config)
+    declared = plan.baseline.config.declared
     own_seeds = len({block.seed for block in plan.blocks}) == len(plan.blocks)
     return {name: better for name, better in declared.items() if name == primary or own_seeds}
 
@@ -168,7 +166,7 @@ class _Judge:
             own = "loss_val" if self.primary.metric in CURVE_METRICS else self.primary.metric
             self.primary = self.primary.in_percent(unit_of_shares(baseline_mean(whole, own)))
         self._better = _declared_directions(plan, self.primary.metric)
-        alike = {PER_DEVICE} if len({trainable(arm.config).devices for arm in plan.arms}) == 1 else set()
+        alike = {PER_DEVICE} if len({arm.config.devices for arm in plan.arms}) == 1 else set()
         ours = (name for name in METRICS if name == self.primary.metric or name in set(WINDOW_METRICS) - alike)
         self._compared = (*self._better, *ours)
         self._circumstances = circumstances
@@ -483,7 +481,7 @@ def _gates_live(receipts: Sequence[Receipt]) -> str:
 
     A gate that cannot act on the node, or in this model, leaves no fact. A stopped trial had not shown all gates.
     """
-    if not all(trainable(receipt.config).attested for receipt in receipts):
+    if not all(receipt.config.attested for receipt in receipts):
         return DECLARED
     whole = [receipt for receipt in receipts if receipt.outcome not in _CUT_SHORT]
     readings = [(name, reading) for receipt in whole for name, reading in receipt.gates.items()]

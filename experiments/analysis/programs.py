@@ -8,10 +8,8 @@ from experiments.analysis.arm_summary import measured_trials
 from experiments.analysis.evidence import Evidence, Pair
 from experiments.analysis.verdicts import Costs, KernelChange, KernelUse, StepKernels
 from experiments.block_numbers import block_name
-from experiments.design.config_fields import steps_of
+from experiments.design.gate_readings import DECLARED
 from experiments.design.metrics import PROCESS_METRIC
-from experiments.design.program import DECLARED
-from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.records.program_report import shorten
 from experiments.records.receipts import Receipt, kernel_rows
@@ -33,7 +31,7 @@ def other_tokens(evidence: Evidence, *, in_all: bool = False) -> str | None:
     for pair in evidence.pairs:
         own, other = ([step.tokens for step in receipt.steps] for receipt in (pair.variant, pair.baseline))
         differ = sum(own) != sum(other) if in_all else own != other
-        if trainable(pair.baseline.config).work is None and differ:
+        if pair.baseline.config.work is None and differ:
             return f"{block_name(pair.block_index)}: the steps have {sum(own):,} tokens, the baseline's {sum(other):,}"
     return None
 
@@ -70,7 +68,7 @@ def _flops(receipt: Receipt) -> float:
 
 def _seconds(receipt: Receipt) -> float:
     """Return the seconds of all steps at the mean of the timed ones, so that no compilation counts."""
-    return 0.0 if receipt.summary is None else receipt.summary.step_s_mean * steps_of(receipt.config).total
+    return 0.0 if receipt.summary is None else receipt.summary.step_s_mean * receipt.config.steps.total
 
 
 def kernels_of(receipts: Sequence[Receipt]) -> dict[str, KernelUse]:
@@ -104,7 +102,7 @@ def kernel_changes(variant: Mapping[str, KernelUse], baseline: Mapping[str, Kern
 
 def program_notes(evidence: Evidence, metric: str) -> Iterator[str]:
     """Yield sentences about a variant that is a command."""
-    if not evidence.pairs or not (workload := trainable(evidence.pairs[0].baseline.config)).own_process:
+    if not evidence.pairs or not (workload := evidence.pairs[0].baseline.config).own_process:
         return
     if not workload.attested:
         yield f"its arguments, variables and code are {DECLARED}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.aa_spec import CONTENT_TYPE
-from experiments.design.load import load_values, parse_spec, spec_yaml
+from experiments.design.load import load_values, spec_of, spec_yaml
 from experiments.design.metrics import LOSS_METRICS, METRICS
 from experiments.design.power import session_level
 from experiments.design.problems import listed, pointer, shown
@@ -110,15 +110,16 @@ def _text(value: Any) -> str:
     return listed(map(shown, value)) if isinstance(value, list) else shown(value)
 
 
-def proposed(body: bytes, content_type: str, session: str, *, number: int, kept: tuple[int, ...]) -> bytes:
-    """Return the YAML of the spec in `body` as proposal `number` of `session`, with its level and its own seeds."""
+def proposed(
+    body: bytes, content_type: str, spec: AblationSpec, session: str, *, number: int, kept: tuple[int, ...]
+) -> tuple[bytes, AblationSpec]:
+    """Return proposal `number` of `session`, made of `spec` from `body`, with its level and own seeds: YAML, spec."""
     values = load_values(body, content_type)
-    spec = parse_spec(body, content_type)
     if own_seeds(spec, number) != spec.design.seeds:
         values["design"]["seeds"] = list(own_seeds(spec, number))
     level = SessionLevel(name=session, proposal=number, kept=kept, level=session_level(number, kept))
     values["verdict"]["session"] = level.model_dump(mode="json")
-    return spec_yaml(values)
+    return spec_yaml(values), spec_of(values)
 
 
 def own_seeds(spec: AblationSpec, number: int) -> tuple[int, ...]:
@@ -158,9 +159,8 @@ def with_kept(incumbent: bytes, proposal: bytes) -> bytes:
     if patterns and variant in patterns:
         workload["require_kernels"] = {BASELINE: patterns[variant]}
     values |= {"baseline": baseline, "variants": kept["variants"]}
-    text = spec_yaml(values)
-    parse_spec(text, CONTENT_TYPE)
-    return text
+    spec_of(values)
+    return spec_yaml(values)
 
 
 def as_yaml(body: bytes, content_type: str) -> bytes:

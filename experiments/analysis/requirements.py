@@ -72,7 +72,8 @@ def _judge_by_test(
         seeds = len({pair.seed for pair in evidence.pairs})
         few = f"{seeds} seeds" if name in SEED_METRICS else f"{len(evidence.pairs)} blocks"
         return result_of(requirement, None, no_ratio(evidence, name) or f"{few} with this number are too few")
-    better = find_metric(name, evidence.arm.config).better or "lower"
+    metric = find_metric(name, evidence.arm.config.declared)
+    better = (metric and metric.better) or "lower"
     passed, detail = proved(sample, bound, better, level, unit=_unit(name), dependence=dependence)
     blind = one_value(evidence, name) or (uncalibrated if name in TIMED_METRICS else None)
     return result_of(requirement, None, f"{detail}; {blind}") if blind else result_of(requirement, passed, detail)

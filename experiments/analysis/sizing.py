@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.analysis.noise.calibrate import estimator_digest, shape_digest, upper_factor
 from experiments.analysis.statistics import RATIO, SHARE, Scale, dependence_of, widening
 from experiments.analysis.verdicts import Verdict, unit_of_shares
 from experiments.design.aa_spec import ADMITTING_BLOCKS, CONTENT_TYPE
-from experiments.design.load import load_values, parse_spec, spec_yaml
+from experiments.design.load import load_values, spec_of, spec_yaml
 from experiments.design.metrics import LOSS_METRICS
-from experiments.design.plan import Plan, make_plan, unsized
+from experiments.design.plan import Plan, make_plan, replan, unsized
 from experiments.design.power import (
     FEWER_BLOCKS,
     MAX_BLOCKS,
@@ -30,38 +30,51 @@ from experiments.errors import SpecError, SpecProblem
 from experiments.records.calibration import Calibration, Sizing, workload_digest
 
 
-def with_number(body: bytes, content_type: str, calibrations: Sequence[Calibration]) -> tuple[bytes, str]:
-    """Return (text, content type) of the spec in `body`, with `blocks: auto` replaced by the number that it needs.
+class PlannedSpec(NamedTuple):
+    """A spec with a number of blocks, and its plan without a control."""
+
+    text: bytes
+    content_type: str
+    spec: AblationSpec
+    plan: Plan
+
+
+def plan_spec(
+    body: bytes, content_type: str, spec: AblationSpec, calibrations: Callable[[], Sequence[Calibration]]
+) -> PlannedSpec:
+    """Return the plan of `spec`, parsed from `body`; `blocks: auto` becomes the number that it needs.
 
     - Statistics need enough blocks to prove a gain of `adopt_if` beyond the margin with the power of a planned design,
       at the upper bound of the noise of the noisiest device in `calibrations`.
     - An exact metric needs two blocks per seed.
     - A calibration needs the number that calibrates a device.
 
-    Raises SpecError if the noise is unknown or no allowed number is enough.
+    Raises SpecError with all problems of the plan, or if the noise is unknown or no allowed number is enough.
     """
-    if not parse_spec(body, content_type).design.blocks.auto:
-        return body, content_type
-    values = load_values(body, content_type)
-    count, because = _number(_planned(values), calibrations)
-    values["design"]["blocks"] = {"count": count}
-    return f"# blocks: auto gave {count}: {because}\n".encode() + spec_yaml(values), CONTENT_TYPE
-
-
-def _planned(values: dict[str, Any]) -> AblationSpec:
-    """Return the spec with a provisional number of blocks, enough to plan its arms; changes `values`."""
-    seeds = values["design"].get("seeds", ())
-    number = seeds if isinstance(seeds, int) else len(seeds)
-    values["design"]["blocks"] = {"count": max(MIN_BLOCKS, 2 * number)}
-    spec = parse_spec(spec_yaml(values), CONTENT_TYPE)
+    if not spec.design.blocks.auto:
+        return PlannedSpec(body, content_type, spec, make_plan(spec))
+    values, seeds = load_values(body, content_type), len(spec.design.seeds)
+    spec = _with_number(values, max(MIN_BLOCKS, 2 * seeds))  # enough to plan its arms
     events = blocks_for_rarest_event(spec)
-    if events is None or events <= spec.design.blocks.number:
-        return spec
-    values["design"]["blocks"] = {"count": min(events, MAX_BLOCKS)}
-    return parse_spec(spec_yaml(values), CONTENT_TYPE)
+    if events is not None and events > spec.design.blocks.number:
+        spec = _with_number(values, min(events, MAX_BLOCKS))
+    plan = None
+    if (number := _fixed_number(spec)) is None:
+        plan = make_plan(spec)
+        number = _number(spec, size_of(spec, plan, calibrations()))
+    spec = _with_number(values, number[0])
+    text = "# blocks: auto gave {}: {}\n".format(*number).encode() + spec_yaml(values)
+    return PlannedSpec(text, CONTENT_TYPE, spec, make_plan(spec) if plan is None else replan(spec, plan))
 
 
-def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[int, str]:
+def _with_number(values: dict[str, Any], count: int) -> AblationSpec:
+    """Set the number of blocks in `values`; return their spec."""
+    values["design"]["blocks"] = {"count": count}
+    return spec_of(values)
+
+
+def _fixed_number(spec: AblationSpec) -> tuple[int, str] | None:
+    """Return a number that does not depend on noise, and why; None for one that does."""
     if spec.purpose == "calibration":
         return ADMITTING_BLOCKS, "this number calibrates a device"
     if spec.verdict.primary.over_seeds:
@@ -72,7 +85,10 @@ def _number(spec: AblationSpec, calibrations: Sequence[Calibration]) -> tuple[in
         raise SpecError([SpecProblem(pointer=pointer("design", "blocks"), detail=detail, hint=hint)])
     if spec.verdict.primary.exact:
         return max(MIN_EXACT_BLOCKS, 2 * len(spec.design.seeds)), "every seed runs twice, to prove the metric exact"
-    sizing = size_of(spec, make_plan(spec), calibrations)
+    return None
+
+
+def _number(spec: AblationSpec, sizing: Sizing | None) -> tuple[int, str]:
     if sizing is None:
         raise SpecError([unsized(spec)])
     if sizing.blocks_needed is None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from experiments.design.arms import resolve
 from experiments.design.gates import GATES
-from experiments.design.load import parse_spec, spec_yaml
-from experiments.design.package_arms import unknown_recipe
+from experiments.design.kinds.package import unknown_recipe
+from experiments.design.load import spec_of, spec_yaml
 from experiments.design.packages import installed
 from experiments.design.recipes import RECIPES
 from experiments.design.spec import MIN_BLOCKS, AblationSpec
@@ -34,7 +34,7 @@ def bare_spec(recipe: str, node_class: str) -> AblationSpec:
         "placement": {"node_class": node_class},
         "verdict": {"primary": _THROUGHPUT},
     }
-    return parse_spec(spec_yaml(values), CONTENT_TYPE)
+    return spec_of(values)
 
 
 def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_seed: int, sentinel: str = "") -> bytes:
@@ -71,11 +71,10 @@ def calibration_spec(like: AblationSpec, *, node_class: str, blocks: int, order_
         values["workload"]["profile"] = True
     if (pattern := patterns.get(BASELINE)) is not None:
         values["workload"]["require_kernels"] = {BASELINE: pattern, REPEAT: pattern}
-    text = spec_yaml(values)
-    problems = resolve(parse_spec(text, CONTENT_TYPE)).problems
+    problems = resolve(spec_of(values)).problems
     if problems:
         raise SpecError(list(problems))
-    return text
+    return spec_yaml(values)
 
 
 def _like_baseline(like: AblationSpec) -> dict[str, Any]:

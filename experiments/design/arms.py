@@ -1,81 +1,53 @@
 """Resolve the arms of a spec: complete configurations, or problems with pointers into the spec."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from experiments.design.config_fields import replace_fields
-from experiments.design.gate import Gate, GateValue, show
-from experiments.design.gates import GATES, with_gates
-from experiments.design.package_arms import package_arms, package_problems, unknown_recipe
-from experiments.design.packages import installed
-from experiments.design.problems import listed, pointer, without_repeats
-from experiments.design.program import program_arms, program_problems, recipe_problems
-from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, Recipe
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+
+from experiments.design.kinds.built_in import BuiltInArm
+from experiments.design.kinds.command import CommandArm
+from experiments.design.kinds.kind import ArmConfig, Draft
+from experiments.design.kinds.package import PackageArm
+from experiments.design.problems import listed, pointer
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import changed_values, trainable
-from experiments.design.workload import VariantSpec
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE, VARIANT, ArmRole
-from kernels.backends import NODE_CLASSES, Lane, NodeClass
-from kernels.scan_switches import CHUNK_SIZES
-from model.back_end_limits import check_back_ends
-from model.config import BLOCK_KINDS, DIVISIBLE_ATTENTION, StepsConfig, TrainConfig, check_mesh, layer_runs
-from model.errors import ConfigError
 
-MAX_TRIALS = 8
-"""Most arms of an ablation with slices: all trials of a block are in the machine's memory at the same time."""
+KINDS: list[type[ArmConfig]] = [PackageArm, CommandArm, BuiltInArm]
+"""All kinds of workload. JSON is of the first one whose mark it has."""
 
 
-def _slice_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
-    """Find reasons why the trials of `spec` cannot run in the slices that it requests."""
-    steps, arms = spec.workload.steps, 1 + len(spec.variants)
-    if not steps.slice:
-        return
-    where = pointer("workload", "steps", "slice")
-    if not node_class.slices:
-        able = listed(name for name, entry in NODE_CLASSES.items() if entry.slices)
-        detail = f"the trials of a block cannot run in slices on node class '{node_class}': {_why_not(node_class)}"
-        yield SpecProblem(pointer=where, detail=detail, hint=f"node classes that can: {able}; or leave slice out")
-    if spec.placement.devices > 1:
-        detail = f"slices are for trials on one device; this spec has {spec.placement.devices}"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or use one device")
-    if arms > MAX_TRIALS:
-        detail = f"{arms} arms would be in memory together; allowed with slices: {MAX_TRIALS}, with the baseline"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice out, or remove variants")
-    if steps.timed % (2 * steps.slice):
-        detail = f"{steps.timed} timed steps do not make an even number of slices of {steps.slice}"
-        fitting = [size for size in range(1, steps.timed // 2 + 1) if steps.timed % (2 * size) == 0]
-        hint = f"slices that fit: {listed(map(str, fitting))}" if fitting else "use an even number of timed steps"
-        yield SpecProblem(pointer=where, detail=detail, hint=hint)
+def read_config(values: Any) -> ArmConfig:
+    """Return the configuration of its JSON. Raises ValueError for values that no kind has."""
+    if isinstance(values, ArmConfig):
+        return values
+    if not isinstance(values, Mapping):
+        raise TypeError(f"a configuration is a mapping; given: {type(values).__name__}")
+    kind = next((kind for kind in KINDS if values.get(kind.marked_by) is not None), None)
+    if kind is None:
+        raise ValueError(f"a configuration has one of {listed(kind.marked_by for kind in KINDS)}")
+    return kind.read(values)
 
 
-def _schedule_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
-    """Find reasons why the trials of `spec` cannot validate by the schedule that it requests."""
-    steps, where = spec.workload.steps, pointer("workload", "steps", "val_every")
-    if not steps.val_every:
-        return
-    if node_class.compiles_only:
-        detail = f"node class '{node_class}' executes nothing, so val_every has no effect"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave val_every out")
-    if steps.slice:
-        detail = "between slices the other trials of the block run, so val_every cannot be combined with slice"
-        yield SpecProblem(pointer=where, detail=detail, hint="leave slice or val_every out")
-    if not steps.val_rows:
-        detail = "val_every evaluates validation rows, but val_rows is 0"
-        yield SpecProblem(pointer=where, detail=detail, hint="set workload.steps.val_rows")
-    if steps.val_every > steps.timed:
-        detail = f"val_every is {steps.val_every}; allowed: 0 to {steps.timed}, the timed steps"
-        yield SpecProblem(pointer=where, detail=detail)
+def _read_without_seed(values: Any) -> ArmConfig:
+    if isinstance(values, Mapping) and "seed" in values:
+        raise ValueError("the configuration of an arm has no seed, because each block has its own")
+    return read_config(values)
 
 
-def _why_not(node_class: NodeClass) -> str:
-    if node_class.compiles_only:
-        return "that class executes nothing"
-    return "a trial has the device to itself there; any other process on it makes the trial invalid"
+_SCHEMA = WithJsonSchema({"type": "object", "additionalProperties": True})
+Config = Annotated[
+    ArmConfig, PlainValidator(_read_without_seed), PlainSerializer(lambda config: config.values_without_seed), _SCHEMA
+]
+"""The configuration of an arm in a document."""
+TrialConfig = Annotated[
+    ArmConfig, PlainValidator(read_config), PlainSerializer(lambda config: config.values_with_seed), _SCHEMA
+]
+"""The configuration of a trial in a document, with the block's seed."""
 
 
 class Arm(Frozen):
@@ -85,15 +57,14 @@ class Arm(Frozen):
     role: ArmRole
     gates: Mapping[str, Any]
     """All gates with their values, defaults included; of a command its declared settings."""
-    config: Mapping[str, Any]
-    """TrainConfig or ProgramConfig as plain JSON, without the seed (the block sets it)."""
+    config: Config
     digest: str
     """Digest of gates and configuration (`arm_digest`)."""
 
 
-def arm_digest(gates: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return the digest of an arm; its name and role do not count."""
-    return digest({"gates": gates, "config": config})
+def arm_digest(gates: Mapping[str, Any], config: ArmConfig) -> str:
+    """Return the digest of an arm; its name, its role and the seed do not count."""
+    return digest({"gates": gates, "config": config.values_without_seed})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,321 +78,33 @@ class Resolution:
 def resolve(spec: AblationSpec) -> Resolution:
     """Resolve the arms of `spec` with its steps; there are none when there are problems.
 
-    For the steps of each arm see `experiments.design.comparison.equal_work`.
+    For the steps of each arm see `experiments.design.equal_work`.
     """
-    if spec.workload.recipe is None:
-        return _resolve_command(spec)
-    if not spec.workload.built_in:
-        return _resolve_package(spec, spec.workload.recipe)
-    recipe = RECIPES[spec.workload.recipe]
-    node_class = NODE_CLASSES[spec.placement.node_class]
-    step_problems = [*_slice_problems(spec, node_class), *_schedule_problems(spec, node_class)]
-    problems = [*recipe_problems(spec), *_recipe_problems(recipe, node_class), *step_problems]
-    if step_problems:  # illegal steps make no configuration
-        return Resolution(arms=(), problems=tuple(problems))
-    base, override_problems = _workload(spec, recipe)
-    problems += override_problems
-    bases: dict[str, TrainConfig | None] = {}
-    for name, own in spec.variants.items():
-        bases[name], own_problems = (
-            (base, list(_not_its_own(spec, name, own))) if base is None else _of_variant(spec, name, base)
-        )
-        problems += own_problems
-    if problems or base is None:
-        return Resolution(arms=(), problems=tuple(problems))
-    arms = [
-        _arm(bases.get(name) or base, _Where(spec=spec, arm=name), node_class) for name in (BASELINE, *spec.variants)
-    ]
-    resolved = tuple(arm for part in arms for arm in part.arms)
-    legal = [arm for part in arms for arm in part.arms if not part.problems]
-    problems = without_repeats(
-        [*(part.problems for part in arms), _equality_problems(spec, legal), list(_device_problems(spec, legal))]
-    )
-    return Resolution(arms=() if problems else resolved, problems=tuple(problems))
+    kind = next(kind for kind in KINDS if kind.takes(spec.workload))
+    drafts = kind.drafts(spec)
+    arms = tuple(map(_arm, drafts.arms))
+    problems = (*drafts.problems, *_equality_problems(spec, arms))
+    return Resolution(arms=() if problems else arms, problems=problems)
 
 
-def _device_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecProblem]:
-    """Find arms that need other devices than the placement gives to a block."""
-    placement = spec.placement
-    for arm in arms:
-        where = _Where(spec=spec, arm=arm.name).pointer("devices")
-        wanted = arm.gates["devices"]
-        if wanted > placement.devices:
-            detail = f"gate 'devices' = {wanted}, and placement.devices gives a block {placement.devices}"
-            yield SpecProblem(pointer=where, detail=detail, hint=f"set placement.devices: {wanted}")
-        elif wanted < placement.devices and arm.gates["lane"] == Lane.XLA:
-            detail = f"gate 'devices' = {wanted}; a step of lane xla uses all {placement.devices} devices of its block"
-            yield SpecProblem(pointer=where, detail=detail, hint="remove devices")
-    most = max((arm.gates["devices"] for arm in arms), default=placement.devices)
-    if most < placement.devices:
-        detail = f"a block gets {placement.devices} devices, and no arm uses more than {most}"
-        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="give a block fewer devices")
-
-
-def _resolve_command(spec: AblationSpec) -> Resolution:
-    problems = list(program_problems(spec))
-    if problems:
-        return Resolution(arms=(), problems=tuple(problems))
-    arms = tuple(_program_arm(*parts) for parts in program_arms(spec))
-    problems = _equality_problems(spec, arms)
-    return Resolution(arms=() if problems else arms, problems=tuple(problems))
-
-
-def _program_arm(name: str, gates: Mapping[str, Any], config: Mapping[str, Any]) -> Arm:
-    role: ArmRole = BASELINE if name == BASELINE else VARIANT
-    return Arm(name=name, role=role, gates=gates, config=config, digest=arm_digest(gates, config))
-
-
-def _resolve_package(spec: AblationSpec, name: str) -> Resolution:
-    recipe = installed().recipes.get(name)
-    if recipe is None:
-        return Resolution(arms=(), problems=(unknown_recipe(name),))
-    problems = [*recipe_problems(spec), *package_problems(spec, recipe)]
-    if problems:
-        return Resolution(arms=(), problems=tuple(problems))
-    parts = list(package_arms(spec, recipe))
-    problems = [part for part in parts if isinstance(part, SpecProblem)]
-    arms = tuple(_program_arm(*part) for part in parts if not isinstance(part, SpecProblem))
-    problems = problems or _equality_problems(spec, arms)
-    return Resolution(arms=() if problems else arms, problems=tuple(problems))
+def _arm(draft: Draft) -> Arm:
+    role: ArmRole = BASELINE if draft.name == BASELINE else VARIANT
+    return Arm(role=role, digest=arm_digest(draft.gates, draft.config), **draft._asdict())
 
 
 def _equality_problems(spec: AblationSpec, arms: Sequence[Arm]) -> list[SpecProblem]:
     return _unequal_arms(arms) if spec.purpose == "calibration" else _equal_arms(arms)
 
 
-def _recipe_problems(recipe: Recipe, node_class: NodeClass) -> Iterator[SpecProblem]:
-    if recipe.node_classes and node_class.name not in recipe.node_classes:
-        detail = f"recipe '{recipe.name}' is not meant for node class '{node_class}'; allowed: "
-        yield SpecProblem(pointer="#/placement/node_class", detail=detail + listed(recipe.node_classes))
-    elif not node_class.lanes:
-        detail = f"node class '{node_class}' has no implemented lane yet; node classes with a lane: "
-        ready = [entry.name for entry in NODE_CLASSES.values() if entry.lanes]
-        yield SpecProblem(pointer="#/placement/node_class", detail=detail + listed(ready))
-
-
-def _workload(spec: AblationSpec, recipe: Recipe) -> tuple[TrainConfig | None, list[SpecProblem]]:
-    """Apply steps and overrides; report and leave out each illegal override, to find all of them."""
-    fixed = {"steps": StepsConfig(**spec.workload.steps.model_dump(exclude={"equal"}))}
-    left = dict(sorted(spec.workload.overrides.items()))
-    problems: list[SpecProblem] = []
-    while True:
-        changes = {OVERRIDES[key].path: value for key, value in left.items()}
-        try:
-            config = replace_fields(recipe.config, {**changes, **fixed})
-        except ConfigError as error:
-            guilty = next((key for key in left if OVERRIDES[key].path == error.field), None)
-            problems.append(_override_problem(guilty, error))
-            if guilty is None:
-                return None, problems
-            del left[guilty]
-        else:
-            return (None if problems else config), problems
-
-
-def _devices(spec: AblationSpec) -> int:
-    """Return the devices of a block; 1 for a number that `recipe_problems` refuses."""
-    able = spec.placement.devices in NODE_CLASSES[spec.placement.node_class].devices
-    return spec.placement.devices if able else 1
-
-
-def _not_its_own(spec: AblationSpec, name: str, own: VariantSpec) -> Iterator[SpecProblem]:
-    """Find values of a variant that all arms share, and those that a gate sets."""
-    for key in own.overrides:
-        where = pointer("variants", name, "overrides", key)
-        if key not in OF_AN_ARM:
-            detail = f"'{key}' is one value for all arms, or no two could be compared; allowed: {listed(OF_AN_ARM)}"
-            yield SpecProblem(pointer=where, detail=detail, hint="set it under workload.overrides")
-        elif key in {**spec.baseline.gates, **(own.gates or {})}:
-            whose = "this variant" if key in (own.gates or {}) else "the baseline"
-            detail = f"'{key}' is set as a gate of {whose}, which would win"
-            yield SpecProblem(pointer=where, detail=detail, hint=f"set '{key}' in one place: under gates")
-
-
-def _of_variant(spec: AblationSpec, name: str, base: TrainConfig) -> tuple[TrainConfig | None, list[SpecProblem]]:
-    """Apply a variant's values to the configuration of the workload."""
-    own = spec.variants[name]
-    problems = list(_not_its_own(spec, name, own))
-    if problems or not own.overrides:
-        return base, problems
-    changes = {OVERRIDES[key].path: value for key, value in own.overrides.items()}
-    if own.overrides.get("seq_len", base.data.seq_len) != base.data.seq_len:
-        changes |= {"data.val_seq_len": base.data.val_row}  # a loss is compared over equal rows
-    try:
-        return replace_fields(base, changes), []
-    except ConfigError as error:
-        guilty = next((key for key in own.overrides if OVERRIDES[key].path == error.field), None)
-        named = guilty or next(
-            (key for key, override in OVERRIDES.items() if override.path == error.field), error.field
-        )
-        where = pointer("variants", name, "overrides", *([guilty] if guilty else []))
-        return None, [SpecProblem(pointer=where, detail=f"override '{named}' {error.message}")]
-
-
-def _override_problem(key: str | None, error: ConfigError) -> SpecProblem:
-    if key is not None:
-        return SpecProblem(pointer=pointer("workload", "overrides", key), detail=f"override '{key}' {error.message}")
-    detail = f"the overrides do not fit together: {error.field} {error.message}"
-    named = next((name for name, override in OVERRIDES.items() if override.path == error.field), None)
-    hint = f"override '{named}' as well" if named else None
-    return SpecProblem(pointer="#/workload/overrides", detail=detail, hint=hint)
-
-
-_RECIPE = "#/workload/recipe"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Where:
-    """Lines of the spec that set the values of an arm."""
-
-    spec: AblationSpec
-    arm: str
-
-    @property
-    def own(self) -> Mapping[str, GateValue]:
-        """Gates that the spec sets for this arm itself."""
-        return self.spec.baseline.gates if self.arm == BASELINE else self.spec.variants[self.arm].gates or {}
-
-    @property
-    def gates(self) -> Mapping[str, GateValue]:
-        """Gates that the spec sets for this arm, those of the baseline included."""
-        return {**self.spec.baseline.gates, **self.own}
-
-    def pointer(self, gate: str) -> str:
-        """Return the line that sets a gate's value: as a gate, as an override, or by the recipe."""
-        line = ("baseline",) if self.arm == BASELINE else ("variants", self.arm)
-        if gate in self.own:
-            return pointer(*line, "gates", gate)
-        if gate in self.gates:
-            return pointer("baseline", "gates", gate)
-        if self.arm != BASELINE and gate in self.spec.variants[self.arm].overrides:
-            return pointer(*line, "overrides", gate)
-        return pointer("workload", "overrides", gate) if gate in self.spec.workload.overrides else _RECIPE
-
-    def problem(self, error: ConfigError, base: TrainConfig) -> SpecProblem:
-        """Return the problem of an illegal value at its line; `base` has the values that no gate sets."""
-        gate = next(gate for gate in GATES.values() if gate.path == error.field)
-        where, message = self.pointer(gate.name), _in_names_of_specs(error.message)
-        by_recipe = where == _RECIPE
-        if gate.name not in self.gates and not by_recipe:
-            return SpecProblem(pointer=where, detail=f"override '{gate.name}' {message}")
-        values = {**{name: other.read(base) for name, other in GATES.items()}, **self.gates}
-        needs = gate.needs(values[gate.name]).items()
-        hint = next((f"add {other}: {show(value)}" for other, value in needs if values[other] != value), None)
-        if hint is None and gate.name in OVERRIDES and by_recipe:
-            hint = f"set workload.overrides.{gate.name}"
-        return SpecProblem(pointer=where, detail=f"the gates do not fit together: {gate.name} {message}", hint=hint)
-
-
-def _in_names_of_specs(text: str) -> str:
-    """Replace paths of TrainConfig in `text` by the gates and overrides that set them."""
-    names = {gate.path: gate.name for gate in GATES.values()} | {one.path: key for key, one in OVERRIDES.items()}
-    return _PATH.sub(lambda path: names.get(path[0], path[0]), text)
-
-
-_PATH = re.compile(r"\b(?:model|optim|mesh|data|steps)(?:\.[a-z_0-9]+)+")
-
-
-def _arm(base: TrainConfig, where: _Where, node_class: NodeClass) -> Resolution:
-    try:
-        config = with_gates(base, {"devices": _devices(where.spec), **where.gates})
-        check_mesh(config)
-        _check_loss_chunks(config)
-        _check_scan_chunks(config)
-        _check_layer_loops(config)
-    except ConfigError as error:
-        return Resolution(arms=(), problems=(where.problem(error, base),))
-    gates = {gate.name: gate.read(config) for gate in GATES.values()}
-    problems = without_repeats(_gate_problems(gate, gates, where, config, node_class) for gate in GATES.values())
-    if not problems:
-        try:
-            check_back_ends(config)
-        except ConfigError as error:
-            problems = [where.problem(error, base)]
-    values = asdict(config)
-    del values["seed"]
-    role: ArmRole = BASELINE if where.arm == BASELINE else VARIANT
-    arm = Arm(name=where.arm, role=role, gates=gates, config=values, digest=arm_digest(gates, values))
-    return Resolution(arms=(arm,), problems=tuple(problems))
-
-
-def _check_loss_chunks(config: TrainConfig) -> None:
-    """Raise ConfigError for a chunked loss whose one chunk holds all tokens of a device's step."""
-    tokens = config.micro_batch // config.mesh.data * (config.data.seq_len // config.mesh.context)
-    chunk = config.loss_chunk_tokens
-    if config.loss == "chunked" and chunk >= tokens:
-        detail = (
-            f"'chunked' with loss_chunk_tokens {chunk:,} is the dense loss: a step has {tokens:,} tokens, one chunk"
-        )
-        raise ConfigError("loss", f"{detail}; allowed: workload/overrides/loss_chunk_tokens below {tokens:,}")
-
-
-def _check_scan_chunks(config: TrainConfig) -> None:
-    """Raise ConfigError for chunks longer than a row: most of their memory and time would go to padding."""
-    scan, tokens = config.model.scan, config.data.seq_len
-    by_steps = scan.schedule == "sequential" and scan.lane is Lane.REFERENCE
-    if "M" not in config.model.pattern or by_steps or scan.chunk_size <= tokens:
-        return
-    fitting = [size for size in CHUNK_SIZES if size <= tokens]
-    detail = f"{scan.chunk_size} is longer than a row of {tokens:,} tokens, so the row would be padded"
-    raise ConfigError("model.scan.chunk_size", f"{detail}; allowed: {listed(fitting)}")
-
-
-def _check_layer_loops(config: TrainConfig) -> None:
-    """Raise ConfigError for loops over layers of a pattern in which no group of blocks repeats."""
-    model = config.model
-    if not model.scan_layers or any(run.trips > 1 for run in layer_runs(model)):
-        return
-    backend = model.attention.backend
-    without = "" if backend in DIVISIBLE_ATTENTION else f" without attention by kernel '{backend}'"
-    detail = f"is true; no group of adjacent blocks{without} repeats in pattern {model.pattern}, so there is no loop"
-    raise ConfigError("model.scan_layers", f"{detail}; allowed: false, or a pattern such as MFMF")
-
-
-def _gate_problems(
-    gate: Gate, gates: Mapping[str, Any], where: _Where, config: TrainConfig, node_class: NodeClass
-) -> list[SpecProblem]:
-    pattern, devices = config.model.pattern, config.mesh.devices
-    value, named = gates[gate.name], gate.name in where.own
-    problems = []
-    setting = gate.unused_because(gates, devices=devices)
-    used = setting is None
-    needless = gate.supports(node_class, Lane(gates["lane"]), gate.default) is None
-    reason = gate.supports(node_class, Lane(gates["lane"]), value) if used or named else None
-    if reason is not None:
-        hint = _support_hint(gate, node_class)
-        problems.append(SpecProblem(pointer=where.pointer(gate.name), detail=reason, hint=hint))
-    for other, needed in gate.needs(value).items():
-        if used and gates[other] != needed:
-            detail = f"gate '{gate.name}' = {show(value)} requires {other} = {show(needed)}; it is {show(gates[other])}"
-            hint = f"add {other}: {show(needed)}"
-            problems.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=hint))
-    if named and not used and reason is None:
-        detail = f"gate '{gate.name}' has no effect with {'one device' if gate.of_devices else setting}"
-        problems.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail, hint=f"remove {gate.name}"))
-    if named and needless and gate.block and gate.block not in pattern:
-        kind = BLOCK_KINDS[gate.block]
-        detail = f"gate '{gate.name}' needs a block of kind {gate.block} ({kind}); pattern '{pattern}' has none"
-        problems.append(SpecProblem(pointer=where.pointer(gate.name), detail=detail))
-    return problems
-
-
-def _support_hint(gate: Gate, node_class: NodeClass) -> str | None:
-    able = [show(value) for value in gate.values if node_class.name in gate.node_classes(value)]
-    if not able:
-        return None
-    return f"values of '{gate.name}' that run on {node_class}: {listed(able)}"
-
-
 def _equal_arms(arms: Sequence[Arm]) -> list[SpecProblem]:
     seen: dict[str, Arm] = {}
     problems = []
     for arm in arms:
-        first = seen.setdefault(digest(trainable(arm.config).content(arm.gates)), arm)
+        first = seen.setdefault(digest(arm.config.content()), arm)
         if first is not arm:
             other = "the baseline" if first.name == BASELINE else f"variant '{first.name}'"
             detail = f"variant '{arm.name}' resolves to the same configuration as {other}"
-            if without_effect := changed_values(arm.config, first.config):
+            if without_effect := arm.config.changed_from(first.config):
                 detail += f"; without effect in this model: {listed(without_effect)}"
             hint = "change at least one setting, or remove the variant"
             problems.append(SpecProblem(pointer=pointer("variants", arm.name), detail=detail, hint=hint))

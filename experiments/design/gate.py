@@ -1,17 +1,17 @@
 """A gate: its question, its values, the field of TrainConfig that it sets, and how a receipt proves it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from experiments.design.config_fields import read_field
 from kernels.backends import NODE_CLASSES, Lane, NodeClass
 from model.config import TrainConfig
 
 GateValue: TypeAlias = bool | int | str
 Facts: TypeAlias = Mapping[str, Any]
+Config = TypeVar("Config")
 
 ANY_LANE = tuple(Lane)
 _DEFAULTS = TrainConfig()
@@ -137,3 +137,26 @@ class Gate:
 def show(value: object) -> str:
     """Write a gate value as in a spec: true, 16, sdpa."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_field(config: Any, path: str) -> Any:
+    """Return the value at the dotted `path`, for example "model.scan.chunk_size"."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def replace_fields(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return a copy of the dataclass `config` with new values at dotted paths.
+
+    All values change at once. Raises ConfigError when the result is illegal.
+    """
+    own = {path: value for path, value in changes.items() if "." not in path}
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        head, dot, rest = path.partition(".")
+        if dot:
+            nested.setdefault(head, {})[rest] = value
+    for head, part in nested.items():
+        own[head] = replace_fields(getattr(config, head), part)
+    return replace(config, **own)  # type: ignore[type-var]  # every part of TrainConfig is a dataclass

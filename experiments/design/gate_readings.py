@@ -5,9 +5,11 @@ from typing import Any
 
 from experiments.design.gate import Gate, show
 from experiments.design.gates import GATES
-from experiments.design.program import DECLARED
 from experiments.documents import Frozen
 from model.config import BLOCK_KINDS
+
+DECLARED = "declared, not attested"
+"""How a receipt says that an arm's arguments, variables or code were requested and nothing proves them."""
 
 
 class GateReading(Frozen):

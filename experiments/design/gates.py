@@ -7,8 +7,7 @@ field of TrainConfig. Model code reads that field and never a gate's name.
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from experiments.design.config_fields import replace_fields
-from experiments.design.gate import Claim, Facts, Gate, GateValue, show
+from experiments.design.gate import Claim, Facts, Gate, GateValue, replace_fields, show
 from kernels.backends import Lane
 from kernels.scan_switches import CHUNK_SIZES, HEADS_IN_TURN, PIPELINE_STAGES, SCHEDULES, ScanFact
 from model.config import (

@@ -5,8 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from experiments.design.config_fields import read_field
-from experiments.design.gate import Claim, GateValue, show
+from experiments.design.gate import Claim, GateValue, read_field, show
 from experiments.design.gates import GATES
 from experiments.design.packages import PackageRecipe, installed
 from experiments.design.recipes import OVERRIDES, RECIPES, Recipe

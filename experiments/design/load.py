@@ -61,16 +61,20 @@ def parse_spec(body: bytes, content_type: str) -> AblationSpec:
 
     Raises SpecError with all problems, each with a pointer to the user's line.
     """
-    values = load_values(body, content_type)
-    try:
-        spec = AblationSpec.model_validate(values, context=PACKAGE if _names_a_package(values) else None)
-    except ValidationError as error:
-        raise SpecError(from_validation(error, _allowed_keys)) from error
+    spec = spec_of(load_values(body, content_type))
     for number, line in enumerate(_decode(body).splitlines(), start=1):
         if words := form_of(line):
             detail = f"line {number} looks like {words}; the whole text of a spec is stored and shown, with comments"
             raise _refusal(detail, "remove it; a program gets a key by workload.secrets: [NAME] (docs/own-code.md)")
     return spec
+
+
+def spec_of(values: Mapping[str, Any]) -> AblationSpec:
+    """Return the spec of plain values. Raises SpecError with all problems."""
+    try:
+        return AblationSpec.model_validate(values, context=PACKAGE if _names_a_package(values) else None)
+    except ValidationError as error:
+        raise SpecError(from_validation(error, _allowed_keys)) from error
 
 
 def load_values(body: bytes, content_type: str) -> dict[str, Any]:

@@ -143,20 +143,11 @@ def declared_metric(name: str, better: Literal["higher", "lower"]) -> Metric:
     return Metric(name, name, DECLARED_UNIT, field, better=better, kind="ratio", source="program", decides="paired")
 
 
-def declared_in(config: Mapping[str, Any]) -> Mapping[str, Literal["higher", "lower"]]:
-    """Return the better direction of each metric that the configuration of a trial declares, by name."""
-    metrics: Mapping[str, Literal["higher", "lower"]] = config.get("metrics", {})
-    return metrics
-
-
-def find_metric(name: str, config: Mapping[str, Any]) -> Metric:
-    """Return a metric of trials with this configuration. Raises KeyError for an unknown name."""
-    return METRICS.get(name) or declared_metric(name, declared_in(config)[name])
-
-
-def has_metric(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether trials with this configuration can have a metric."""
-    return name in METRICS or name in declared_in(config)
+def find_metric(name: str, declared: Mapping[str, Literal["higher", "lower"]]) -> Metric | None:
+    """Return one of our metrics, or one that a program declares with this better direction; None for no metric."""
+    if name in METRICS or name not in declared:
+        return METRICS.get(name)
+    return declared_metric(name, declared[name])
 
 
 PEAK_METRICS: tuple[str, ...] = ("peak_reserved_gib", "peak_allocated_gib", "hbm_peak_gib")

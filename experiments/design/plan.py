@@ -15,9 +15,8 @@ from typing import TypeVar
 from pydantic import Field
 
 from experiments.design.arms import Arm
-from experiments.design.comparison.comparability import comparison_problems
-from experiments.design.comparison.equal_work import resolve_with_steps
-from experiments.design.config_fields import read_config, steps_of
+from experiments.design.comparability import comparison_problems
+from experiments.design.equal_work import resolve_with_steps
 from experiments.design.metrics import (
     CURVE_METRICS,
     METRICS,
@@ -34,14 +33,12 @@ from experiments.design.recipes import RECIPES
 from experiments.design.rule import blocks_for_rarest_event, rule_digest
 from experiments.design.spec import MAX_SEEDS, MIN_BLOCKS, MIN_PROVING_SEEDS, MIN_SEEDS, AblationSpec
 from experiments.design.spec_values import show_percent
-from experiments.design.trainable import trainable
 from experiments.design.verdict_rule import Primary, Requirement
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.errors import SpecError, SpecProblem
 from experiments.outcomes import CONTROL, VARIANT
 from kernels.backends import NODE_CLASSES, NodeClass
-from model.config import generates_code
 
 Item = TypeVar("Item")
 
@@ -120,8 +117,8 @@ def may_have_control(spec: AblationSpec) -> bool:
     return spec.purpose != "calibration" and spec.verdict.timed
 
 
-def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
-    """Return the plan of `spec`; with `control`, one more arm repeats the baseline.
+def make_plan(spec: AblationSpec) -> Plan:
+    """Return the plan of `spec`, without a control.
 
     Raises SpecError with all problems that only show when arms are resolved.
     """
@@ -132,15 +129,30 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         *resolution.problems,
         *(list(_metric_problems(spec)) or comparison_problems(spec, resolution.arms)),
         *_compile_problems(spec, resolution.arms),
-        *_block_problems(spec),
-        *_event_problems(spec),
-        *_seed_problems(spec),
-        *_requirement_problems(spec),
+        *_design_problems(spec),
         *_curve_problems(spec, resolution.arms),
     ]
     if problems:
         raise SpecError(problems)
-    arms = with_control(resolution.arms) if control else resolution.arms
+    return _plan(spec, resolution.arms)
+
+
+def replan(spec: AblationSpec, plan: Plan) -> Plan:
+    """Return the plan of a spec that differs from that of `plan` in its number of blocks. Raises SpecError."""
+    problems = list(_design_problems(spec))
+    if problems:
+        raise SpecError(problems)
+    return _plan(spec, plan.arms)
+
+
+def _design_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    yield from _block_problems(spec)
+    yield from _event_problems(spec)
+    yield from _seed_problems(spec)
+    yield from _requirement_problems(spec)
+
+
+def _plan(spec: AblationSpec, arms: tuple[Arm, ...]) -> Plan:
     return Plan(
         ablation=spec.ablation,
         spec_digest=spec.digest,
@@ -152,9 +164,15 @@ def make_plan(spec: AblationSpec, *, control: bool = False) -> Plan:
         profile=spec.workload.profile and spec.workload.recipe in RECIPES,
         arms=arms,
         blocks=plan_blocks(spec, [arm.name for arm in arms]),
-        mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(resolution.arms) - 1),
+        mde_pct_per_sd_pct=_detectable_per_sd(spec, variants=len(arms) - 1),
         expected_device_minutes=None,
     )
+
+
+def controlled(spec: AblationSpec, plan: Plan) -> Plan:
+    """Return the plan of `spec` with one more arm, which repeats the baseline."""
+    arms = with_control(plan.arms)
+    return Plan(**{**dict(plan), "arms": arms, "blocks": plan_blocks(spec, [arm.name for arm in arms])})
 
 
 def unsized(spec: AblationSpec) -> SpecProblem:
@@ -298,7 +316,7 @@ def _compile_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecP
         return
     if not spec.workload.built_in:  # its metric is refused
         return
-    silent = [arm.name for arm in arms if not generates_code(read_config({**arm.config, "seed": 0}))]
+    silent = [arm.name for arm in arms if not arm.config.compiles]
     if silent:
         detail = f"'{spec.verdict.primary.metric}' decides, and arm '{silent[0]}' compiles nothing before step 0"
         hint = "let every arm compile: gate compile, or lane cuda"
@@ -395,7 +413,7 @@ def _curve_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecPro
     executed = spec.workload.built_in and not NODE_CLASSES[spec.placement.node_class].compiles_only
     if not of_curves or not arms or not executed:  # the metric itself is refused
         return
-    points = min(len(steps_of(arm.config).validated) for arm in arms)
+    points = min(len(arm.config.steps.validated) for arm in arms)
     if points < MIN_POINTS:
         name = next(iter(of_curves.values())).metric
         detail = f"'{name}' is read from a validation curve of at least {MIN_POINTS} points; val_every = "
@@ -403,7 +421,7 @@ def _curve_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[SpecPro
         hint = f"use val_every: {most} or less, with {MIN_POINTS} timed steps at least"
         where = pointer("workload", "steps", "val_every")
         yield SpecProblem(pointer=where, detail=f"{detail}{steps.val_every} gives {points}", hint=hint)
-    untrained = min(math.log(read_config({**arm.config, "seed": 0}).model.vocab_size) for arm in arms)
+    untrained = min((loss for arm in arms if (loss := arm.config.untrained_loss) is not None), default=math.inf)
     for part, one in of_curves.items():
         if one.target is not None and one.target.value >= untrained:
             detail = f"a model that was not trained is already at {untrained:.4g} nats, the logarithm of its vocabulary"
@@ -433,7 +451,7 @@ def questions(spec: AblationSpec, plan: Plan) -> dict[str, str]:
 
 
 def _content(arm: Arm) -> str:
-    return digest(trainable(arm.config).content(arm.gates))
+    return digest(arm.config.content())
 
 
 def _measured(metric: str, base: Arm, other: Arm) -> str:
@@ -443,13 +461,13 @@ def _measured(metric: str, base: Arm, other: Arm) -> str:
     where both have as many. A printed metric is the line that its program prints.
     """
     if metric in WINDOW_METRICS:
-        one, two = trainable(base.config), trainable(other.config)
+        one, two = base.config, other.config
         if metric == PER_DEVICE and one.devices == two.devices:
             metric = THROUGHPUT
         if metric != PER_DEVICE and one.work == two.work:
             return "window"
-    lines: Mapping[str, str] = base.config.get("lines", {})
-    return f"line: {lines[metric]}" if metric in lines else metric
+    line = base.config.line_of(metric)
+    return metric if line is None else f"line: {line}"
 
 
 def question_digest(variants: Iterable[str]) -> str | None:

@@ -10,17 +10,89 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from experiments.design.arms import Arm
+from experiments.design.arms import Arm, TrialConfig
 from experiments.design.plan import Plan
 from experiments.documents import Frozen
 from experiments.ids import id_pattern, new_ids
-from experiments.records.messages import ClaimedBlock, ClaimedTrial
-from experiments.retries import FINAL_WHEN_REPEATED, Break, final_failures
+from experiments.outcomes import FailureClass
+from experiments.records.messages import FencingToken, LogChunk
+from experiments.records.signing import Signature, block_statement
+from experiments.retries import FINAL_WHEN_REPEATED, FINAL_WITH_RECEIPT, Break, final_failures
 
 UNLIMITED_S = 10.0**9
 """Lease of a block that no other worker can claim."""
 UNFENCED = "-" * 22
 """Token of a block that no other worker can claim."""
+
+
+class ClaimedTrial(Frozen):
+    """One arm of a claimed block, in running order."""
+
+    trial_id: str
+    arm: str
+    role: str
+    position: int
+    arm_digest: str
+    gates: Mapping[str, Any]
+    config: TrialConfig
+    """With the block's seed."""
+    timeout_s: float
+    final_failures: tuple[FailureClass, ...] = tuple(sorted(FINAL_WITH_RECEIPT))
+    """Failure classes that are a result of this arm now: its trial gets a receipt of the failure and the block goes on.
+    A trial that ends by another class breaks its block."""
+
+
+class ClaimedBlock(Frozen):
+    """A block under a lease. Every later call carries `token`; a call with another token gets 409."""
+
+    attempt_id: str
+    token: FencingToken
+    attempt_no: int
+    lease_s: float
+    heartbeat_s: float
+    ablation_id: str
+    ablation_name: str
+    block_id: str
+    block_index: int
+    """In the plan, from 0."""
+    seed: int
+    timed: bool
+    """Whether times decide; disturbances of times alone (load, clocks, heat) spoil the block only then."""
+    max_foreign_load: float
+    """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
+    cold_caches: bool
+    """Whether trials start with empty compiler caches on disk: where compile time decides."""
+    profile: bool = Field(default=False, exclude_if=lambda profile: not profile)
+    """Whether trials of the built-in model run one more step after their window, under torch's profiler."""
+    spec_digest: str
+    rule_digest: str
+    request_id: str | None = None
+    """Of the request that submitted the ablation; the worker's log lines and calls carry it as well."""
+    trials: tuple[ClaimedTrial, ...]
+
+
+class BlockReport(Frozen):
+    """`POST /v1/attempts/{id}:report`: the whole block, or why it broke."""
+
+    token: FencingToken
+    receipts: tuple[Mapping[str, Any], ...] = ()
+    """Receipts as JSON, one per trial; empty when the block broke."""
+    logs: tuple[LogChunk, ...] = ()
+    failure_class: FailureClass | None = None
+    """Set when the block broke: it is discarded and rerun whole, or fails when its attempts are used up."""
+    arm: str | None = None
+    """Arm whose trial broke the block; None when unknown."""
+    message: str | None = None
+    signature: Signature | None = None
+    """Of the node, over `statement`."""
+
+    def statement(self, block: ClaimedBlock) -> bytes:
+        """Return the bytes that the node signs: ids of the block, digests of its receipts, and why it broke."""
+        ids = {"ablation": block.ablation_id, "block": block.block_id, "attempt": block.attempt_id}
+        broke = None
+        if self.failure_class is not None:
+            broke = self.model_dump(mode="json", exclude={"token", "receipts", "logs", "signature"})
+        return block_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
 
 
 class BlockIds(Frozen):
@@ -103,7 +175,7 @@ def _of_arm(arm: Arm, *, seed: int, work: PlannedWork) -> dict[str, Any]:
         "role": arm.role,
         "arm_digest": arm.digest,
         "gates": arm.gates,
-        "config": {**arm.config, "seed": seed},
+        "config": arm.config.with_seed(seed),
         "timeout_s": work.timeout_s,
         "final_failures": final_failures(work.broken, work.block_index, arm.name),
     }

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
 from experiments.documents import Frozen, Number, Whole
 from experiments.outcomes import FailureClass
-from experiments.records.signing import PublicKey, Signature, block_statement
-from experiments.retries import FINAL_WITH_RECEIPT
+from experiments.records.signing import PublicKey
 
 PROBLEM_TYPES = "urn:ablate:problem:"
 """Begin of the types of the service's own problem documents; an error without one comes from a proxy."""
@@ -90,52 +89,6 @@ class ProbeOrder(Frozen):
     probe: Literal[True] = True
 
 
-class ClaimedTrial(Frozen):
-    """One arm of a claimed block, in running order."""
-
-    trial_id: str
-    arm: str
-    role: str
-    position: int
-    arm_digest: str
-    gates: Mapping[str, Any]
-    config: Mapping[str, Any]
-    """TrainConfig as JSON with the block's seed."""
-    timeout_s: float
-    final_failures: tuple[FailureClass, ...] = tuple(sorted(FINAL_WITH_RECEIPT))
-    """Failure classes that are a result of this arm now: its trial gets a receipt of the failure and the block goes on.
-    A trial that ends by another class breaks its block."""
-
-
-class ClaimedBlock(Frozen):
-    """A block under a lease. Every later call carries `token`; a call with another token gets 409."""
-
-    attempt_id: str
-    token: FencingToken
-    attempt_no: int
-    lease_s: float
-    heartbeat_s: float
-    ablation_id: str
-    ablation_name: str
-    block_id: str
-    block_index: int
-    """In the plan, from 0."""
-    seed: int
-    timed: bool
-    """Whether times decide; disturbances of times alone (load, clocks, heat) spoil the block only then."""
-    max_foreign_load: float
-    """Share of the cores' time that other processes may take during a trial on the host, where times decide."""
-    cold_caches: bool
-    """Whether trials start with empty compiler caches on disk: where compile time decides."""
-    profile: bool = Field(default=False, exclude_if=lambda profile: not profile)
-    """Whether trials of the built-in model run one more step after their window, under torch's profiler."""
-    spec_digest: str
-    rule_digest: str
-    request_id: str | None = None
-    """Of the request that submitted the ablation; the worker's log lines and calls carry it as well."""
-    trials: tuple[ClaimedTrial, ...]
-
-
 class TrialProgress(Frozen):
     """Progress of a trial, for people who watch."""
 
@@ -181,30 +134,6 @@ class HeartbeatReply(Frozen):
 
     lease_s: float
     cancel: bool
-
-
-class BlockReport(Frozen):
-    """`POST /v1/attempts/{id}:report`: the whole block, or why it broke."""
-
-    token: FencingToken
-    receipts: tuple[Mapping[str, Any], ...] = ()
-    """Receipts as JSON, one per trial; empty when the block broke."""
-    logs: tuple[LogChunk, ...] = ()
-    failure_class: FailureClass | None = None
-    """Set when the block broke: it is discarded and rerun whole, or fails when its attempts are used up."""
-    arm: str | None = None
-    """Arm whose trial broke the block; None when unknown."""
-    message: str | None = None
-    signature: Signature | None = None
-    """Of the node, over `statement`."""
-
-    def statement(self, block: ClaimedBlock) -> bytes:
-        """Return the bytes that the node signs: ids of the block, digests of its receipts, and why it broke."""
-        ids = {"ablation": block.ablation_id, "block": block.block_id, "attempt": block.attempt_id}
-        broke = None
-        if self.failure_class is not None:
-            broke = self.model_dump(mode="json", exclude={"token", "receipts", "logs", "signature"})
-        return block_statement(ids, [str(receipt.get("digest")) for receipt in self.receipts], broke)
 
 
 class Release(Frozen):

@@ -14,19 +14,17 @@ from pydantic import Field, ValidationError
 
 from experiments.block_numbers import block_name
 from experiments.design.arms import arm_digest
-from experiments.design.comparison.equal_work import resolve_with_steps
+from experiments.design.equal_work import resolve_with_steps
 from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, plan_blocks, questions, with_control
 from experiments.design.problems import listed
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import trainable
 from experiments.digest import canonical_json, code_digest
 from experiments.documents import Frozen, first_problem, seal, seal_problem
 from experiments.errors import PlanFileError, SpecError
 from experiments.ids import id_pattern, new_id
 from experiments.records.circumstances import CarriedPlan, Countersignature, Family
-from experiments.records.identity import AttemptLease, BlockIds, PlannedWork, claimed_block, new_block_ids
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import AttemptLease, BlockIds, ClaimedBlock, PlannedWork, claimed_block, new_block_ids
 from experiments.records.signing import Signer, signature_problem
 from experiments.retries import Break
 from model.measurements import OmitNone
@@ -65,7 +63,7 @@ class PlanFile(Frozen):
 
     def tree_of(self, arm: str) -> str | None:
         """Return the digest of the code that an arm runs; None where the plan does not know it."""
-        archive = trainable(self.plan.arm_by_name[arm].config).archive
+        archive = self.plan.arm_by_name[arm].config.archive
         return None if archive is None else (self.code or {}).get(archive)
 
     def claimed(self, index: int, *, attempt_id: str, attempt_no: int, broken: Sequence[Break] = ()) -> ClaimedBlock:
@@ -172,7 +170,7 @@ def _contradictions(file: PlanFile) -> Iterator[str]:
             yield f"{block_name(index)} has index {block.index}; expected {index}"
         if set(block.order) != names or len(block.order) != len(names) or len(ids.trial_ids) != len(names):
             yield f"{block_name(index)} does not have every arm once"
-    named = {archive for arm in plan.arms if (archive := trainable(arm.config).archive) is not None}
+    named = {archive for arm in plan.arms if (archive := arm.config.archive) is not None}
     if named != set(file.code or ()):
         yield f"its arms name the code {listed(sorted(named))}; it has {listed(sorted(file.code or ()))}"
     for arm in plan.arms:

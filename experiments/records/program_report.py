@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from experiments.design.program import CLOCK_S, CLOCK_SHARE, ProgramConfig, argv_of
+from experiments.design.kinds.program import CLOCK_S, CLOCK_SHARE, ProgramArm
 from experiments.documents import Frozen
 from experiments.kernel_pattern import KernelPattern, nearest_names
 from model.measurements import OmitNone
@@ -56,7 +56,7 @@ def clocks_differ(window_s: float, seen_s: float) -> bool:
     return abs(window_s - seen_s) > CLOCK_SHARE * seen_s + CLOCK_S
 
 
-def missing_kernel(rows: KernelRows, config: ProgramConfig) -> str | None:
+def missing_kernel(rows: KernelRows, config: ProgramArm) -> str | None:
     """Say that no kernel of the profiled step has the pattern that the arm requires; None if one has or none must."""
     if config.requires_kernel is None:
         return None
@@ -82,17 +82,13 @@ def shorten(name: str) -> str:
     return name if len(name) <= _NAME_LENGTH else f"{name[:_NAME_LENGTH]}..."
 
 
-def report_contradictions(report: ProgramReport, config: ProgramConfig, timed_s: float | None) -> Iterator[str]:
+def report_contradictions(report: ProgramReport, config: ProgramArm, timed_s: float | None) -> Iterator[str]:
     """Find contradictions of a report to the configuration and to the seconds of the timed steps, None without."""
-    expected = argv_of(config, out=OUT)
+    expected = config.argv(out=OUT)
     if list(report.argv) != expected:
         yield f"program.argv is {list(report.argv)}; the configuration gives {expected}"
-    if config.package is not None:
-        if report.code != config.package.digest:
-            detail = f"the plan was made with {config.package.digest}"
-            yield f"the code of recipe '{config.package.recipe}' is {report.code} on the node; {detail}"
-    elif (report.code is None) != (config.code is None):
-        yield f"program.code is {report.code}; the configuration has code {config.code!r}"
+    if problem := config.code_problem(report.code):
+        yield problem
     if report.seed is not None and report.seed != config.seed:
         yield f"the program trained with seed {report.seed}; the block has seed {config.seed}"
     if missing := missing_kernel(report.kernels, config):

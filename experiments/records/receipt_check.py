@@ -11,18 +11,18 @@ receipt below `docs/receipts`.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from experiments.design.arms import arm_digest
-from experiments.design.config_fields import read_config
-from experiments.design.gate_readings import read_gate
+from experiments.design.gate_readings import DECLARED, read_gate
 from experiments.design.gates import GATES
+from experiments.design.kinds.built_in import BuiltInArm
+from experiments.design.kinds.package import PackageArm
+from experiments.design.kinds.program import ProgramArm
 from experiments.design.problems import shown
-from experiments.design.program import DECLARED, PackageSettings, read_program
-from experiments.design.trainable import BuiltInModel, PackagedRecipe, Program, trainable
 from experiments.documents import Frozen, first_problem, seal_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import Outcome
@@ -36,7 +36,6 @@ from experiments.records.trial_guards import trial_problems, window_s
 from kernels.backends import NODE_CLASSES
 from model.config import StepsConfig, TrainConfig
 from model.counts import step_flops
-from model.errors import ConfigError
 from model.measurements import OmitNone
 
 
@@ -57,73 +56,65 @@ def verify(receipt: Mapping[str, Any]) -> list[str]:
 
 def contradictions(receipt: Receipt) -> list[str]:
     """Return sentences about contradictions of a receipt to itself or to a guard."""
-    return _CONTRADICTIONS[type(trainable(receipt.config))](receipt)
-
-
-def _model_contradictions(receipt: Receipt) -> list[str]:
-    """Return contradictions of the receipt of the built-in model."""
-    try:
-        config = read_config(receipt.config, may_be_older=True)
-    except ConfigError as error:
-        return [f"config is unknown to this program: {error}"]
+    of_kind = _program_problems if receipt.config.own_process else _model_problems
     return [
         *_outcome_problems(receipt),
-        *_config_problems(receipt, config),
-        *_gate_problems(receipt, config),
-        *_work_problems(receipt, config),
+        *_arm_problems(receipt),
+        *of_kind(receipt),
         *start_problems(receipt),
         *trial_problems(receipt),
     ]
 
 
-def _program_contradictions(receipt: Receipt) -> list[str]:
-    """Return contradictions of the receipt of a command."""
-    try:
-        config = read_program(receipt.config)
-    except ConfigError as error:
-        return [f"config is unknown to this program: {error}"]
-    problems = [*_outcome_problems(receipt), *_arm_problems(receipt, config.seed), *start_problems(receipt)]
+def _model_problems(receipt: Receipt) -> Iterator[str]:
+    """Find contradictions of the receipt of the built-in model."""
+    config = receipt.config
+    if isinstance(config, BuiltInArm):
+        yield from _config_problems(receipt, config)
+        yield from _gate_problems(receipt, config)
+        yield from _work_problems(receipt, config)
+
+
+def _program_problems(receipt: Receipt) -> Iterator[str]:
+    """Find contradictions of the receipt of a program."""
+    config = receipt.config
+    if not isinstance(config, ProgramArm):
+        return
     requested = {name: reading.requested for name, reading in receipt.gates.items()}
-    expected = trainable(receipt.config).readings(requested, receipt.facts)
-    if dict(receipt.gates) != expected:
-        says = "the attested values give another reading" if config.package else f"of a command they are {DECLARED}"
-        problems.append(f"gates say more than was observed: {says}")
-    if config.package is not None:
-        problems += _package_problems(receipt, config.package)
-    steps = [*_phase_problems(receipt, config.steps), *_summary_problems(receipt)]
-    problems += _schedule_problems(receipt, config.steps)
+    if dict(receipt.gates) != config.readings(requested, receipt.facts):
+        says = "the attested values give another reading" if config.attested else f"of a command they are {DECLARED}"
+        yield f"gates say more than was observed: {says}"
+    if isinstance(config, PackageArm):
+        yield from _package_problems(receipt, config)
+    yield from _schedule_problems(receipt, config.steps)
     named = len(held_by(receipt.environment))
     if named != config.devices:
-        problems.append(f"environment names {named} devices; the configuration has {config.devices}")
-    if receipt.outcome is Outcome.MEASURED and receipt.program is None:
-        problems.append("outcome is measured, but there is no report of the program")
-    if receipt.program is not None and receipt.outcome is Outcome.MEASURED:
-        timed_s = window_s(receipt) if receipt.steps else None
-        problems += report_contradictions(receipt.program, config, timed_s)
+        yield f"environment names {named} devices; the configuration has {config.devices}"
+    measured = receipt.outcome is Outcome.MEASURED
+    if measured and receipt.program is None:
+        yield "outcome is measured, but there is no report of the program"
+    if measured and receipt.program is not None:
+        yield from report_contradictions(receipt.program, config, window_s(receipt) if receipt.steps else None)
     if receipt.steps:
-        problems += [*steps, *(clock_problems(receipt, config.steps) if receipt.outcome is Outcome.MEASURED else ())]
-    return [*problems, *trial_problems(receipt)]
+        yield from _phase_problems(receipt, config.steps)
+        yield from _summary_problems(receipt)
+        if measured:
+            yield from clock_problems(receipt, config.steps)
 
 
-def _package_problems(receipt: Receipt, package: PackageSettings) -> Iterator[str]:
+def _package_problems(receipt: Receipt, config: PackageArm) -> Iterator[str]:
     """Find contradictions of a receipt to the declaration of a package's recipe."""
+    package = config.package
     for name, reading in receipt.gates.items():
         if package.values.get(name) != reading.requested or name not in package.claims:
             yield f"gate '{name}' is {reading.requested!r}; the configuration says {package.values.get(name)!r}"
     if receipt.outcome is not Outcome.MEASURED:
         return
-    if receipt.flops_per_step != (package.flops_per_step or 0):
-        yield f"flops_per_step is {receipt.flops_per_step}; the configuration gives {package.flops_per_step or 0}"
+    if receipt.flops_per_step != config.flops_per_step:
+        yield f"flops_per_step is {receipt.flops_per_step}; the configuration gives {config.flops_per_step}"
     wrong = [step for step in receipt.steps if package.tokens_per_step not in (None, step.tokens)]
     if wrong:
         yield f"step {wrong[0].index} has {wrong[0].tokens} tokens; the configuration gives {package.tokens_per_step}"
-
-
-_CONTRADICTIONS: Mapping[type, Callable[[Receipt], list[str]]] = {
-    BuiltInModel: _model_contradictions,
-    Program: _program_contradictions,
-    PackagedRecipe: _program_contradictions,
-}
 
 
 def _work_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
@@ -160,17 +151,15 @@ def _outcome_problems(receipt: Receipt) -> Iterator[str]:
         yield "outcome is measured, but there is no memory"
 
 
-def _arm_problems(receipt: Receipt, seed: int) -> Iterator[str]:
-    if seed != receipt.seed:
-        yield f"seed is {receipt.seed}; the configuration says {seed}"
-    plain = {name: value for name, value in receipt.config.items() if name != "seed"}
-    expected = arm_digest({name: reading.requested for name, reading in receipt.gates.items()}, plain)
+def _arm_problems(receipt: Receipt) -> Iterator[str]:
+    if receipt.config.seed != receipt.seed:
+        yield f"seed is {receipt.seed}; the configuration says {receipt.config.seed}"
+    expected = arm_digest({name: reading.requested for name, reading in receipt.gates.items()}, receipt.config)
     if receipt.digests.arm != expected:
         yield f"digests.arm is {receipt.digests.arm}; gates and configuration give {expected}"
 
 
 def _config_problems(receipt: Receipt, config: TrainConfig) -> Iterator[str]:
-    yield from _arm_problems(receipt, config.seed)
     flops = step_flops(config)
     if receipt.flops_per_step not in ({flops} if receipt.outcome is Outcome.MEASURED else {0, flops}):
         yield f"flops_per_step is {receipt.flops_per_step}; the configuration gives {flops}"

@@ -15,7 +15,6 @@ from datetime import datetime
 from itertools import pairwise
 from statistics import median
 
-from experiments.design.config_fields import steps_of
 from experiments.design.plan import running_order
 from experiments.outcomes import Outcome
 from experiments.records.receipts import Receipt
@@ -167,7 +166,7 @@ def slice_problems(receipts: Sequence[Receipt]) -> Iterator[str]:
     """Find contradictions between the slices of a block and the clocks of its measured trials, all or some."""
     measured = [receipt for receipt in receipts if receipt.outcome is Outcome.MEASURED]
     measured.sort(key=lambda receipt: receipt.ids.position)
-    configured = [steps_of(receipt.config) for receipt in measured]
+    configured = [receipt.config.steps for receipt in measured]
     if not any(steps.slice for steps in configured):
         return
     if len(set(configured)) > 1:

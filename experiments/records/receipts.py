@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from experiments import documents
+from experiments.design.arms import TrialConfig
 from experiments.design.gate_readings import GateReading
-from experiments.design.metrics import find_metric, has_metric
-from experiments.design.trainable import trainable
+from experiments.design.metrics import find_metric
 from experiments.documents import Frozen, first_problem
 from experiments.errors import ReceiptError
 from experiments.outcomes import ArmRole, FailureClass, Outcome
@@ -205,8 +205,8 @@ class _FieldOrder(Frozen):
     failure_class: FailureClass | None = None
     message: str | None = None
     digests: Digests
-    config: Mapping[str, Any]
-    """The whole TrainConfig or ProgramConfig that ran."""
+    config: TrialConfig
+    """The whole configuration that ran."""
     environment: Environment
     gates: Mapping[str, GateReading]
     facts: Any
@@ -371,7 +371,7 @@ def read_metric(metric: Metric, receipt: Receipt) -> float | None:
         return len(field) or None
     value: float | None = field if metric.summed is None else _sum(field, metric.summed)
     if metric.per_device and value is not None:
-        value /= trainable(receipt.config).devices
+        value /= receipt.config.devices
     return value if value is None or metric.per == 1 else value / metric.per
 
 
@@ -394,9 +394,8 @@ def kernel_rows(receipt: Receipt) -> KernelRows:
 
 def read_named(name: str, receipt: Receipt) -> float | None:
     """Return one of our metrics, or one that the receipt's configuration declares; None without a value."""
-    if not has_metric(name, receipt.config):
-        return None
-    return read_metric(find_metric(name, receipt.config), receipt)
+    metric = find_metric(name, receipt.config.declared)
+    return None if metric is None else read_metric(metric, receipt)
 
 
 def seal(fields: Mapping[str, Any]) -> Receipt:

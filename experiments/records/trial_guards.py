@@ -85,7 +85,7 @@ def _sample_problems(receipt: Receipt) -> Iterator[str]:
     if receipt.summary is None:
         yield "samples are missing"
     timed = [step for step in receipt.steps if step.phase == "timed"]
-    expected = receipt.config.get("steps", {}).get("timed")
+    expected = receipt.config.steps.timed
     if len(timed) != expected:
         yield f"{len(timed)} timed steps; the configuration has {expected}"
     if any(not (math.isfinite(step.seconds) and math.isfinite(step.loss or 0.0)) for step in timed):

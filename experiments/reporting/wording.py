@@ -82,10 +82,8 @@ def false_verdicts(ledger: "Ledger") -> str:
 
 def changed_gates(arm: "Arm", baseline: "Arm") -> str:
     """Return what differs in `arm`, for example "chunk_size=32, psiv_cache=true"; empty for a repeat."""
-    from experiments.design.trainable import changed_values  # imports the model, which few commands need
-
     changed = {name: value for name, value in arm.gates.items() if value != baseline.gates[name]}
-    changed |= {name: own for name, (own, _base) in changed_values(arm.config, baseline.config).items()}
+    changed |= {name: own for name, (own, _base) in arm.config.changed_from(baseline.config).items()}
     return ", ".join(f"{name}={show(changed[name])}" for name in sorted(changed))
 
 

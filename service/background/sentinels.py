@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Row, or_, select
 from experiments.analysis.noise.admission import standing_problems
 from experiments.analysis.noise.calibrate import seconds, serials_of, software_digest
 from experiments.design.aa_spec import CONTENT_TYPE, SENTINEL, calibration_spec
+from experiments.design.kinds.command import sent_code
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
-from experiments.design.program import sent_code
 from experiments.design.spec import MIN_BLOCKS
 from experiments.digest import digest, digest_bytes
 from experiments.ids import new_id

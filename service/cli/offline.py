@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.markup import escape
 
 from experiments.analysis.proposals import refuse_session_key
-from experiments.analysis.sizing import with_number
+from experiments.analysis.sizing import plan_spec
 from experiments.analysis.verdicts import Verdict
+from experiments.design.kinds.command import sent_code
 from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan, may_have_control
-from experiments.design.program import sent_code
+from experiments.design.plan import controlled, may_have_control
 from experiments.design.spec import AblationSpec
 from experiments.documents import write_whole
 from experiments.errors import BundleError, SpecError, SpecProblem
@@ -53,10 +53,11 @@ def write_plan(
     a control arm, so that its own A/A blocks may admit the node. If the settings name a service, it registers a plan
     that has a question, unless it shall stay `unregistered`. Raises ClientError.
     """
-    content, content_type = with_number(body.content, body.content_type, calibrations)
-    spec = parse_spec(content, content_type)
+    spec = parse_spec(body.content, body.content_type)
     refuse_session_key(spec)
-    plan = make_plan(spec, control=may_have_control(spec) and not calibrations)
+    content, content_type, spec, plan = plan_spec(body.content, body.content_type, spec, lambda: calibrations)
+    if may_have_control(spec) and not calibrations:
+        plan = controlled(spec, plan)
     trees = {packed.digest: packed.tree for packed in body.archives}
     _check_code(spec, trees, path)
     file = make_plan_file(plan, spec_text=content.decode(), content_type=content_type, code=trees)

@@ -16,11 +16,12 @@ from experiments.records.identity import (
     UNLIMITED_S,
     AttemptLease,
     BlockIds,
+    BlockReport,
+    ClaimedBlock,
     PlannedWork,
     claimed_fields,
     mismatches,
 )
-from experiments.records.messages import BlockReport, ClaimedBlock
 from experiments.records.receipt_check import verify
 from experiments.records.signing import Signature, signature_problem
 from service.errors import Invalid

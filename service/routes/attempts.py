@@ -5,15 +5,8 @@ from http import HTTPStatus
 from fastapi import APIRouter, Depends, Response
 
 from experiments.outcomes import AttemptState, BlockState, FailureClass
-from experiments.records.messages import (
-    BlockReport,
-    ClaimedBlock,
-    ClaimRequest,
-    Heartbeat,
-    HeartbeatReply,
-    ProbeOrder,
-    Release,
-)
+from experiments.records.identity import BlockReport, ClaimedBlock
+from experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.errors import StaleToken
 from service.http.block_wire import checked_signature, claimed_block, report_digest, verify_report

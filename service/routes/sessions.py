@@ -34,12 +34,8 @@ from service.routes.submissions import (
     HEADERS,
     SPEC_BODY,
     IdempotencyHeader,
-    accepted,
     answered_once,
-    check_code_scope,
     key_of,
-    prepared,
-    stored,
 )
 from service.schemas.sessions import ProposalAccepted, ProposalPublic, SessionList, SessionPath, SessionPublic
 from service.schemas.submissions import SpecBody
@@ -47,6 +43,7 @@ from service.store.ablations import code_archives, sessions
 from service.store.ablations.submissions import IdempotencyKey, StoredAnswer, Submission
 from service.store.nodes.calibrations import read_calibrations
 from service.store.tables import rfc3339
+from service.submitting import accepted, check_code_scope, prepared, stored
 
 router = APIRouter(prefix="/v1", tags=["sessions"], route_class=LongRoute)
 
@@ -187,9 +184,8 @@ def _try(
     problems = list(proposal_problems(spec, parse_spec(turn.spec_text.encode(), CONTENT_TYPE), name))
     if problems:
         raise SpecError(problems)
-    text = proposed(body.content, body.content_type, name, number=turn.number, kept=turn.kept)
-    own = SpecBody(content=text, content_type=CONTENT_TYPE)
-    submission = prepared(services, own, parse_spec(text, CONTENT_TYPE), principal)
+    text, proposal = proposed(body.content, body.content_type, spec, name, number=turn.number, kept=turn.kept)
+    submission = prepared(services, SpecBody(content=text, content_type=CONTENT_TYPE), proposal, principal)
     with services.store.read() as connection:
         _check_calibrated(connection, submission, name)
     answer = accepted(services, submission)

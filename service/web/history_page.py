@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Row
 
 from experiments.analysis.noise.history import history_of
 from experiments.analysis.noise.history_series import MIN_POINTS, HistorySeries, LevelChange
+from experiments.design.arms import read_config
 from experiments.design.listings import gates_of
 from experiments.design.metrics import METRICS
 from experiments.design.packages import recipe_names
-from experiments.design.trainable import trainable
 from experiments.digest import canonical_json
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Table, Tone, codes, numbers, row, texts
@@ -71,7 +71,7 @@ def _answers(gate: str, judged: Sequence[Row[Any]]) -> Table:
 def _rows(gate: str, judged: Row[Any]) -> Iterator[tuple[Cell, ...]]:
     """Yield a row for each variant that changes the gate."""
     arms = json.loads(judged.plan)["arms"]
-    workload, when = trainable(arms[0]["config"]).describe(), wording.moment(rfc3339(judged.created_at))
+    workload, when = read_config(arms[0]["config"]).describe(), wording.moment(rfc3339(judged.created_at))
     lines = {line.arm: line for line in read_answer(judged.verdict).variants}
     for arm, gates in changed_gates(arms).items():
         if gate in gates:

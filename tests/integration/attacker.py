@@ -2,10 +2,11 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.design.kinds.built_in import BuiltInArm
 from experiments.runtime.isolation import use_temporary
-from tests.integration.worker_service import config_json
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.result import TrialOrder
@@ -16,6 +17,15 @@ import errno, json, os, shutil, signal, socket, subprocess, sys, time
 from pathlib import Path
 home, folder, worker = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackArm(BuiltInArm):
+    """What the attacker is to do; the worker isolates it as the built-in model."""
+
+    home: str
+    program: str
+    worker: int
 
 
 def server() -> ForkServer:
@@ -29,8 +39,8 @@ def attack(order: TrialOrder) -> None:
     if order.isolation is not None:
         use_temporary(order.paths.temporary)
         order.isolation.enter()
-    home, program = order.config["home"], PREAMBLE + order.config["program"]
-    arguments = [home, str(order.paths.folder), str(order.config["worker"])]
+    home, program = order.config.home, PREAMBLE + order.config.program
+    arguments = [home, str(order.paths.folder), str(order.config.worker)]
     os.execv(sys.executable, [sys.executable, "-c", program, *arguments])  # noqa: S606 - the attacker
 
 
@@ -39,7 +49,7 @@ def order_of(home: Path, program: str, *, isolated: bool = True, trial_id: str =
     paths = WorkPaths(home=home).trial("att_1", trial_id)
     order = TrialOrder(
         trial_id=paths.folder.name,
-        config={**config_json(home / "corpus"), "home": str(home), "program": program, "worker": os.getpid()},
+        config=AttackArm(home=str(home), program=program, worker=os.getpid()),
         paths=paths,
         data_dir=home / "data",
         kernels=home / "data" / "kernels" / "v1",

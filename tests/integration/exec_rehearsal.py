@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from tests.integration.worker_service import block, config_json, corpus
+from tests.integration.worker_service import block, built_in_arm, corpus
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.identity import node as nodes
 from workers.lease import Lease, boot_time_s
@@ -20,7 +20,7 @@ from workers.processes.wake_event import WakeEvent
 def main() -> None:
     """Print the refusals, and the progress of the trial at each of them, as JSON."""
     home = Path(sys.argv[1])
-    config = config_json(corpus(home / "corpus"))
+    config = built_in_arm(corpus(home / "corpus"))
     claimed = block([config, config], attempt="rehearsal")
     first, second = claimed.trials
     second = second.model_copy(update={"gates": {**second.gates, "loss": "chunked"}})

@@ -9,12 +9,12 @@ import pytest
 
 from experiments.design.aa_spec import CONTENT_TYPE
 from experiments.design.load import parse_spec
-from experiments.design.plan import make_plan
+from experiments.design.plan import controlled, make_plan
 from experiments.design.spec import AblationSpec
 from experiments.ids import new_id
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
-from service.routes.submissions import _has_control
+from service.submitting import _has_control
 from tests.api_stack import Api, api_fixture, running_api
 from tests.calibrations import aa_spec, aa_text
 from tests.factories import make_receipt, make_spec, spec_values
@@ -39,7 +39,8 @@ def submit_aa(api: Api, **options: Any) -> str:
 
 def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, **environment: Any) -> None:
     """Report every waiting block of an ablation of `spec`, with noise of 0.3 % and the speeds above, and judge it."""
-    plan, rng, node = make_plan(spec, control=control), np.random.default_rng(seed), api.register()
+    plan = controlled(spec, make_plan(spec)) if control else make_plan(spec)
+    rng, node = np.random.default_rng(seed), api.register()
     of_losses = np.random.default_rng(1000 + seed)
     while block := api.claim(node):
         receipts = []

@@ -69,7 +69,7 @@ def test_many_imports_at_once_delay_neither_readers_nor_workers(api: Api, monkey
 
 
 def test_many_large_plans_at_once_delay_neither_readers_nor_workers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(submissions.make_plan, monkeypatch, submissions)
+    held = Held(submissions.planned, monkeypatch, submissions)
     assert crowd(api, held, lambda: httpx.Response(202, json=api.submit())) == [202] * CALLS
     assert len(api.get("/v1/ablations").json()["items"]) == CALLS
 

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.outcomes import ExitCode
 from tests.architecture.pages import ROOT
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.waiting import until
 from workers.devices.device_lock import DeviceLock, lock_addresses
 from workers.errors import DeviceBusy
@@ -172,7 +172,7 @@ def test_trainer_waits_until_the_other_trainer_is_gone(tmp_path: Path) -> None:
     with worker(tmp_path, f"http://127.0.0.1:{service.port}"):
         until(lambda: service.bodies(":claim"))
         with _holder(scope, *cores) as holder:
-            service.blocks.append(block([config_json(corpus(tmp_path / "corpus"))], attempt="waits"))
+            service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"))], attempt="waits"))
             folder = tmp_path / "work" / "att_waits" / "trl_waits_0"
             until((folder / "log.txt").exists)
             with pytest.raises(TimeoutError):

@@ -262,3 +262,13 @@ def test_rehearsal_refuses_a_gate_that_is_not_live_and_a_baseline_that_fails(tmp
     assert refused[1] == (
         "the baseline does not train, so there is nothing to compare with: the trial took longer than 0 s"
     )
+
+
+def test_a_kind_of_workload_in_a_file_of_its_own_runs_to_a_verdict(tmp_path: Path) -> None:
+    """Its class is all that it adds, and an entry in `KINDS`."""
+    command = [sys.executable, "-m", "tests.integration.fourth_kind", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    decision, delta_pct = json.loads(done.stdout)
+    assert decision == "adopt"
+    assert delta_pct == pytest.approx(-10.0)

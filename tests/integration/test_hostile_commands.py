@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.design.program import ProgramConfig, read_program
+from experiments.design.kinds.command import CommandArm
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import report_contradictions
 from experiments.runtime.kernel_limits import keeps_signals_in
@@ -86,7 +86,7 @@ def hostile(home: Path, tmp_path: Path, runner: TrialRunner) -> Hostile:
     return run
 
 
-def config_of(code: Path) -> ProgramConfig:
+def config_of(code: Path) -> CommandArm:
     return program_config(code, command=("python", "train.py", "{out}"))
 
 
@@ -257,7 +257,7 @@ def test_a_false_module_cannot_shorten_its_window(hostile: Hostile, tmp_path: Pa
     assert result is not None
     assert result.failure_class is None, result.message
     assert result.program is not None
-    config = read_program({**order_for(config_of(tmp_path / "code"), tmp_path).config})
+    config = config_of(tmp_path / "code")
     problems = list(report_contradictions(result.program, config, result.program.window_s))
     assert any("the program's clock gives its window 0.001 s, the worker's 0.6" in one for one in problems), problems
 

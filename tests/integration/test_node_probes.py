@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 from sqlalchemy import select, update
 
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from kernels.backends import NODE_CLASSES
 from service.store.tables import db_now, nodes
 from tests.api_stack import SIGNER, Api, api_fixture, receipts_of

@@ -14,7 +14,6 @@ import pytest
 
 from experiments.analysis.judge import judge
 from experiments.analysis.verdicts import Cause, VariantVerdict
-from experiments.design.config_fields import read_config
 from experiments.design.plan import Plan
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import Decision, VerdictWord
@@ -51,7 +50,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> AblationSpec:
 def judged(spec: AblationSpec, plant: Plant, folder: Path) -> VariantVerdict:
     """Train every trial of the spec's plan, the variant's with `plant`, and return the variant's verdict."""
     plan = make_plan(spec)
-    config = read_config({**plan.baseline.config, "seed": 1})
+    config = plan.baseline.config.with_seed(1)
     dataset = prepared_data.prepare(config.data, config.model.vocab_size, cache_dir=folder, report=lambda _: None)
     receipts = [
         trial(plan, block.index, arm, dataset, plant if arm != plan.baseline.name else nullcontext)
@@ -64,7 +63,7 @@ def judged(spec: AblationSpec, plant: Plant, folder: Path) -> VariantVerdict:
 
 
 def trial(plan: Plan, index: int, arm: str, dataset: Dataset, plant: Plant) -> Receipt:
-    config = read_config({**plan.arm_by_name[arm].config, "seed": plan.blocks[index].seed})
+    config = plan.arm_by_name[arm].config.with_seed(plan.blocks[index].seed)
     started_at, start = datetime.now(UTC), time.perf_counter()
     with plant():
         result = train(config, dataset=dataset, on_step=lambda _: None)

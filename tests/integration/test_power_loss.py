@@ -22,7 +22,7 @@ NAMES = """
 import sys
 from pathlib import Path
 from experiments.outcomes import FailureClass
-from experiments.records.messages import BlockReport
+from experiments.records.identity import BlockReport
 from service.store.access import tokens
 from service.store.session import Store
 from workers.identity.node_key import node_signer

@@ -16,9 +16,9 @@ from experiments.outcomes import FailureClass
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from service.routes import sessions
-from service.routes.submissions import accepted
 from service.store.ablations import sessions as store
 from service.store.tables import ablations, proposals
+from service.submitting import accepted
 from tests.answering import report
 from tests.api_stack import Api, api_fixture
 from tests.factories import GIB, spec_values

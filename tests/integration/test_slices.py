@@ -14,7 +14,7 @@ import pytest
 
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from experiments.records.receipt_clocks import slice_problems
 from experiments.records.receipts import Receipt
 from model.config import StepsConfig

@@ -11,7 +11,7 @@ import pytest
 from experiments.design.arms import arm_digest
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
-from experiments.records.messages import ClaimedTrial
+from experiments.records.identity import ClaimedTrial
 from experiments.runtime.processes import children_of
 from model.config import AttentionConfig, DataConfig, HybridConfig, MeshConfig, OptimConfig, StepsConfig
 from tests.integration.worker_service import Rig, block, corpus, rig_in
@@ -216,8 +216,7 @@ def test_where_compile_time_decides_every_trial_compiles_from_nothing(rig: Rig) 
 
 def _compiled(trial: ClaimedTrial) -> ClaimedTrial:
     gates = {**trial.gates, "compile": True}
-    plain = {name: value for name, value in trial.config.items() if name != "seed"}
-    return trial.model_copy(update={"gates": gates, "arm_digest": arm_digest(gates, plain)})
+    return trial.model_copy(update={"gates": gates, "arm_digest": arm_digest(gates, trial.config)})
 
 
 def _report_of(rig: Rig, attempt: str) -> dict[str, Any] | None:

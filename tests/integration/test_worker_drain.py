@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from model.config import StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.waiting import until
 from workers.processes.wake_event import ENDING
 from workers.serve import ENDED
@@ -27,7 +27,7 @@ def service() -> Iterator[Service]:
 
 def _begin(service: Service, home: Path, process: subprocess.Popen[bytes], *, steps: StepsConfig) -> None:
     """Let the worker claim a block of two trials; return once the first has made a step."""
-    config = config_json(corpus(home / "corpus"), steps=steps)
+    config = built_in_arm(corpus(home / "corpus"), steps=steps)
     service.blocks += [block([config, config], attempt="asked"), block([config], attempt="second")]
     until(lambda: process.poll() is not None or service.steps_done())
 
@@ -69,7 +69,7 @@ def _kept(home: Path) -> list[Path]:
 def test_a_finished_block_survives_the_service_and_the_worker(tmp_path: Path, service: Service) -> None:
     url = f"http://127.0.0.1:{service.port}"
     with worker(tmp_path, url) as process:
-        config = config_json(corpus(tmp_path / "corpus"))
+        config = built_in_arm(corpus(tmp_path / "corpus"))
         service.blocks.append(block([config], attempt="kept"))
         service.reports_refused = 10**9
         (path,) = until(lambda: [one for one in _kept(tmp_path) if one.suffix == ".json"])

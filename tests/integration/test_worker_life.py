@@ -9,7 +9,7 @@ from experiments.digest import SOURCE_ROOT
 from experiments.outcomes import ExitCode
 from model.config import StepsConfig
 from tests.api_stack import Api, served_api
-from tests.integration.worker_service import Service, block, config_json, corpus, processes_of, worker
+from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -21,7 +21,7 @@ def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> Non
     with worker(tmp_path, f"http://127.0.0.1:{port}") as process:
         until(lambda: b"waiting for the service" in (tmp_path / "worker.log").read_bytes())
         service = Service(port=port)
-        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"), steps=_ENDLESS)], attempt="term"))
+        service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"), steps=_ENDLESS)], attempt="term"))
         until(service.steps_done)
         registration = next(body for path, body, _at in service.calls if path == "/v1/nodes/tester")
         assert registration["node_class"] == "cpu"
@@ -93,7 +93,7 @@ def test_changed_code_spoils_the_block_and_ends_the_worker(tmp_path: Path) -> No
     path = str(tmp_path / "source")
     with worker(home, f"http://127.0.0.1:{service.port}", command=command, PYTHONPATH=path) as process:
         steps = StepsConfig(warmup=1, timed=400, val_rows=0)
-        service.blocks.append(block([config_json(corpus(tmp_path / "corpus"), steps=steps)], attempt="changed"))
+        service.blocks.append(block([built_in_arm(corpus(tmp_path / "corpus"), steps=steps)], attempt="changed"))
         until(service.steps_done)
         with (tmp_path / "source" / "model" / "counts.py").open("a") as file:
             file.write("# other code\n")

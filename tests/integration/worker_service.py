@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import TypeAdapter
 
 from experiments.design import gates
 from experiments.design.arms import arm_digest
-from experiments.records.messages import PROBLEM_TYPES, ClaimedBlock, ClaimedTrial
-from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
+from experiments.design.kinds.built_in import BuiltInArm
+from experiments.records.identity import ClaimedBlock, ClaimedTrial
+from experiments.records.messages import PROBLEM_TYPES
+from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig
 from tests.waiting import until
 from workers.lease import boot_time_s
 from workers.processes.lanes import FILE as LANES
@@ -155,8 +156,8 @@ def corpus(folder: Path) -> Path:
     return folder
 
 
-def config_json(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A tiny TrainConfig as JSON. Its window has enough pauses that busy cores do not make most of them long."""
+def built_in_arm(folder: Path, **changes: Any) -> BuiltInArm:
+    """A tiny configuration. Its window has enough pauses that busy cores do not make most of them long."""
     fields: dict[str, Any] = {
         "model": HybridConfig(
             vocab_size=512, d_model=32, pattern="MFA", mamba=MambaConfig(headdim=16, d_state=16, mimo_rank=2)
@@ -167,27 +168,20 @@ def config_json(folder: Path, **changes: Any) -> dict[str, Any]:
         "threads": 1,
         "seed": 5,
     }
-    config = TrainConfig(**{**fields, **changes})
-    dumped: dict[str, Any] = TypeAdapter(TrainConfig).dump_python(config, mode="json")
-    return dumped
+    return BuiltInArm(**{**fields, **changes})
 
 
-def block(
-    configs: list[dict[str, Any]], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 60.0
-) -> ClaimedBlock:
+def block(configs: list[BuiltInArm], *, attempt: str, timeout_s: float = 60.0, lease_s: float = 60.0) -> ClaimedBlock:
     """A claimed block with one arm for each configuration, all gates at their defaults but rows and devices."""
     defaults = {name: gate.default for name, gate in gates.GATES.items()}
-    requested = [
-        {**defaults, "micro_batch": configs[0]["micro_batch"], "devices": config["mesh"]["devices"]}
-        for config in configs
-    ]
+    requested = [{**defaults, "micro_batch": configs[0].micro_batch, "devices": config.devices} for config in configs]
     trials = tuple(
         ClaimedTrial(
             trial_id=f"trl_{attempt}_{position}",
             arm=f"arm-{position}",
             role="variant" if position else "baseline",
             position=position,
-            arm_digest=arm_digest(own, {name: value for name, value in config.items() if name != "seed"}),
+            arm_digest=arm_digest(own, config),
             gates=own,
             config=config,
             timeout_s=timeout_s,
@@ -297,8 +291,8 @@ class Rig:
         self.service, self.home, self.pid = service, home, pid
         self.corpus = corpus(home / "corpus")
 
-    def config(self, **changes: Any) -> dict[str, Any]:
-        return config_json(self.corpus, **changes)
+    def config(self, **changes: Any) -> BuiltInArm:
+        return built_in_arm(self.corpus, **changes)
 
     def servers(self) -> list[int]:
         """Fork servers; their trainers have the same command line."""

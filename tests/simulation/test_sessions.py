@@ -61,7 +61,9 @@ def test_the_judge_says_the_same_at_the_level_of_a_proposal(number: int) -> None
     words = words_of(windows_of(draw), alpha=level, margin_pct=0.5, effects=np.zeros(1))
     for repetition in range(4):
         plain = json.dumps(planned(10, 1, repetition)[0].model_dump(mode="json")).encode()
-        spec = parse_spec(proposed(plain, "application/json", "night", number=number, kept=()), "application/yaml")
+        _, spec = proposed(
+            plain, "application/json", parse_spec(plain, "application/json"), "night", number=number, kept=()
+        )
         plan = make_plan(spec)
         (found,) = judge(plan, spec, receipts_of(draw, repetition, plan), CALIBRATED).variants
         assert found.primary is not None

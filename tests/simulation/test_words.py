@@ -73,14 +73,14 @@ def _started(block: BlockPlan, name: str) -> str:
 
 def timed(plan: Plan, seconds: Any) -> tuple[Step, ...]:
     config = plan.baseline.config
-    tokens = config["micro_batch"] * config["data"]["seq_len"]
+    tokens = config.tokens_per_step
     first = [("compile", 0.1), ("warmup", STEP_S)]
     return clocked(
         [
             Step(index=i, phase=phase, seconds=float(s), ended_s=0.0, tokens=tokens, loss=8.0, grad_norm=1.0)  # type: ignore[arg-type]
             for i, (phase, s) in enumerate([*first, *(("timed", STEP_S * s) for s in seconds)])
         ],
-        load_s=config["steps"]["warmup_s"],
+        load_s=config.steps.warmup_s,
     )
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from dataclasses import asdict
 
+from experiments.design.kinds.built_in import BuiltInArm
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from kernels import xla_compiler, xla_graph
@@ -56,7 +56,7 @@ def compiled(folder: Path, config: TrainConfig, name: str = "trl_1") -> TrialRes
     """Run the whole trial in this process, but for what the worker does around it."""
     order = TrialOrder(
         trial_id=name,
-        config=asdict(config),
+        config=BuiltInArm(**vars(config)),
         paths=WorkPaths(home=folder).trial("att_1", name),
         data_dir=folder,
         device_type=COMPILE.device_type,

@@ -11,7 +11,6 @@ import torch
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.design.config_fields import read_config
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass, Outcome
 from experiments.records.receipt_check import verify
@@ -87,7 +86,7 @@ def sealed_trial(folder: Path) -> Receipt:
     trial = next(trial for trial in block.trials if trial.arm == "baseline")
     paths = WorkPaths(home=folder).trial(block.attempt_id, trial.trial_id)
     data = folder / "data"
-    dataset = prepare(read_config(trial.config).data, SIZES["vocab_size"], cache_dir=data, report=lambda _: None)
+    dataset = prepare(trial.config.data, SIZES["vocab_size"], cache_dir=data, report=lambda _: None)
     order = TrialOrder(
         trial_id=trial.trial_id,
         config=trial.config,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tests.xla_environment import DEVICE  # isort: skip - it decides about the device before torch_xla is imported
 
-from experiments.design.config_fields import read_config
 from experiments.design.gate_readings import read_gates
 from experiments.design.gates import GATES
 from experiments.errors import SpecError
@@ -134,7 +133,7 @@ def drawn_config(chance: random.Random, home: Path) -> TrainConfig:
             )
         except (SpecError, ValidationError):
             continue
-        config = read_config({**plan.arms[0].config, "seed": 1})
+        config = plan.arms[0].config.with_seed(1)
         return replace(config, data=small_config(home / "corpus"))
 
 

@@ -5,16 +5,16 @@ The caller claims and reports the block: a worker of a service, or an air-gapped
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from experiments.analysis.guards import block_problems, order_problems
-from experiments.design.config_fields import steps_of
-from experiments.design.trainable import Trainable, trainable
+from experiments.design.kinds.kind import ArmConfig
 from experiments.documents import write_whole
 from experiments.outcomes import BASELINE, FailureClass
-from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock, ClaimedTrial
+from experiments.records.identity import ClaimedBlock, ClaimedTrial
+from experiments.records.messages import PREPARATION_LIMIT_S
 from experiments.records.receipts import Receipt
 from experiments.records.signing import Signer
 from kernels.backends import NodeClass
@@ -103,10 +103,10 @@ class BlockRunner:
 
         """
         self._prepared = {}
-        if len({trainable(trial.config).prepared for trial in block.trials}) > 1:
+        if len({trial.config.prepared for trial in block.trials}) > 1:
             for trial in block.trials:  # a preparation between two trials would delay the later one
                 self._order_of(block, trial, lease)
-        if steps_of(block.trials[0].config).slice:
+        if block.trials[0].config.steps.slice:
             receipts = self._in_slices(block, lease, output)
         else:
             receipts = tuple(self._trial(block, trial, lease, output=output) for trial in block.trials)
@@ -131,7 +131,7 @@ class BlockRunner:
                 yield sentence
 
     def _rehearse(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> str | None:
-        config = {**trial.config, "steps": asdict(StepsConfig(warmup=0, timed=1, val_rows=0))}
+        config = trial.config.with_steps(StepsConfig(warmup=0, timed=1, val_rows=0))
         order = self._order(block, trial.model_copy(update={"config": config}), lease, output=output)
         order = replace(order, trace_only=self._node_class.compiles_only)
         ending = self._run(order, lease, timeout_s=trial.timeout_s)
@@ -144,7 +144,7 @@ class BlockRunner:
         if result.failure_class is not None:
             sentence = f"the baseline does not train, so there is nothing to compare with: {result.message}"
             return sentence if trial.role == BASELINE else None
-        dead = dead_gate(trainable(config).readings(trial.gates, result.facts))
+        dead = dead_gate(config.readings(trial.gates, result.facts))
         return None if dead is None else f"arm '{trial.arm}': {dead}"
 
     def _trial(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> Receipt:
@@ -182,7 +182,7 @@ class BlockRunner:
             for trial in block.trials
         ]
         try:
-            sliced.run(trials, slices=len(steps_of(block.trials[0].config).slices))
+            sliced.run(trials, slices=len(block.trials[0].config.steps.slices))
         finally:
             self._prove_release(block.block_id)
         return tuple(receipts[trial.trial_id] for trial in block.trials)
@@ -204,7 +204,7 @@ class BlockRunner:
         Quiet(pause=pause, says=output.waits).wait(block.max_foreign_load, most_s=most_s)
 
     def _look_around(self, trial: ClaimedTrial) -> Surroundings:
-        return look_around(self._context.node.devices, trainable(trial.config).devices)
+        return look_around(self._context.node.devices, trial.config.devices)
 
     def _record(
         self,
@@ -244,13 +244,13 @@ class BlockRunner:
     def _order(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease, *, output: BlockOutput) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared; `output` follows the trial from now on."""
         paths = self._context.paths.trial(block.attempt_id, trial.trial_id)
-        mask = Mask(self._secrets_of(trainable(trial.config)))
-        output.add(trial.trial_id, paths, steps_total=steps_of(trial.config).total, mask=mask)
+        mask = Mask(self._secrets_of(trial.config))
+        output.add(trial.trial_id, paths, steps_total=trial.config.steps.total, mask=mask)
         return self._order_of(block, trial, lease)
 
     def _order_of(self, block: ClaimedBlock, trial: ClaimedTrial, lease: Lease) -> TrialOrder:
         """Return the order for a trainer with its dataset prepared."""
-        paths, workload = self._context.paths.trial(block.attempt_id, trial.trial_id), trainable(trial.config)
+        paths, workload = self._context.paths.trial(block.attempt_id, trial.trial_id), trial.config
         order = TrialOrder(
             trial_id=trial.trial_id,
             config=trial.config,
@@ -281,7 +281,7 @@ class BlockRunner:
             raise BlockBroken(FailureClass.USER_ERROR, f"this node has no source of code {digest}")
         self._context.code_cache.need(attempt_id, digest, lease)
 
-    def _prefix_of(self, workload: Trainable) -> Path | None:
+    def _prefix_of(self, workload: ArmConfig) -> Path | None:
         """Return the folder of its Python environment. Raises BlockBroken if this node has none of its name."""
         if workload.environment is None:
             return None
@@ -292,7 +292,7 @@ class BlockRunner:
             raise BlockBroken(FailureClass.INFRA_NODE, detail)
         return prefix
 
-    def _secrets_of(self, workload: Trainable) -> dict[str, str]:
+    def _secrets_of(self, workload: ArmConfig) -> dict[str, str]:
         """Return the secrets of its program by name. Raises BlockBroken if this node lacks one."""
         values = self._context.secret_values
         missing = next((name for name in workload.secrets if name not in values), None)
@@ -305,7 +305,7 @@ class BlockRunner:
     def _node_class(self) -> NodeClass:
         return self._context.node.node_class
 
-    def _prepare(self, order: TrialOrder, workload: Trainable, lease: Lease, *, attempt_id: str) -> Path:
+    def _prepare(self, order: TrialOrder, workload: ArmConfig, lease: Lease, *, attempt_id: str) -> Path:
         """Return the folder of the dataset or code, which a process of its own makes from the files as they are now.
 
         No arm answers for a failure here. Raises BlockBroken without an arm.
@@ -364,7 +364,7 @@ _HOW_IT_ENDED = {
 """Of a rehearsal; any other reason is its time limit."""
 
 
-def _prepared_folder(order: TrialOrder, workload: Trainable, ending: Ending) -> Path:
+def _prepared_folder(order: TrialOrder, workload: ArmConfig, ending: Ending) -> Path:
     """Return the folder that a preparation left. Raises BlockBroken with the reason why it left none."""
     failed = workload.preparation
     if ending.stopped is StopReason.OUTPUT_LIMIT:

@@ -7,14 +7,12 @@ from datetime import datetime
 from typing import Any
 
 from experiments import documents
-from experiments.design.config_fields import steps_of
 from experiments.design.gate_readings import GateReading
-from experiments.design.program import read_program
-from experiments.design.trainable import trainable
+from experiments.design.kinds.program import ProgramArm
 from experiments.errors import ReceiptError
 from experiments.outcomes import FailureClass, Outcome
-from experiments.records.identity import claimed_fields
-from experiments.records.messages import ClaimedBlock, ClaimedTrial, DeviceInfo
+from experiments.records.identity import ClaimedBlock, ClaimedTrial, claimed_fields
+from experiments.records.messages import DeviceInfo
 from experiments.records.program_report import missing_kernel, printable
 from experiments.records.receipt_check import contradictions
 from experiments.records.receipts import (
@@ -88,7 +86,7 @@ class TrialRecord:
 
     def _judged(self, result: TrialResult) -> Receipt:
         """Return the receipt of a result. A program's result that gives none is the arm's failure."""
-        if not trainable(self.trial.config).own_process:
+        if not self.trial.config.own_process:
             return self._sealed(result)
         try:
             receipt = self._sealed(result)
@@ -101,12 +99,12 @@ class TrialRecord:
         return self._sealed(TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message))
 
     def _sealed(self, result: TrialResult) -> Receipt:
-        workload = trainable(self.trial.config)
-        steps = result.program_steps if workload.own_process else read_steps(self.paths.steps)
-        gates = workload.readings(self.trial.gates, result.facts)
+        config = self.trial.config
+        steps = result.program_steps if config.own_process else read_steps(self.paths.steps)
+        gates = config.readings(self.trial.gates, result.facts)
         failure, message = _judge(result, steps, gates)
-        if failure is None and result.program is not None:
-            missing = missing_kernel(result.program.kernels, read_program(self.trial.config))
+        if failure is None and result.program is not None and isinstance(config, ProgramArm):
+            missing = missing_kernel(result.program.kernels, config)
             failure, message = (FailureClass.GATE_REFUSED, missing) if missing else (None, None)
         steps = _finite(steps)
         outcome = Outcome.MEASURED if failure is None else failures.outcome_of(failure)
@@ -117,7 +115,7 @@ class TrialRecord:
                 "outcome": outcome,
                 "failure_class": failure,
                 "message": message,
-                "config": dict(self.trial.config),
+                "config": config,
                 "environment": self._environment(result),
                 "gates": gates,
                 "steps": steps,
@@ -152,7 +150,7 @@ class TrialRecord:
         if self.ending.stopped is StopReason.PROCESS_LIMIT:
             message = f"the trial had {self.ending.excess}{self._how_far()}"
             return TrialResult.partial(failure_class=FailureClass.USER_ERROR, message=message)
-        own_process = trainable(self.trial.config).own_process
+        own_process = self.trial.config.own_process
         result = read_result(self.paths.result)
         if result is not None and not (own_process and self.ending.exit_code):  # then the program may have written it
             return self._of_node(result)
@@ -199,7 +197,7 @@ class TrialRecord:
             git_commit=self.node.code.git_commit,
             git_dirty_digest=self.node.code.git_dirty_digest,
             versions=self.node.versions,
-            cpu_threads=trainable(self.trial.config).threads or self.node.cores,
+            cpu_threads=self.trial.config.threads or self.node.cores,
             peak_flops=self._peak_flops(),
             load_average_before=self.load_average,
             foreign_load=result.foreign_load,
@@ -211,7 +209,7 @@ class TrialRecord:
 
     @property
     def _held(self) -> tuple[DeviceInfo, ...]:
-        return self.node.devices.held(trainable(self.trial.config).devices)
+        return self.node.devices.held(self.trial.config.devices)
 
     def _several(self) -> tuple[HeldDevice, ...] | None:
         """Return each device of a trial that has several."""
@@ -243,12 +241,12 @@ class TrialRecord:
         )
 
     def _peak_flops(self) -> float | None:
-        return trainable(self.trial.config).peak_flops(self.node.node_class)
+        return self.trial.config.peak_flops(self.node.node_class)
 
 
 def how_far(paths: TrialPaths, trial: ClaimedTrial) -> str:
     """Return the number of finished steps in words, for example "5 of 14 steps"."""
-    return f"{len(read_steps(paths.steps)):,} of {steps_of(trial.config).total:,} steps"
+    return f"{len(read_steps(paths.steps)):,} of {trial.config.steps.total:,} steps"
 
 
 def _judge(

@@ -4,7 +4,8 @@ import logging
 import threading
 from contextvars import copy_context
 
-from experiments.records.messages import ClaimedBlock, Heartbeat
+from experiments.records.identity import ClaimedBlock
+from experiments.records.messages import Heartbeat
 from workers.devices.node_health import ReleaseProof, device_state
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 from workers.lease import Lease, boot_time_s

@@ -9,11 +9,10 @@ from pydantic import BaseModel, ValidationError
 from tenacity import Retrying, before_sleep_log, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
 from experiments.records.code_archive import PIECE_BYTES
+from experiments.records.identity import BlockReport, ClaimedBlock
 from experiments.records.messages import (
     PROBLEM_TYPES,
     AttemptEnded,
-    BlockReport,
-    ClaimedBlock,
     ClaimRequest,
     Heartbeat,
     HeartbeatReply,

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from experiments.documents import Frozen, first_problem, move_aside, write_whole
-from experiments.records.messages import BlockReport
+from experiments.records.identity import BlockReport
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import httpx
 
 from experiments.outcomes import FailureClass
-from experiments.records.messages import BlockReport, ClaimedBlock, ClaimRequest, NodeRegistered, ProbeOrder, Release
+from experiments.records.identity import BlockReport, ClaimedBlock
+from experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder, Release
 from experiments.runtime.logs import requested_by
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.node_health import NodeHealth, device_state

@@ -21,15 +21,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from experiments.design.kinds.command import HIDDEN_FAILURES, CommandArm, hides_failures
+from experiments.design.kinds.program import CLOCK_S, marked_steps
 from experiments.design.problems import listed
-from experiments.design.program import (
-    CLOCK_S,
-    HIDDEN_FAILURES,
-    ProgramConfig,
-    hides_failures,
-    marked_steps,
-    program_json,
-)
 from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
@@ -91,7 +85,7 @@ def check(
     except (CodeArchiveError, WorkerError) as error:
         console.print(f"[red]not run:[/] {escape(str(error))}")
         raise typer.Exit(ExitCode.ERROR) from error
-    config = ProgramConfig(
+    config = CommandArm(
         command=tuple(command),
         code={ARCHIVE: packed.digest},
         secrets=tuple(secrets),
@@ -176,7 +170,7 @@ class _Keeper:
 
     def __init__(
         self,
-        config: ProgramConfig,
+        config: CommandArm,
         packed: PackedCode,
         *,
         secrets: Mapping[str, str],
@@ -229,7 +223,7 @@ class _Keeper:
         try:
             order = TrialOrder(
                 trial_id=f"check-{number}-{self._folder.name}",
-                config=program_json(dataclasses.replace(self._config, seed=seed)),
+                config=self._config.with_seed(seed),
                 paths=paths,
                 data_dir=self._folder / "data",
                 secrets=self._secrets,
@@ -277,7 +271,7 @@ def _end_of(log: Path) -> tuple[str, ...]:
     return tuple(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])
 
 
-def checks_of(config: ProgramConfig, results: Sequence[TrialResult]) -> Iterator[ProgramCheck]:
+def checks_of(config: CommandArm, results: Sequence[TrialResult]) -> Iterator[ProgramCheck]:
     """Yield the answers about a program from its runs with `SEEDS`, fewer if one failed."""
     last = results[-1]
     if last.failure_class is not None:

@@ -21,7 +21,6 @@ from rich.markup import escape
 
 from experiments.block_numbers import block_index, block_list
 from experiments.design.plan import Plan
-from experiments.design.trainable import trainable
 from experiments.digest import code_digest
 from experiments.errors import ExperimentError, SigningUnavailable
 from experiments.ids import node_name_problem, own_node_name
@@ -33,7 +32,6 @@ from experiments.records.plan_archive import PlanWithCode
 from experiments.records.plan_file import PlanFile, carried_plan, differences
 from experiments.records.signing import Signer
 from kernels.backends import Lane
-from model.errors import ConfigError
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource
 from workers.devices.device_lock import DeviceLock
@@ -213,11 +211,7 @@ def try_back_ends(plan: Plan, context: NodeContext, say: Callable[[str], None]) 
     reason of each that does not compute correct results.
     """
     node, home = context.node, state_folder()
-    needed = {
-        name
-        for arm in plan.arms
-        for name in (trainable(arm.config).lane(arm.gates), *trainable(arm.config).back_ends(arm.gates))
-    }
+    needed = {name for arm in plan.arms for name in (arm.config.lane(), *arm.config.back_ends())}
     works = stored_lanes(node, home)
     untried = sorted(needed.intersection(tried_on(node.node_class)) - works - {str(Lane.REFERENCE)})
     if not untried:
@@ -327,13 +321,7 @@ def refusals(plan_file: PlanFile, node: Node, secrets: Collection[str] = ()) -> 
     if problems:
         yield "the plan was made by another version of the code; plan the spec again with the code of this node"
         return
-    for arm in plan.arms:
-        try:
-            trainable(arm.config).check()
-        except ConfigError as error:
-            yield f"arm '{arm.name}': {error}"
-            return
-    needed = {name for arm in plan.arms for name in trainable(arm.config).secrets}
+    needed = {name for arm in plan.arms for name in arm.config.secrets}
     yield from (lacks_secret(node.name, name, secrets) for name in sorted(needed.difference(secrets)))
 
 

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from experiments.records.messages import ClaimedBlock, TrialProgress
+from experiments.records.identity import ClaimedBlock
+from experiments.records.messages import TrialProgress
 from experiments.records.receipts import Receipt
 from workers.processes.trial_output import BlockOutput
 

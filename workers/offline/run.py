@@ -13,7 +13,7 @@ from experiments.block_numbers import block_name
 from experiments.ids import new_id
 from experiments.outcomes import FailureClass
 from experiments.records.bundle import Attempt, BrokenAttempt, Bundle, breaks, used_up_by
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from experiments.records.plan_file import PlanFile
 from experiments.retries import attempt_words, budget_spent
 from workers.blocks.block_runner import BlockRunner

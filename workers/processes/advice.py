@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from experiments.design.program import ProgramConfig
+from experiments.design.kinds.program import ProgramArm
 from workers.environment_variables import with_readable
 from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.result import TrialOrder
@@ -50,7 +50,7 @@ class ProgramPlace:
     """Folders that no setting opens."""
 
     @classmethod
-    def of(cls, order: TrialOrder, config: ProgramConfig, argv: Sequence[str]) -> Self:
+    def of(cls, order: TrialOrder, config: ProgramArm, argv: Sequence[str]) -> Self:
         """Return the place of the program of an order."""
         return cls(
             argv=argv,

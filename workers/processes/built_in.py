@@ -10,8 +10,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from experiments.design.config_fields import read_config
-from experiments.design.trainable import trainable
 from experiments.in_trial.ablate_profile import kernel_table, step_trace
 from kernels.errors import KernelUnsupported
 from model.data.corpus import BUILT_IN, NAMED
@@ -58,7 +56,7 @@ def prepare_data(order: TrialOrder) -> TrialResult:
     """Make the dataset of `order` from its corpus."""
     from model.data.dataset import prepare
 
-    config = read_config(order.config)
+    config = order.model
     for corpus in config.data.corpora:
         check_corpus(corpus, order.corpus_roots)
     dataset = prepare(config.data, config.model.vocab_size, cache_dir=order.data_dir, report=_log_preparation)
@@ -72,7 +70,7 @@ def run_model(order: TrialOrder) -> TrialResult:
 
 def ranks_of(order: TrialOrder) -> int:
     """Return the number of processes that share the steps of a trial. On XLA one process has all devices."""
-    alone = order.prepare_only or order.device_type == "xla" or trainable(order.config).own_process
+    alone = order.prepare_only or order.device_type == "xla" or order.config.own_process
     return 1 if alone else order.devices
 
 
@@ -82,7 +80,7 @@ def run_rank(order: TrialOrder, rank: int) -> TrialResult:
 
     from model.parallel.ranks import Ranks, join
 
-    config = read_config(order.config)
+    config = order.model
     device = find_device(order.device_type)
     if device.type == "cuda":
         device = torch.device("cuda", rank)
@@ -97,7 +95,7 @@ def _train(order: TrialOrder, ranks: "Ranks | None" = None) -> TrialResult:
     from model.layers import mamba3
     from model.training import train
 
-    config = read_config(order.config)
+    config = order.model
     if order.dataset is None:
         raise DatasetDamaged("no dataset was prepared for this trial")
     dataset = open_prepared(order.dataset)

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.design.program import read_program
 from experiments.design.workload import ARCHIVE
 from experiments.errors import CodeArchiveError
 from experiments.records.code_archive import unpack_code
@@ -68,7 +67,7 @@ def _is_whole(copy: Path, digest: str) -> bool:
 
 def _fill(order: TrialOrder, target: Path) -> None:
     """Put the code into the new folder `target`."""
-    code = read_program(order.config).code
+    code = order.program.code
     if isinstance(code, Mapping) and ARCHIVE in code:
         unpack_code(archive_path(order.data_dir, code[ARCHIVE]), target)
     elif isinstance(code, Mapping):

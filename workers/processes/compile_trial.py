@@ -6,7 +6,6 @@ This module imports torch only inside functions, as `workers.processes.trial` do
 import sys
 from typing import TYPE_CHECKING
 
-from experiments.design.config_fields import read_config
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport, HbmPlan
 from kernels.xla_compiler import Order
@@ -32,7 +31,7 @@ def compile_step(order: TrialOrder, topology: str) -> TrialResult:
     """
     from model.training.traced_step import trace_step
 
-    config = read_config(order.config)
+    config = order.model
     traced = trace_step(config)
     sys.stdout.write(f"traced {traced.parameters / 1e6:.1f} M parameters in {traced.seconds:.1f} s\n")
     if order.trace_only:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from experiments.design.program import ProgramConfig, argv_of, read_program
+from experiments.design.kinds.program import ProgramArm
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
 from experiments.runtime.kernel_limits import keep_apart, landlock_version
@@ -58,12 +58,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def run_program(order: TrialOrder) -> TrialResult:
     """Run the command of `order` to its end and return its result, which may be a failure."""
-    config = read_program(order.config)
+    config = order.program
     folder, out = _own_folder(order), order.paths.folder / "out"
     out.mkdir()
     receiver, mask = ProgramSocket(), Mask(order.secrets)
     marks, oom_before, began = ProgramMarks(config, mask), failures.kernel_oom_kills(), time.monotonic()
-    argv, environment = argv_of(config, out=str(out)), _environment(order, config, receiver.address, out)
+    argv, environment = config.argv(out=str(out)), _environment(order, config, receiver.address, out)
     load, samples = _Load(), DeviceSamples(config.devices if order.device_type == "cuda" else 0)
     steps_file = order.paths.steps.open("w", buffering=1, encoding="utf-8")
     log_file, place = order.paths.log.open("a+b"), ProgramPlace.of(order, config, argv)
@@ -112,13 +112,11 @@ def run_program(order: TrialOrder) -> TrialResult:
     return mask.document(result.model_copy(update=extra))
 
 
-def _measured(
-    config: ProgramConfig, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None
-) -> dict[str, Any]:
+def _measured(config: ProgramArm, marks: ProgramMarks, load: "_Load", peak: tuple[int, int] | None) -> dict[str, Any]:
     """Return what was measured beside the steps."""
     measured: dict[str, Any] = {"foreign_load": load.foreign, "stolen_load": load.stolen}
-    if config.package is not None:
-        measured |= {"facts": dict(marks.attested), "flops_per_step": config.package.flops_per_step or 0}
+    if config.attested:
+        measured |= {"facts": dict(marks.attested), "flops_per_step": config.flops_per_step}
     if peak is not None:
         measured |= {"peak_allocated_bytes": peak[0], "peak_reserved_bytes": peak[1]}
     return measured
@@ -163,7 +161,7 @@ def _own_folder(order: TrialOrder) -> Path:
     return folder
 
 
-def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Path) -> dict[str, str]:
+def _environment(order: TrialOrder, config: ProgramArm, address: str, out: Path) -> dict[str, str]:
     """Return the environment of the program: that of this process, its arm's variables, and the module's settings."""
     variables = outside_variables(devices=config.devices if order.device_type == "cuda" else 0)
     prefix = sys.prefix if order.program_prefix is None else str(order.program_prefix)
@@ -183,7 +181,7 @@ def _environment(order: TrialOrder, config: ProgramConfig, address: str, out: Pa
         "timed": config.steps.timed,
         "profile": config.profile,
         "trace": order.trace,
-        **({} if config.package is None else {"values": dict(config.package.values)}),
+        **config.trial_settings,
     }
     return {**variables, VARIABLE: json.dumps(settings)}
 
@@ -234,7 +232,7 @@ def _own_cpu_s() -> float:
 class _Progress:
     """Stores messages and writes the steps of the first rank for people who watch."""
 
-    config: ProgramConfig
+    config: ProgramArm
     steps: TextIO
     marks: ProgramMarks
     load: _Load
@@ -314,7 +312,7 @@ def _last_line(end: bytes) -> str:
 
 
 def result_of(
-    config: ProgramConfig, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
+    config: ProgramArm, marks: ProgramMarks, end: ProgramEnd, samples: DeviceSamples, *, code: str | None
 ) -> TrialResult:
     """Return the measurements: the times of the slowest rank, the tokens of all."""
     loops = list(marks.loops.values())
@@ -326,7 +324,7 @@ def result_of(
     first = loops[0] if loops else ProgramRank()
     clocked = slowest is not None and math.isfinite(slowest.window_seen_s)
     report = ProgramReport(
-        argv=tuple(argv_of(config, out=OUT)),
+        argv=tuple(config.argv(out=OUT)),
         code=code,
         interpreter=first.interpreter,
         packages=first.packages,
@@ -350,13 +348,13 @@ def result_of(
     )
 
 
-def _timed_tokens(config: ProgramConfig, ranks: Iterable[ProgramRank]) -> tuple[int, ...]:
+def _timed_tokens(config: ProgramArm, ranks: Iterable[ProgramRank]) -> tuple[int, ...]:
     timed = [index for index in range(config.steps.total) if config.steps.phase_of(index) == "timed"]
     return tuple(sum(rank.tokens.get(index, 0) for index in timed) for rank in ranks)
 
 
 def _step(
-    config: ProgramConfig, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, samples: DeviceSamples | None
+    config: ProgramArm, ranks: Iterable[ProgramRank], clock: ProgramRank, index: int, samples: DeviceSamples | None
 ) -> Step:
     """Return step `index`: its times from `clock`, its tokens and mean loss over `ranks`."""
     before = clock.ended.get(index - 1, clock.began)

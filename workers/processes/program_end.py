@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.design.program import ProgramConfig
+from experiments.design.kinds.program import ProgramArm
 from experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import printable
@@ -138,7 +138,7 @@ class ProgramWatch:
                 os.close(handle)
         self._woke_at = time.monotonic()
 
-    def is_over(self, marks: RankMarks, config: ProgramConfig) -> bool:
+    def is_over(self, marks: RankMarks, config: ProgramArm) -> bool:
         """Return whether the program has ended or has to be ended; call it after the messages were received."""
         self._note_lost(marks)
         if self._first.pid not in self._over:
@@ -196,7 +196,7 @@ def _no_child_is_left() -> bool:
     return True
 
 
-def program_failure(config: ProgramConfig, end: ProgramEnd) -> tuple[FailureClass, str] | None:
+def program_failure(config: ProgramArm, end: ProgramEnd) -> tuple[FailureClass, str] | None:
     """Return the failure class of a program's end and why; None for a whole measurement."""
     problems = [*_problems(config, end)]
     if not problems:
@@ -212,7 +212,7 @@ def program_failure(config: ProgramConfig, end: ProgramEnd) -> tuple[FailureClas
     return (FailureClass.OOM if memory else FailureClass.USER_ERROR), text[: failures.MESSAGE_LIMIT]
 
 
-def _problems(config: ProgramConfig, end: ProgramEnd) -> Iterator[str]:
+def _problems(config: ProgramArm, end: ProgramEnd) -> Iterator[str]:
     """Yield what is wrong with a program's end, the cause first."""
     several = len(end.loops) > 1 or any((rank.world or 1) > 1 for rank in end.loops.values())
     died = bool(end.lost) and (several or end.stopped)
@@ -265,7 +265,7 @@ def _signal_words(number: int) -> str:
     return failures.signal_name(number) + ("" if hint is None else f" ({hint})")
 
 
-def _incomplete(config: ProgramConfig, end: ProgramEnd) -> str | None:
+def _incomplete(config: ProgramArm, end: ProgramEnd) -> str | None:
     """Return what a program that ended well left out, None if nothing."""
     loops = end.loops
     if not loops and config.needs != "process":
@@ -284,7 +284,7 @@ def not_finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if not math.isfinite(value)}
 
 
-def _results_problem(config: ProgramConfig, end: ProgramEnd) -> str | None:
+def _results_problem(config: ProgramArm, end: ProgramEnd) -> str | None:
     """Return what is wrong with the program's results, None if nothing is."""
     if end.unread is not None:
         return end.unread

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.design.program import ProgramConfig
+from experiments.design.kinds.program import ProgramArm
 from experiments.digest import digest
 from experiments.in_trial.ablate import MOST_RESULTS
 from experiments.records.program_report import printable
@@ -123,7 +123,7 @@ class RankFailure:
 class ProgramMarks:
     """All messages of a program, checked as they arrive."""
 
-    def __init__(self, config: ProgramConfig, mask: Mask = Mask({})) -> None:  # noqa: B008 - it never changes
+    def __init__(self, config: ProgramArm, mask: Mask = Mask({})) -> None:  # noqa: B008 - it never changes
         self._config, self._mask = config, mask
         self._total = config.steps.total
         self.round: tuple[str, int] = ("", 0)
@@ -285,12 +285,12 @@ def _check_begun(rank: ProgramRank, message: Mark) -> None:
         raise ValueError(f"'{message.event}' of rank {message.rank} came before its training loop began")
 
 
-def rank_problem(ranks: Mapping[int, ProgramRank], config: ProgramConfig) -> str | None:
+def rank_problem(ranks: Mapping[int, ProgramRank], config: ProgramArm) -> str | None:
     """Return why the ranks that began a training loop are no whole measurement together, None if they are."""
     return next(_problems(ranks, config), None)
 
 
-def _problems(ranks: Mapping[int, ProgramRank], config: ProgramConfig) -> Iterator[str]:
+def _problems(ranks: Mapping[int, ProgramRank], config: ProgramArm) -> Iterator[str]:
     worlds = {number: 1 if rank.world is None else rank.world for number, rank in ranks.items()}
     if len(set(worlds.values())) > 1:
         yield f"the ranks disagree about their number: {_listed(worlds)}"
@@ -313,7 +313,7 @@ def _problems(ranks: Mapping[int, ProgramRank], config: ProgramConfig) -> Iterat
             yield f"the ranks disagree about their {what}: {_listed(values)}"
 
 
-def _mark_problems(ranks: Mapping[int, ProgramRank], config: ProgramConfig, world: int) -> Iterator[str]:
+def _mark_problems(ranks: Mapping[int, ProgramRank], config: ProgramArm, world: int) -> Iterator[str]:
     total = config.steps.total
     short = [n for n, rank in ranks.items() if len(rank.ended) < total or rank.closed is None]
     if short:

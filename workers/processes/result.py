@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, ValidationError
 
-from experiments.design.trainable import trainable
+from experiments.design.kinds.built_in import BuiltInArm
+from experiments.design.kinds.kind import ArmConfig
+from experiments.design.kinds.program import ProgramArm
 from experiments.digest import SOURCE_ROOT
 from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
@@ -32,8 +34,8 @@ class TrialOrder:
     """The task of one trainer process."""
 
     trial_id: str
-    config: Mapping[str, Any]
-    """TrainConfig or ProgramConfig as JSON."""
+    config: ArmConfig
+    """With the block's seed."""
     paths: TrialPaths
     data_dir: Path
     """Prepared datasets."""
@@ -80,6 +82,20 @@ class TrialOrder:
     isolation: Isolation | None = None
     """What the process may use; None on a node that isolates no trials."""
 
+    @property
+    def model(self) -> BuiltInArm:
+        """Configuration of the built-in model. Raises TypeError for another kind of workload."""
+        if isinstance(self.config, BuiltInArm):
+            return self.config
+        raise TypeError(f"{type(self.config).__name__} is no configuration of the built-in model")
+
+    @property
+    def program(self) -> ProgramArm:
+        """Configuration of a program. Raises TypeError for another kind of workload."""
+        if isinstance(self.config, ProgramArm):
+            return self.config
+        raise TypeError(f"{type(self.config).__name__} is no configuration of a program")
+
     def isolated(self, hidden: tuple[Path, ...]) -> "TrialOrder":
         """Return this order for an isolated process, from which the folders `hidden` stay closed.
 
@@ -93,7 +109,7 @@ class TrialOrder:
         if self.dataset is not None:
             readable.append(self.dataset)
         caches = [*map(Path, self.caches.values()), *([] if self.kernels is None else [self.kernels])]
-        own_process = trainable(self.config).own_process
+        own_process = self.config.own_process
         for cache in [] if own_process else caches:  # a command could leave code in them for other trials
             cache.mkdir(parents=True, exist_ok=True)
             writable.append(cache)
@@ -111,12 +127,11 @@ class TrialOrder:
 
     def _sources(self) -> Iterator[Path]:
         """Yield the files besides the system's that this process reads."""
-        workload = trainable(self.config)
         if self.prepare_only:
-            yield from workload.sources
-        elif workload.own_process:
+            yield from self.config.sources
+        elif self.config.own_process:
             yield MODULE_FOLDER
-            yield from workload.libraries
+            yield from self.config.libraries
             yield from self.corpus_roots or ()
             yield from [] if self.program_prefix is None else python_folders(self.program_prefix)
 

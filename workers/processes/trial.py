@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.design.trainable import trainable
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
 from experiments.runtime.isolation import use_temporary
@@ -148,7 +147,7 @@ def _isolate(order: TrialOrder, *, alone: bool = True) -> None:
 
 def _work(order: TrialOrder) -> TrialResult:
     _isolate(order)
-    task = _TASKS[trainable(order.config).own_process]
+    task = _TASKS[order.config.own_process]
     return task.prepare(order) if order.prepare_only else task.run(order)
 
 

@@ -12,11 +12,11 @@ import scipy
 from experiments.analysis.guards import block_problems, median_clock_mhz, receipt_problems
 from experiments.analysis.statistics import log_of_ratio
 from experiments.design.aa_spec import REPEAT, SENTINEL
+from experiments.design.kinds.kind import ArmConfig
 from experiments.design.metrics import METRICS, PROCESS_METRIC
 from experiments.design.plan import Plan
 from experiments.design.rule import COMPILE_TIME, PROCESS_TIME, reported_estimator, window_estimator
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import trainable
 from experiments.digest import digest
 from experiments.documents import seal, seal_problem
 from experiments.outcomes import BASELINE, Outcome
@@ -70,20 +70,21 @@ def software_digest(code_digest: str, versions: Mapping[str, str]) -> str:
     return digest({"code": code_digest, "versions": dict(versions)})
 
 
-def shape_digest(config: Mapping[str, Any]) -> str:
+def shape_digest(config: ArmConfig) -> str:
     """Return the digest of what all arms share: of a recipe, its configuration without gates, seed and steps."""
-    return digest(trainable(config).shape())
+    return digest(config.shape())
 
 
-def estimator_digest(config: Mapping[str, Any], metric: str) -> str:
+def estimator_digest(config: ArmConfig, metric: str) -> str:
     """Return the digest of the estimator of `metric` and, for a metric of the window, of a TrainConfig's window."""
     if metric in _ESTIMATOR_OF:
         return _ESTIMATOR_OF[metric]
-    steps = {name: value for name, value in config["steps"].items() if value or name != "val_every"}  # a later field
+    values = config.values_with_seed["steps"]
+    steps = {name: value for name, value in values.items() if value or name != "val_every"}  # a later field
     if metric not in METRICS:
         return digest({"estimator": reported_estimator(metric), "steps": steps})
     steps = {name: value for name, value in steps.items() if name not in {"val_rows", "slice"}}
-    return digest({"estimator": window_estimator(config["steps"].get("slice", 0)), "steps": steps})
+    return digest({"estimator": window_estimator(config.steps.slice), "steps": steps})
 
 
 def _measured_by(spec: AblationSpec) -> str:

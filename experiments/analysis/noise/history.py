@@ -16,8 +16,7 @@ import scipy
 
 from experiments.analysis.noise.history_series import MIN_POINTS, AnchorDrift, HistoryPoint, HistorySeries, LevelChange
 from experiments.analysis.statistics import percent
-from experiments.design.metrics import find_metric, has_metric
-from experiments.design.trainable import trainable
+from experiments.design.metrics import find_metric
 from experiments.digest import digest
 from experiments.documents import Frozen
 from experiments.outcomes import Outcome
@@ -45,8 +44,8 @@ class BaselineRun(Frozen):
 def history_of(metric: str, runs: Iterable[BaselineRun]) -> list[HistorySeries]:
     """Return a series per configuration and device in `runs`; runs without a value are left out."""
     every = tuple(runs)
-    configs = (receipt.config for run in every for receipt in run.receipts)
-    better = next((find_metric(metric, config).better for config in configs if has_metric(metric, config)), None)
+    metrics = (find_metric(metric, receipt.config.declared) for run in every for receipt in run.receipts)
+    better = next((one.better for one in metrics if one is not None), None)
     rows = sorted(
         (row for run in every for row in _rows(metric, run)), key=lambda row: (row[0], row[1].at, row[1].ablation)
     )
@@ -83,9 +82,9 @@ def _place(receipt: Receipt) -> tuple[str, str, str]:
 
 def _configuration(receipt: Receipt) -> str:
     """Return the digest of the configuration that a series has: all versions of sent code are one series."""
-    if trainable(receipt.config).archive is None:
+    if receipt.config.archive is None:
         return receipt.digests.arm
-    return digest({name: value for name, value in receipt.config.items() if name not in {"code", "seed"}})
+    return digest({name: value for name, value in receipt.config.values_without_seed.items() if name != "code"})
 
 
 def _code_of(receipt: Receipt) -> str:

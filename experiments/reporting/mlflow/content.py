@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from experiments.analysis.verdicts import OwnNoise
 from experiments.design.arms import Arm
 from experiments.design.gates import GATES
-from experiments.design.program import SHORT_DIGEST_CHARS
-from experiments.design.trainable import trainable
+from experiments.design.kinds.command import SHORT_DIGEST_CHARS
 from experiments.digest import canonical_json, digest, digest_bytes
 from experiments.outcomes import Decision
 from experiments.records.receipts import Receipt
@@ -116,7 +115,7 @@ def source_tags(receipts: Iterable[Receipt]) -> dict[str, str]:
 
 def datasets(receipts: Iterable[Receipt]) -> tuple[RunDataset, ...]:
     """Return the distinct data sets of the trials of `receipts`."""
-    corpora = {r.digests.data: PurePath(c).name for r in receipts if (c := trainable(r.config).corpus) is not None}
+    corpora = {r.digests.data: PurePath(c).name for r in receipts if (c := r.config.corpus) is not None}
     return tuple(RunDataset(name, data) for data, name in sorted(corpora.items()))
 
 
@@ -127,7 +126,7 @@ def params(arm: Arm) -> dict[str, str]:
     """
     fields = {f"gate.{name}": text(value) for name, value in arm.gates.items()}
     set_by_gates = {gate.path for gate in GATES.values()}
-    for path, value in _leaves(arm.config):
+    for path, value in _leaves(arm.config.values_without_seed):
         if path in set_by_gates and type(value) is not int:
             continue
         if path == "code.archive":  # the whole digest is for those who may use the archive

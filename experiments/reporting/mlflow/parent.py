@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from experiments.analysis.verdicts import Verdict
 from experiments.design.load import load_values
-from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND, without_archives
 from experiments.digest import canonical_json
 from experiments.outcomes import AblationState, Decision
@@ -158,7 +157,7 @@ def _params(view: AblationView) -> dict[str, str]:
 def _texts(view: AblationView, report_html: str | None) -> dict[str, str]:
     kind = view.content_type.partition(";")[0].rpartition("/")[2].removeprefix("x-")
     texts = {f"spec.{kind}": view.spec_text, "plan.json": canonical_json(view.plan.model_dump(mode="json"))}
-    archives = {archive for arm in view.plan.arms if (archive := trainable(arm.config).archive) is not None}
+    archives = {archive for arm in view.plan.arms if (archive := arm.config.archive) is not None}
     texts = {name: without_archives(text, archives) for name, text in texts.items()}  # anybody reads them
     if report_html is not None:
         texts["report.html"] = report_html

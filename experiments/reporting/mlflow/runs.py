@@ -10,7 +10,7 @@ from experiments.analysis.statistics import percent
 from experiments.analysis.verdicts import ArmSummary, VariantVerdict, Verdict
 from experiments.block_numbers import block_number, place_number
 from experiments.design.arms import Arm
-from experiments.design.metrics import METRICS, declared_in
+from experiments.design.metrics import METRICS
 from experiments.outcomes import AblationState, Outcome, TrialState
 from experiments.records.receipts import Receipt, read_named
 from experiments.reporting import wording
@@ -116,7 +116,7 @@ def _summary_points(receipt: Receipt) -> list[content.Point]:
         values |= {"mfu": receipt.summary.mfu, "document_mfu": receipt.summary.document_mfu}
         values |= {"step_s_median": receipt.summary.step_s_median}
     for name, value in receipt.program.reported.items() if receipt.program else ():
-        is_free = name in declared_in(receipt.config) and name not in values
+        is_free = name in receipt.config.declared and name not in values
         values[name if is_free else content.reported_key(name)] = value
     ended = content.receipt_ended_ms(receipt)
     return [content.Point(name, value, ended, 0) for name, value in values.items() if value is not None]

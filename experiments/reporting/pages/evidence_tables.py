@@ -9,9 +9,7 @@ from typing import Any
 
 from experiments.analysis.verdicts import ArmSummary
 from experiments.block_numbers import block_list, block_number
-from experiments.design.gate_readings import GateReading
-from experiments.design.program import DECLARED
-from experiments.design.trainable import trainable
+from experiments.design.gate_readings import DECLARED, GateReading
 from experiments.digest import canonical_json
 from experiments.outcomes import Outcome, TrialState
 from experiments.records.compilation_report import CompilationReport, HbmPlan
@@ -197,7 +195,7 @@ def gates_table(view: AblationView) -> Table:
         observed_in = sorted({reading.how for own in readings.values() for reading in own})
         cells = (_gate_cell(arm.gates.get(gate), readings[arm.name]) for arm in arms)
         rows.append(row(gate, *cells, "; ".join(observed_in) or wording.NOTHING))
-    if not trainable(view.plan.baseline.config).attested:
+    if not view.plan.baseline.config.attested:
         shown = [row(gate, *(_shown(arm.gates.get(gate)) for arm in arms)) for gate in gates]
         title, columns = f"Settings: {DECLARED}", texts("setting", *(arm.name for arm in arms))
         return Table(title=title, columns=columns, rows=tuple(shown), note=_arms_left_out(view).strip())

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from experiments.analysis.statistics import mean_of
-from experiments.design.program import DECLARED
-from experiments.design.trainable import trainable
+from experiments.design.gate_readings import DECLARED
+from experiments.design.kinds.kind import ArmConfig
+from experiments.design.kinds.program import ProgramArm
 from experiments.outcomes import Outcome
 from experiments.records.program_report import ProgramReport, printable
 from experiments.records.receipts import Receipt
@@ -15,7 +16,7 @@ from experiments.reporting.view import AblationView
 
 def program_tables(view: AblationView) -> tuple[Table, ...]:
     """Return the tables of an ablation of commands; none for the built-in model."""
-    if not trainable(view.plan.baseline.config).own_process:
+    if not view.plan.baseline.config.own_process:
         return ()
     by_arm = {arm.name: _measured(view, arm.name) for arm in view.plan.arms}
     return _commands_table(view, by_arm), _reports_table(by_arm)
@@ -30,14 +31,14 @@ def _reports(receipts: Sequence[Receipt]) -> list[ProgramReport]:
 
 
 def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Table:
-    attested, rows = trainable(view.plan.baseline.config).attested, []
+    attested, rows = view.plan.baseline.config.attested, []
     for arm in view.plan.arms:
         reports = _reports(by_arm[arm.name])
         first = reports[0] if reports else None
         rows.append(
             row(
                 arm.name,
-                " ".join(first.argv if first else (*arm.config["command"], *arm.config["args"])),
+                " ".join(first.argv if first else _unfilled(arm.config)),
                 _digest(first.code if first else None),
                 (first.interpreter if first else None) or wording.NOTHING,
                 _digest(first.packages if first else None),
@@ -58,6 +59,11 @@ def _commands_table(view: AblationView, by_arm: dict[str, list[Receipt]]) -> Tab
         + "Code and packages are digests of the files that ran. "
         "The clocks are the program's and the worker's, over the window.",
     )
+
+
+def _unfilled(config: ArmConfig) -> tuple[str, ...]:
+    """Return the arguments of an arm that never ran, with placeholders."""
+    return (*config.command, *config.args) if isinstance(config, ProgramArm) else ()
 
 
 def _digest(digest: str | None) -> str:

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.analysis.verdicts import ArmSummary
-from experiments.design.trainable import trainable
 from experiments.outcomes import Outcome
 from experiments.reporting import wording
 from experiments.reporting.pictures import drawing
@@ -67,7 +66,7 @@ def memory(view: AblationView) -> drawing.Picture | None:
         not_drawn=len(view.arms) - len(peaks),
         limit_gib=min(limits) / 2**30 if limits else None,
         on_cpu=on_host,
-        only_resident=on_host and trainable(view.plan.baseline.config).own_process,
+        only_resident=on_host and view.plan.baseline.config.own_process,
     )
     styles = drawing.arm_styles(list(view.arms))
     return drawing.draw("memory", "Peak memory", _caption(bars), lambda figure: _paint(figure, bars, styles))

@@ -11,9 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from experiments.design.kinds.command import sent_code
 from experiments.design.plan import Plan
 from experiments.design.plan import questions as question_digests
-from experiments.design.program import sent_code
 from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.calibration import Sizing

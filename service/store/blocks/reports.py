@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, insert, update
 
 from experiments.outcomes import AttemptState, BlockState, TrialState
-from experiments.records.messages import BlockReport
+from experiments.records.identity import BlockReport
 from service.errors import StaleToken
 from service.store.blocks.attempts import (
     AttemptFailure,

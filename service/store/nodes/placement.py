@@ -10,10 +10,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, or_, select, true
 
 from experiments.design.gates import BACK_ENDS
+from experiments.design.kinds.program import SECRET
 from experiments.design.packages import LANE
 from experiments.design.plan import Plan
-from experiments.design.program import SECRET
-from experiments.design.trainable import trainable
 from experiments.design.workload import COMMAND
 from kernels.backends import NODE_CLASSES, Lane
 from service.store.tables import SILENT_S, blocks, has_passed, nodes
@@ -60,10 +59,9 @@ class Needs:
     @classmethod
     def of_plan(cls, plan: Plan) -> "Needs":
         """Return the needs of the blocks of `plan`."""
-        workloads = [(trainable(arm.config), arm.gates) for arm in plan.arms]
-        names = sorted({name for workload, gates in workloads for name in workload.back_ends(gates)})
+        names = sorted({name for arm in plan.arms for name in arm.config.back_ends()})
         return cls(
-            lanes=",".join(sorted({workload.lane(gates) for workload, gates in workloads})),
+            lanes=",".join(sorted({arm.config.lane() for arm in plan.arms})),
             back_ends=f",{','.join(names)}," if names else "",
             devices=plan.devices,
         )

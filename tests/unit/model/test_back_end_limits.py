@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from experiments.design.config_fields import replace_fields
+from experiments.design.gate import replace_fields
 from kernels.backends import Lane
 from kernels.errors import KernelUnsupported
 from model.back_end_limits import check_back_ends

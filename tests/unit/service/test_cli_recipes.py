@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.design.arms import Arm, resolve
-from experiments.design.config_fields import read_field
-from experiments.design.gate import show
+from experiments.design.gate import read_field, show
 from experiments.design.gates import GATES
 from experiments.design.listings import public_gates, public_recipes
 from experiments.design.load import parse_spec
@@ -49,8 +48,8 @@ def test_the_values_of_a_recipe_are_those_that_an_arm_gets(name: str) -> None:
     for key, value in row.overrides.items():
         assert read_field(RECIPES[name].config, OVERRIDES[key].path) == value
     assert row.sizes is not None
-    assert row.sizes.tokens_per_step == arm.config["micro_batch"] * arm.config["data"]["seq_len"]
-    assert sum(row.sizes.layers.values()) == len(arm.config["model"]["pattern"])
+    assert row.sizes.tokens_per_step == arm.config.micro_batch * arm.config.data.seq_len
+    assert sum(row.sizes.layers.values()) == len(arm.config.model.pattern)
 
 
 def test_an_override_of_the_rows_counts_where_no_arm_names_the_gate() -> None:

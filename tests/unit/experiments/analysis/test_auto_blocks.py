@@ -7,12 +7,13 @@ import yaml
 
 from experiments.analysis.noise.calibrate import calibrate, key_of
 from experiments.analysis.proposals import proposed
-from experiments.analysis.sizing import size_of, sizing_problems, with_number
+from experiments.analysis.sizing import PlannedSpec, plan_spec, size_of, sizing_problems
 from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError
+from experiments.records.calibration import Calibration
 from tests.calibrations import noisy_blocks
 from tests.factories import make_receipt, make_spec, spec_values
 
@@ -26,7 +27,16 @@ def calibration(sd: float):
 
 def numbered(*known, **changes) -> AblationSpec:
     body = json.dumps(spec_values(design__blocks="auto", **changes)).encode()
-    return parse_spec(*with_number(body, "application/json", known))
+    return planned(body, "application/json", *known).spec
+
+
+def planned(body: bytes, content_type: str, *known: Calibration) -> PlannedSpec:
+    """Return the planned spec, whose text and plan are those of a spec with that number."""
+    text, kind, spec, plan = plan_spec(body, content_type, parse_spec(body, content_type), lambda: known)
+    assert spec == parse_spec(text, kind)
+    assert spec.digest == parse_spec(text, kind).digest
+    assert plan == make_plan(spec)
+    return PlannedSpec(text, kind, spec, plan)
 
 
 @pytest.mark.parametrize("sd", [0.002, 0.005, 0.02])
@@ -48,18 +58,21 @@ def test_noisier_nodes_and_more_variants_get_more_blocks() -> None:
 
 def test_later_proposals_of_a_session_get_more_blocks() -> None:
     body = json.dumps(spec_values(design__blocks="auto", variants={"on": {"gates": {"psiv_cache": True}}})).encode()
-    texts = [proposed(body, "application/json", "night", number=number, kept=()) for number in (1, 10, 100)]
-    specs = [parse_spec(*with_number(text, CONTENT_TYPE, [calibration(0.008)])) for text in texts]
+    made = [
+        proposed(body, "application/json", parse_spec(body, "application/json"), "night", number=number, kept=())[0]
+        for number in (1, 10, 100)
+    ]
+    specs = [planned(text, CONTENT_TYPE, calibration(0.008)).spec for text in made]
     numbers = [spec.design.blocks.number for spec in specs]
     assert numbers == sorted(set(numbers))
-    plain = parse_spec(*with_number(body, "application/json", [calibration(0.008)])).design.blocks.number
+    plain = planned(body, "application/json", calibration(0.008)).spec.design.blocks.number
     assert plain < numbers[0], "a first asking has a larger level"
     assert [spec.verdict.session is not None for spec in specs] == [True] * 3
 
 
 def test_the_text_says_where_the_number_comes_from() -> None:
     body = yaml.safe_dump(spec_values(design__blocks="auto")).encode()
-    text, kind = with_number(body, CONTENT_TYPE, [calibration(0.008)])
+    text, kind, *_ = planned(body, CONTENT_TYPE, calibration(0.008))
     first = text.decode().splitlines()[0]
     assert first.startswith(f"# blocks: auto gave {parse_spec(text, kind).design.blocks.number}: sd of d at most ")
     assert calibration(0.008).digest in first

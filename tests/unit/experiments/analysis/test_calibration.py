@@ -17,7 +17,7 @@ from experiments.analysis.noise.calibrate import (
     join_calibrations,
     key_of,
 )
-from experiments.design.plan import make_plan
+from experiments.design.plan import controlled, make_plan
 from experiments.documents import seal
 from experiments.outcomes import Outcome
 from tests.calibrations import BEGAN, KEY, aa_spec, make_block, noisy_blocks
@@ -155,7 +155,7 @@ def test_left_out_samples_are_found():
 
 def test_the_control_of_an_ablation_is_its_baseline_once_more_and_no_variant():
     spec = make_spec(variants={"control": {"gates": {"psiv_cache": True}}})
-    plan = make_plan(spec, control=True)
+    plan = controlled(spec, make_plan(spec))
     assert [(arm.name, arm.role) for arm in plan.arms] == [
         ("baseline", "baseline"),
         ("control", "variant"),

@@ -34,9 +34,7 @@ def judged(
         for block in plan.blocks
         for arm in block.order
     ]
-    return judge(plan, spec, receipts, CALIBRATED), [
-        dict(plan.arm_by_name[name].config) for name in ("other", "baseline")
-    ]
+    return judge(plan, spec, receipts, CALIBRATED), [plan.arm_by_name[name].config for name in ("other", "baseline")]
 
 
 @pytest.mark.parametrize("seed", range(8))

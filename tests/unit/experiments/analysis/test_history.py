@@ -3,7 +3,7 @@ import pytest
 
 from experiments.analysis.noise.history import BaselineRun, find_changes, history_of, scatter
 from experiments.analysis.noise.history_series import MIN_POINTS
-from experiments.design.program import ProgramConfig, program_json
+from experiments.design.kinds.command import CommandArm
 from experiments.outcomes import Outcome
 from experiments.records.program_report import ProgramReport
 from experiments.records.receipts import Receipt
@@ -110,7 +110,7 @@ def test_other_devices_and_what_did_not_measure_stand_apart() -> None:
 
 def program_run(number: int, letter: str, code: object) -> BaselineRun:
     """A run of a command whose code has the digest of `letter`, in a folder or an archive."""
-    config = program_json(ProgramConfig(command=("a",), code=code, seed=number))  # type: ignore[arg-type]
+    config = CommandArm(command=("a",), code=code, seed=number)  # type: ignore[arg-type]
     report = ProgramReport(argv=("a",), code=f"sha256:{letter * 64}", ranks=1, exit_code=0)
     one = run(number, 5000 * (0.9 if letter == "b" else 1) * (1 + (number * 7 % 5) / 1000))
     receipts = tuple(made.model_copy(update={"config": config, "program": report}) for made in one.receipts)

@@ -9,7 +9,7 @@ import pytest
 from experiments.analysis.judge import judge
 from experiments.analysis.looks import at_look
 from experiments.analysis.noise.calibrate import calibrate, key_of
-from experiments.analysis.sizing import with_number
+from experiments.analysis.sizing import plan_spec
 from experiments.analysis.verdicts import Cause
 from experiments.design.load import parse_spec
 from experiments.design.plan import Plan, make_plan
@@ -97,8 +97,9 @@ def test_auto_takes_the_larger_number() -> None:
     known = [calibrate(key_of(spec, make_receipt(make_plan(spec), 0, "baseline")), noisy_blocks(sd=0.002))]
     values = spec_values(variants=ONE, design__blocks="auto")
     values["verdict"]["rarest_event"] = "20%"
-    text, kind = with_number(json.dumps(values).encode(), "application/json", known)
-    assert parse_spec(text, kind).design.blocks.number == 36
+    body = json.dumps(values).encode()
+    text, _, spec, _ = plan_spec(body, "application/json", parse_spec(body, "application/json"), lambda: known)
+    assert spec.design.blocks.number == 36
     assert b"verdict.rarest_event 20% needs so many" in text.splitlines()[0]
 
 

@@ -1,5 +1,6 @@
 """Specs whose workload is a command: what they accept, what they refuse and where, and the arms that they make."""
 
+from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -7,20 +8,12 @@ import pytest
 import yaml
 
 from experiments.design.aa_spec import calibration_spec
+from experiments.design.arms import read_config
+from experiments.design.kinds.command import CommandArm, sent_code
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, questions
-from experiments.design.program import (
-    ProgramConfig,
-    argv_of,
-    is_program,
-    lane_of,
-    program_json,
-    read_program,
-    sent_code,
-)
 from experiments.design.rule import rule_of
 from experiments.design.spec import ablation_json_schema
-from experiments.design.trainable import trainable
 from experiments.errors import SpecError
 from tests.factories import command_values as values
 from tests.factories import spec_values
@@ -50,9 +43,9 @@ def test_arms_are_the_command_with_their_own_arguments_variables_and_code() -> N
         },
     )
     plan = make_plan(parse(made))
-    base, fused, ring, other = (read_program({**arm.config, "seed": 3}) for arm in plan.arms)
-    assert argv_of(base, out="/o") == ["python", "train.py", "--seed", "3"]
-    assert argv_of(fused, out="/o") == ["python", "train.py", "--seed", "3", "--loss=fused"]
+    base, fused, ring, other = (arm.config.with_seed(3) for arm in plan.arms)
+    assert base.argv(out="/o") == ["python", "train.py", "--seed", "3"]
+    assert fused.argv(out="/o") == ["python", "train.py", "--seed", "3", "--loss=fused"]
     assert (base.env, ring.env) == ({"A": "1"}, {"A": "1", "NCCL_ALGO": "Ring"})
     assert (base.code, other.code) == ("/srv/lab", "/srv/other")
     assert plan.arms[1].gates == {"args": "--loss=fused", "code": "/srv/lab", "env.A": "1", "env.NCCL_ALGO": ""}
@@ -62,9 +55,10 @@ def test_arms_are_the_command_with_their_own_arguments_variables_and_code() -> N
 def test_names_of_secrets_are_in_every_configuration_and_needed_of_the_node() -> None:
     plan = make_plan(parse(values(workload__secrets=["WANDB_API_KEY", "HF_TOKEN"])))
     for arm in plan.arms:
-        assert arm.config["secrets"] == ["HF_TOKEN", "WANDB_API_KEY"]
-        assert trainable(arm.config).back_ends(arm.gates) == {"secret:HF_TOKEN", "secret:WANDB_API_KEY"}
-    assert "secrets" not in make_plan(parse(values())).arms[0].config, "stored configurations stay as they are"
+        assert arm.config.secrets == ("HF_TOKEN", "WANDB_API_KEY")
+        assert arm.config.back_ends() == {"secret:HF_TOKEN", "secret:WANDB_API_KEY"}
+    without = make_plan(parse(values())).baseline.config.values_with_seed
+    assert "secrets" not in without, "stored configurations stay as they are"
 
 
 def test_a_commit_is_an_arm_of_the_same_repository() -> None:
@@ -73,8 +67,8 @@ def test_a_commit_is_an_arm_of_the_same_repository() -> None:
         variants={"new": {"code": {"commit": "9c1b77e"}}},
     )
     base, new = make_plan(parse(made)).arms
-    assert base.config["code"] == {"git": "/srv/git/lab.git", "commit": "4f2a9c1"}
-    assert new.config["code"] == {"git": "/srv/git/lab.git", "commit": "9c1b77e"}
+    assert base.config.code == {"git": "/srv/git/lab.git", "commit": "4f2a9c1"}
+    assert new.config.code == {"git": "/srv/git/lab.git", "commit": "9c1b77e"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +174,7 @@ def test_sent_code_is_named_with_its_places_and_shown_short() -> None:
     assert sent_code(spec) == {"#/workload/code": first, "#/variants/b/code": second}
     plan = make_plan(spec)
     assert [arm.gates["code"] for arm in plan.arms] == [first[:19], second[:19], "/x"]
-    assert read_program({**plan.arms[0].config, "seed": 1}).code == {"archive": first}
+    assert plan.arms[0].config.with_seed(1).code == {"archive": first}
 
 
 def test_a_calibration_repeats_the_baseline_of_a_command() -> None:
@@ -193,9 +187,7 @@ def test_a_calibration_repeats_the_baseline_of_a_command() -> None:
 
 def test_the_deciding_metric_says_which_marks_are_needed() -> None:
     needs = {
-        metric: make_plan(parse(values(verdict={"primary": {"metric": metric, "margin": "1%"}})))
-        .arms[0]
-        .config["needs"]
+        metric: make_plan(parse(values(verdict={"primary": {"metric": metric, "margin": "1%"}}))).baseline.config.needs
         for metric in ("tokens_per_s", "step_s", "process_s")
     }
     assert needs == {"tokens_per_s": "tokens", "step_s": "steps", "process_s": "process"}
@@ -228,25 +220,23 @@ def test_a_pipe_that_hides_a_failure_may_not_decide_by_the_time_of_the_process(
 
 
 def test_json_of_a_configuration_is_read_back_and_a_strange_field_is_refused() -> None:
-    config = ProgramConfig(
-        command=("a", "b"), env={"A": "1"}, code={"git": "/g", "commit": "abcdef1"}, environment="lab"
+    config = CommandArm(
+        command=("a", "b"), env={"A": "1"}, code={"git": "/g", "commit": "abcdef1"}, environment="lab", seed=3
     )
-    values_of = program_json(config)
-    assert read_program(values_of) == config
-    assert is_program(values_of)
-    assert (lane_of(values_of), lane_of({**values_of, "environment": None})) == ("command:lab", "command")
-    with pytest.raises(Exception, match="unknown to this code"):
-        read_program({**values_of, "more": 1})
+    values_of = config.values_with_seed
+    assert read_config(values_of) == config
+    assert (config.lane(), replace(config, environment=None).lane()) == ("command:lab", "command")
+    for strange in ({"more": 1}, {"devices": "1"}, {"steps": {"timed": 3, "more": 1}}):
+        with pytest.raises(ValueError, match=next(iter(strange))):
+            read_config({**values_of, **strange})
 
 
 def test_json_of_earlier_code_lacks_later_fields_and_is_still_read() -> None:
     """A receipt that was written before a field existed verifies for ever."""
-    written = program_json(ProgramConfig(command=("a",), seed=3))
-    for name in [name for name in written if name not in {"command", "seed"}]:
-        earlier = {field: value for field, value in written.items() if field != name}
-        assert read_program(earlier) == ProgramConfig(command=("a",), seed=3)
-    with pytest.raises(Exception, match="devices"):
-        read_program({**written, "devices": "1"})
+    config = CommandArm(command=("a",), seed=3)
+    for name in config.values_with_seed.keys() - {"command", "seed"}:
+        earlier = {field: value for field, value in config.values_with_seed.items() if field != name}
+        assert read_config(earlier) == config
 
 
 DECLARED: dict[str, Any] = {
@@ -266,7 +256,7 @@ def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
     plan = make_plan(spec)
     SCHEMA.validate(made)
     assert (spec.metric.better, spec.metric.decides, plan.timed) == ("lower", "paired", True)
-    assert plan.baseline.config["needs"] == "process"
+    assert plan.baseline.config.needs == "process"
     rule = rule_of(spec)
     assert rule["primary"] == {"metric": "val_bpb", "margin_pct": 0.5, "adopt_if_pct": 0.5, "better": "lower"}
     assert rule["require"] == [{"metric": "accuracy", "tolerance": 0.001, "not_worse_by": "1%", "better": "higher"}]
@@ -322,10 +312,10 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
     made = values(workload__require_kernels={"fused": "liger_.*"})
     SCHEMA.validate(made)
     plan = make_plan(parse(made))
-    base, fused = (read_program({**arm.config, "seed": 1}) for arm in plan.arms)
+    base, fused = (arm.config.with_seed(1) for arm in plan.arms)
     assert (base.profile, fused.profile) == (True, True)
     assert (base.requires_kernel, fused.requires_kernel) == (None, "liger_.*")
-    assert "requires_kernel" not in plan.baseline.config
+    assert "requires_kernel" not in plan.baseline.config.values_with_seed
     assert not plan.profile
     again = parse_spec(calibration_spec(parse(made), node_class="cpu", blocks=20, order_seed=1), "application/yaml")
     assert not again.workload.require_kernels

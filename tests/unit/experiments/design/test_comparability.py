@@ -1,24 +1,22 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from experiments.design.arms import resolve
-from experiments.design.comparison.comparability import other_model, other_work
-from experiments.design.comparison.equal_work import resolve_with_steps
-from experiments.design.config_fields import replace_fields
-from experiments.design.gate import Claim
+from experiments.design.comparability import other_model, other_work
+from experiments.design.equal_work import resolve_with_steps
+from experiments.design.gate import Claim, replace_fields
 from experiments.design.gates import GATES, with_gates
+from experiments.design.kinds.built_in import BuiltInArm
 from experiments.design.metrics import METRICS
 from experiments.design.plan import make_plan
 from experiments.design.recipes import HYBRID_TINY
 from experiments.design.spec import AblationSpec
 from experiments.errors import SpecError, SpecProblem
-from model.config import TrainConfig
 from model.errors import ConfigError
 from tests.factories import make_spec
 from tests.unit.experiments.design.flop_oracle import step_flops, step_tokens
@@ -43,17 +41,11 @@ CHANGES: dict[str, tuple[dict[str, Any], bool, bool]] = {
 """What is changed, whether a step then has other tokens, and whether a token then takes other FLOPs (pattern MMAF)."""
 
 
-def json_of(config: TrainConfig) -> dict[str, Any]:
-    values = asdict(config)
-    del values["seed"]
-    return values
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_other_work_is_seen_where_the_metric_counts_it_and_only_there(name: str) -> None:
     changes, tokens, flops = CHANGES[name]
     base = HYBRID_TINY.config
-    pair = json_of(replace_fields(base, changes)), json_of(base)
+    pair = BuiltInArm(**vars(replace_fields(base, changes))), BuiltInArm(**vars(base))
     counted = {alike: other_work(_metric(alike), *pair) is not None for alike in ("step", "token", "nothing")}
     assert counted == {"step": tokens or flops, "token": flops, "nothing": False}
 
@@ -73,10 +65,8 @@ def test_a_gate_that_changes_work_says_that_it_changes_the_model() -> None:
                 changed = with_gates(start, {gate.name: value})
             except ConfigError:
                 continue
-            if (
-                other_work(METRICS["step_s"], json_of(changed), json_of(start))
-                and gate.claim is not Claim.CHANGES_MODEL
-            ):
+            pair = BuiltInArm(**vars(changed)), BuiltInArm(**vars(start))
+            if other_work(METRICS["step_s"], *pair) and gate.claim is not Claim.CHANGES_MODEL:
                 wrong.append((gate.name, value))
     assert wrong == []
 
@@ -177,7 +167,7 @@ def test_drawn_arms_are_refused_exactly_where_a_metric_of_the_rule_does_not_comp
         arms = resolve_with_steps(spec).arms
         if not arms:  # values that fit no model, or steps that do not divide, have tests of their own
             continue
-        base, own = ({**arm.config} for arm in arms)
+        base, own = (arm.config for arm in arms)
         expected = set() if _alike(primary, own, base, required=False) else {"#/verdict/primary/metric"}
         expected |= set() if _alike(second, own, base, required=True) else {"#/verdict/require/0/metric"}
         problems = _problems(spec)

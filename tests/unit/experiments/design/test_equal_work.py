@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.design.arms import Arm
-from experiments.design.comparison.comparability import trained
-from experiments.design.config_fields import read_config
+from experiments.design.comparability import trained
 from experiments.design.plan import make_plan
 from experiments.design.workload import MAX_TIMED
 from experiments.errors import SpecError, SpecProblem
@@ -21,8 +20,8 @@ DIVIDE = "numbers that divide: "
 
 
 def steps_of(arm: Arm) -> int:
-    steps = arm.config["steps"]
-    return 1 + int(steps["warmup"]) + int(steps["timed"])
+    steps = arm.config.steps
+    return 1 + steps.warmup + steps.timed
 
 
 def planned(
@@ -59,8 +58,8 @@ def test_drawn_batches_train_on_equal_tokens_or_are_refused_with_the_nearest_num
         arms, problems = planned("tokens", warmup=warmup, timed=timed, base={"micro_batch": rows[0]}, **own)
         assert fit(timed) == (not problems)
         if not problems:
-            assert {steps_of(arm) * arm.config["micro_batch"] for arm in arms} == {(1 + warmup + timed) * rows[0]}
-            assert {arm.config["steps"]["warmup"] for arm in arms} == {warmup}
+            assert {steps_of(arm) * arm.config.micro_batch for arm in arms} == {(1 + warmup + timed) * rows[0]}
+            assert {arm.config.steps.warmup for arm in arms} == {warmup}
             assert steps_of(arms[0]) == 1 + warmup + timed
             continue
         refused += 1
@@ -106,15 +105,14 @@ def test_equal_steps_are_the_default_and_change_no_arm() -> None:
     plain = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}})
     said = make_spec(variants={"rows": {"overrides": {"micro_batch": 4}}}, workload__steps__equal="steps")
     assert plain.digest == said.digest
-    assert [arm.config["steps"]["timed"] for arm in make_plan(plain).arms] == [4, 4]
+    assert [arm.config.steps.timed for arm in make_plan(plain).arms] == [4, 4]
 
 
 @pytest.mark.parametrize(("val_every", "own"), [(20, 10), (7, 4), (1, 1), (148, 73)])
 def test_arms_validate_after_about_equally_many_tokens(val_every: int, own: int) -> None:
     steps = {"warmup": 1, "warmup_s": 0, "timed": 148, "val_rows": 2, "val_every": val_every, "equal": "tokens"}
     base, rows = make_plan(make_spec(workload__steps=steps, variants={"rows": {"gates": {"micro_batch": 4}}})).arms
-    assert (base.config["steps"]["val_every"], rows.config["steps"]["val_every"]) == (val_every, own)
-    read_config({**rows.config, "seed": 0})
+    assert (base.config.steps.val_every, rows.config.steps.val_every) == (val_every, own)
 
 
 @pytest.mark.parametrize(

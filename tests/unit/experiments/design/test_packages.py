@@ -14,16 +14,15 @@ from experiments.analysis.evidence import weakest_claim
 from experiments.design import packages
 from experiments.design.aa_spec import bare_spec, calibration_spec
 from experiments.design.arms import resolve
-from experiments.design.comparison.comparability import other_model, other_work
+from experiments.design.comparability import other_model, other_work
 from experiments.design.gate import Claim
+from experiments.design.kinds.command import CommandArm
 from experiments.design.listings import gates_of, public_gates, public_recipes
 from experiments.design.load import parse_spec
 from experiments.design.metrics import METRICS
 from experiments.design.plan import make_plan, questions
-from experiments.design.program import lane_of, read_program
 from experiments.design.spec import AblationSpec, ablation_json_schema
 from experiments.design.spec_values import MOST_LETTERS
-from experiments.design.trainable import trainable
 from experiments.errors import SpecError
 from service.store.tables import blocks
 from tests.factories import spec_values
@@ -59,23 +58,22 @@ RECIPE["tokens_per_step"], RECIPE["flops_per_step"] = tokens, flops
     base, variant = make_plan(parse(plain)).arms
     assert base.gates == {"kind": "a", "fast": True}
     assert variant.gates == {"kind": "b", "fast": True}
-    package = read_program({**variant.config, "seed": 1}).package
-    assert package is not None
+    package = variant.config.with_seed(1).package
     assert package.values == {"width": 16, "rate": 1, "kind": "b", "fast": True}
     assert (package.tokens_per_step, package.flops_per_step) == (32, 1600)
     whole = hashlib.sha256()
     for name in ("__init__.py", "declaration.py", "training.py"):
         whole.update(f"{name} {hashlib.sha256((folder / name).read_bytes()).hexdigest()}\n".encode())
     assert package.digest == f"sha256:{whole.hexdigest()}"
-    workload = trainable(variant.config)
-    assert workload.lane(variant.gates) == f"recipe:mine@{whole.hexdigest()[:12]}"
+    workload = variant.config
+    assert workload.lane() == f"recipe:mine@{whole.hexdigest()[:12]}"
     assert workload.claim(variant.gates, base.gates) is Claim.CHANGES_MODEL
     assert workload.claim({**base.gates, "fast": False}, base.gates) is Claim.SCHEDULE_ONLY
     assert other_model(variant, base) == "kind b instead of a"
     assert other_work(METRICS["step_s"], variant.config, base.config) is None
-    assert workload.shape() == trainable(base.config).shape()
+    assert workload.shape() == base.config.shape()
     changed = make_plan(parse(values(workload={"overrides": {"width": 32}}))).arms[0]
-    assert trainable(changed.config).shape() != workload.shape()
+    assert changed.config.shape() != workload.shape()
 
 
 def test_arms_of_a_package_differ_in_its_values_too(own_packages: OwnPackages) -> None:
@@ -83,7 +81,7 @@ def test_arms_of_a_package_differ_in_its_values_too(own_packages: OwnPackages) -
     variants = {"wide": {"overrides": {"width": 16}}, "both": {"overrides": {"rate": 1}, "gates": {"kind": "b"}}}
     spec = parse(values(workload={"overrides": {"width": 4}}, variants=variants))
     base, wide, both = make_plan(spec).arms
-    assert [trainable(arm.config).values for arm in (base, wide, both)] == [
+    assert [arm.config.values for arm in (base, wide, both)] == [
         {"width": 4, "rate": 0.5},
         {"width": 16, "rate": 0.5},
         {"width": 4, "rate": 1.0},
@@ -116,7 +114,7 @@ RECIPE["flops_per_step"] = lambda config: config["width"] * 100
     (odd,) = refused(values(workload={"steps": {"warmup": 1, "timed": 3, "equal": "tokens"}}, **more))
     assert odd[::2] == ("#/workload/steps/timed", "numbers that divide: 4")
     base, wide = make_plan(parse(values(workload={"steps": {"warmup": 1, "timed": 4, "equal": "tokens"}}, **more))).arms
-    assert [read_program({**arm.config, "seed": 1}).steps.total for arm in (base, wide)] == [6, 3]
+    assert [arm.config.with_seed(1).steps.total for arm in (base, wide)] == [6, 3]
     own_packages.forget()
     own_packages.add("mine2", declared("mine2"))
     steps = {"warmup": 1, "timed": 4, "equal": "tokens"}
@@ -136,7 +134,7 @@ def test_other_code_of_a_package_is_another_arm_and_another_lane(own_packages: O
     packages.installed.cache_clear()
     after = make_plan(parse(values())).baseline
     assert before.digest != after.digest
-    assert trainable(before.config).lane(before.gates) != trainable(after.config).lane(after.gates)
+    assert before.config.lane() != after.config.lane()
 
 
 @pytest.mark.parametrize(
@@ -228,9 +226,9 @@ def test_a_package_may_declare_metrics_and_require_kernels(own_packages: OwnPack
     primary = {"primary": {"metric": "val", "margin": "1%", "adopt_if": "2%"}}
     design = {"seeds": list(range(1, 7)), "blocks": {"count": 6}}
     base, arm = make_plan(parse(values(workload=workload, verdict=primary, design=design))).arms
-    read = read_program({**arm.config, "seed": 1})
+    read = arm.config.with_seed(1)
     assert (read.metrics, read.lines, read.profile) == ({"val": "lower"}, {"val": "val {}"}, True)
-    assert (read.requires_kernel, read_program({**base.config, "seed": 1}).requires_kernel) == ("gelu", None)
+    assert (read.requires_kernel, base.config.with_seed(1).requires_kernel) == ("gelu", None)
     found = refused(values(workload={"require_kernels": {"c": "gelu"}}))
     assert [(where, detail) for where, detail, _hint in found] == [
         ("#/workload/require_kernels/c", "'c' is no arm of this ablation; arms: baseline, b")
@@ -255,7 +253,7 @@ def test_the_longest_names_fit_into_the_lanes_of_a_block(own_packages: OwnPackag
     assert "allowed: 1 to 40" in own.problems["n" * (MOST_LETTERS + 1)]
     room = blocks.c.lanes.type.length
     assert len(recipe.lane) <= room
-    assert len(lane_of({"environment": "e" * MOST_LETTERS})) <= room
+    assert len(CommandArm(command=("a",), environment="e" * MOST_LETTERS).lane()) <= room
     command = {"command": ["python"], "environment": "e" * (MOST_LETTERS + 1)}
     with pytest.raises(SpecError, match="40"):
         parse(spec_values(workload=command, baseline={}, variants={"x": {"args": ["-v"]}}))
@@ -281,7 +279,7 @@ def test_a_spec_is_read_where_its_package_is_not_installed(own_packages: OwnPack
     elsewhere = parse(values())
     assert elsewhere.digest == spec.digest
     assert resolve(elsewhere).problems[0].pointer == "#/workload/recipe"
-    workload = trainable(plan.arms[1].config)
+    workload = plan.arms[1].config
     assert workload.claim(plan.arms[1].gates, plan.baseline.gates) is Claim.CHANGES_MODEL
     assert questions(elsewhere, plan) == questions(spec, plan)
 
@@ -340,7 +338,7 @@ def test_drawn_declarations_and_specs_agree_with_a_second_reading(own_packages: 
             continue
         base, arm = make_plan(parse(plain)).arms
         expected = {**config, **chosen, **variant}
-        assert json.dumps(arm.config["package"]["values"], sort_keys=True) == json.dumps(expected, sort_keys=True)
+        assert json.dumps(arm.config.package.values, sort_keys=True) == json.dumps(expected, sort_keys=True)
         assert dict(base.gates) == {g: config[g] for g in gates}
 
 
@@ -356,4 +354,4 @@ def test_a_bare_spec_repeats_any_known_recipe(own_packages: OwnPackages) -> None
 def test_package_folders_reach_an_isolated_trial(own_packages: OwnPackages) -> None:
     folder: Path = own_packages.add("mine")
     arm = make_plan(parse(values())).baseline
-    assert folder in trainable(arm.config).libraries
+    assert folder in arm.config.libraries

@@ -11,7 +11,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, orders
 from experiments.design.rule import rule_digest
 from experiments.errors import SpecError
-from model.config import TrainConfig
+from model.config import StepsConfig, TrainConfig
 from tests.factories import catalog_spec, make_spec
 
 REFUSED = "demo-refused"
@@ -59,10 +59,10 @@ def test_make_plan_resolves_gates_into_the_configuration() -> None:
     baseline, psiv, chunk = make_plan(spec).arms
     assert baseline.gates["chunk_size"] == psiv.gates["chunk_size"] == 64
     assert (chunk.gates["chunk_size"], chunk.gates["loss"]) == (32, "chunked")
-    assert psiv.config["model"]["scan"]["psiv_cache"] is True
-    assert psiv.config["data"]["seq_len"] == 128
-    assert psiv.config["steps"] == {"warmup": 1, "warmup_s": 0.0, "timed": 4, "slice": 0, "val_rows": 2, "val_every": 0}
-    assert set(TrainConfig.__dataclass_fields__) - set(psiv.config) == {"seed"}
+    assert psiv.config.model.scan.psiv_cache is True
+    assert psiv.config.data.seq_len == 128
+    assert psiv.config.steps == StepsConfig(warmup=1, warmup_s=0.0, timed=4, slice=0, val_rows=2, val_every=0)
+    assert set(TrainConfig.__dataclass_fields__) - set(psiv.model_dump()["config"]) == {"seed"}
     assert len({arm.digest for arm in (baseline, psiv, chunk)}) == 3
 
 
@@ -86,11 +86,11 @@ def test_make_plan_states_the_detectable_effect() -> None:
 def test_the_demo_stays_small_enough_for_three_minutes_on_two_quiet_cores() -> None:
     """18 trials of 16 steps took 86 s there, start-up included."""
     plan = make_plan(parse_spec(read_catalog_file("demo"), "application/yaml"))
-    steps = plan.baseline.config["steps"]
+    steps = plan.baseline.config.steps
     trials = len(plan.blocks) * len(plan.arms)
     assert not plan.timed, "an exact metric decides: it needs no quiet machine"
     assert trials <= 18
-    assert trials * (1 + steps["warmup"] + steps["timed"]) <= 18 * 16
+    assert trials * (1 + steps.warmup + steps.timed) <= 18 * 16
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_devices_of_the_placement_are_the_mesh_of_every_arm_and_share_its_rows()
         "placement": {"node_class": "xla-cpu", "devices": 2},
     }
     plan = make_plan(make_spec(**asked))
-    assert {arm.config["mesh"]["devices"] for arm in plan.arms} == {2}
-    assert [arm.config["mesh"]["sharding"] for arm in plan.arms] == ["fsdp", "replicated"]
+    assert {arm.config.mesh.devices for arm in plan.arms} == {2}
+    assert [arm.config.mesh.sharding for arm in plan.arms] == ["fsdp", "replicated"]
     asked["placement"] = {"node_class": "xla-cpu", "devices": 4}  # the recipe has two rows
     with pytest.raises(SpecError, match="micro_batch is 2; allowed: a multiple of the 4 devices"):
         make_plan(make_spec(**asked))

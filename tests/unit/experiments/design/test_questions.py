@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.design.config_fields import read_field, replace_fields
+from experiments.design.gate import read_field, replace_fields
 from experiments.design.load import parse_spec
 from experiments.design.metrics import METRICS, WINDOW_METRICS
 from experiments.design.plan import question_digest, questions

@@ -23,7 +23,7 @@ def test_reference_recipe_plans_every_context_length(seq_len: int) -> None:
         placement__node_class="h200",
     )
     arms = make_plan(spec).arms
-    assert {arm.config["data"]["seq_len"] for arm in arms} == {seq_len}
+    assert {arm.config.data.seq_len for arm in arms} == {seq_len}
     assert {arm.gates["lane"] for arm in arms} == {"cuda"}
 
 

@@ -7,11 +7,13 @@ import pytest
 
 from experiments.analysis.noise.calibrate import estimator_digest
 from experiments.design.aa_spec import CONTENT_TYPE, calibration_spec
-from experiments.design.arms import MAX_TRIALS, resolve
+from experiments.design.arms import resolve
+from experiments.design.kinds.built_in import MAX_TRIALS
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan, questions, running_order
-from experiments.design.rule import rule_digest, rule_of
+from experiments.design.rule import rule_digest, rule_of, window_estimator
 from experiments.design.spec import AblationSpec
+from experiments.digest import digest
 from experiments.errors import SpecError
 from experiments.reporting.pages.circumstance_tables import rule_in_words
 from tests.factories import make_spec
@@ -88,8 +90,8 @@ def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_questio
 
 def test_a_window_in_one_go_has_the_key_that_it_had_before_slices_were_known() -> None:
     config = make_plan(make_spec()).baseline.config
-    older = {**config, "steps": {name: value for name, value in config["steps"].items() if name != "slice"}}
-    assert estimator_digest(older, "tokens_per_s") == estimator_digest(config, "tokens_per_s")
+    steps = {name: config.values_with_seed["steps"][name] for name in ("warmup", "warmup_s", "timed")}
+    assert estimator_digest(config, "tokens_per_s") == digest({"estimator": window_estimator(0), "steps": steps})
 
 
 def test_noise_is_measured_in_the_same_slices() -> None:

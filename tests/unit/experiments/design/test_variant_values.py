@@ -6,9 +6,8 @@ import pytest
 
 from experiments.analysis.evidence import weakest_claim
 from experiments.design.arms import resolve
-from experiments.design.comparison.comparability import other_model
-from experiments.design.config_fields import read_config, read_field
-from experiments.design.gate import Claim
+from experiments.design.comparability import other_model
+from experiments.design.gate import Claim, read_field
 from experiments.design.plan import make_plan, questions
 from experiments.design.recipes import OF_AN_ARM, OVERRIDES, RECIPES, SHARED
 from experiments.reporting.wording import changed_gates
@@ -67,7 +66,7 @@ def test_a_variant_may_differ_in_a_value_of_model_or_optimiser(name: str) -> Non
     if name == "second_share":
         spec = make_spec(workload__overrides={"second_corpus": "torch-python"}, variants=spec.variants)
     base, other = resolve(spec).arms
-    configs = [read_config({**arm.config, "seed": 0}) for arm in (base, other)]
+    configs = [arm.config.with_seed(0) for arm in (base, other)]
     path = OVERRIDES[name].path
     recipe = RECIPES[spec.workload.recipe or ""].config
     assert [read_field(config, path) for config in configs] == [read_field(recipe, path), OTHER[name]]
@@ -109,7 +108,7 @@ def test_validation_rows_and_threads_are_the_same_for_all_arms(name: str) -> Non
 def test_arms_with_rows_of_other_lengths_validate_on_equal_rows(workload: dict[str, Any], own: int, row: int) -> None:
     more = {"learning_rate": 0.1}
     spec = make_spec(workload__overrides=workload, variants={"other": {"overrides": {"seq_len": own, **more}}})
-    base, other = (read_config({**arm.config, "seed": 0}).data for arm in resolve(spec).arms)
+    base, other = (arm.config.with_seed(0).data for arm in resolve(spec).arms)
     assert (base.val_row, other.val_row, other.seq_len) == (row, row, own)
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from experiments.design.plan import make_plan
+from experiments.design.plan import controlled, make_plan
 from experiments.digest import digest
 from experiments.errors import PlanFileError
 from experiments.records import plan_file
@@ -40,7 +40,7 @@ def test_claimed_block_is_what_a_service_hands_out() -> None:
     assert [trial.arm for trial in block.trials] == list(planned.order)
     assert [trial.trial_id for trial in block.trials] == list(file.blocks[3].trial_ids)
     assert {trial.timeout_s for trial in block.trials} == {90.0}
-    assert all(trial.config["seed"] == planned.seed for trial in block.trials)
+    assert all(trial.config.seed == planned.seed for trial in block.trials)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,8 @@ def test_read_plan_file_rejects_an_altered_or_contradictory_file() -> None:
     with pytest.raises(PlanFileError, match="was altered"):
         read_plan_file(plan_file_text(file).replace('"seed": 2', '"seed": 3', 1).encode())
     with pytest.raises(PlanFileError, match="arm 'baseline' has digest"):
+        read_plan_file(rewritten(file, plan__arms__0__gates={"micro_batch": 1}))
+    with pytest.raises(PlanFileError, match=r"plan\.arms\.0\.config.* one of package, command, model"):
         read_plan_file(rewritten(file, plan__arms__0__config={"micro_batch": 1}))
     ids = [block.model_dump() for block in file.blocks]
     with pytest.raises(PlanFileError, match="6 blocks, but ids for 5"):
@@ -99,7 +101,7 @@ def test_differences_name_arms_that_resolve_otherwise(monkeypatch: pytest.Monkey
 
 def test_a_plan_with_a_control_resolves_to_itself() -> None:
     file = make_file()
-    plan = make_plan(file.spec, control=True)
+    plan = controlled(file.spec, make_plan(file.spec))
     again = read_plan_file(
         plan_file_text(make_plan_file(plan, spec_text=file.spec_text, content_type=file.content_type)).encode()
     )

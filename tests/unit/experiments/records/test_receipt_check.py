@@ -182,7 +182,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "gates.psiv_cache says 'somebody",
     ),
     "a configuration with a larger batch": (put("config.micro_batch", 16), "digests.arm is"),
-    "a configuration with an unknown field": (put("config.turbo", True), "config is unknown to this program"),
+    "a configuration with an unknown field": (put("config.turbo", True), "config: Value error, turbo: Unexpected"),
     "a validation loss that nobody asked for": (
         put("config.steps.val_rows", 0),
         "0 validation rows",

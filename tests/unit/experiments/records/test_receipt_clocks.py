@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, TypeAlias
 
@@ -136,7 +137,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda receipts: [
             redone(
                 receipts[0],
-                config={**receipts[0].config, "steps": {**receipts[0].config["steps"], "slice": 0}},
+                config=receipts[0].config.with_steps(replace(receipts[0].config.steps, slice=0)),
                 waited_s=None,
             ),
             *receipts[1:],

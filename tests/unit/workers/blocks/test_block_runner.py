@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from experiments.design.program import program_json
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
-from experiments.records.messages import PREPARATION_LIMIT_S, ClaimedBlock
+from experiments.records.identity import ClaimedBlock
+from experiments.records.messages import PREPARATION_LIMIT_S
 from model.config import DataConfig
-from tests.integration.worker_service import block, config_json
+from tests.integration.worker_service import block, built_in_arm
 from tests.programs import program_config
 from tests.trial_files import left_behind
 from workers.blocks.block_runner import BlockRunner, NodeContext
@@ -67,7 +67,7 @@ def runner_of(node: Node, tmp_path: Path) -> Callable[..., BlockRunner]:
 
 
 def claimed(attempt: str) -> ClaimedBlock:
-    return block([config_json(Path("/corpus"))] * 2, attempt=attempt, timeout_s=60.0)
+    return block([built_in_arm(Path("/corpus"))] * 2, attempt=attempt, timeout_s=60.0)
 
 
 def rehearse(runner: BlockRunner, attempt: str = "one") -> list[str]:
@@ -89,7 +89,7 @@ def test_all_data_of_a_block_are_prepared_before_its_first_trial(
 ) -> None:
     data = [DataConfig(corpus="/corpus", seq_len=32, documents=borders) for borders in ("separate", "joined")]
     data += [DataConfig(corpus="/corpus", seq_len=64), DataConfig(corpus="/corpus", seq_len=32)]
-    own = block([config_json(Path("/corpus"), data=one) for one in data], attempt="one", timeout_s=60.0)
+    own = block([built_in_arm(Path("/corpus"), data=one) for one in data], attempt="one", timeout_s=60.0)
     receipt = left_behind(own, node, tmp_path).receipt()
     processes, seen = Processes(TrialResult.partial(data_folder=tmp_path)), []
 
@@ -153,8 +153,8 @@ def test_a_block_whose_secret_this_node_lacks_breaks_before_anything_runs(
     runner_of: Callable[..., BlockRunner], node: Node
 ) -> None:
     processes = Processes(None)
-    own = block([config_json(Path("/corpus"))], attempt="one")
-    config = program_json(program_config(None, secrets=("HF_TOKEN",)))
+    own = block([built_in_arm(Path("/corpus"))], attempt="one")
+    config = program_config(None, secrets=("HF_TOKEN",))
     own = own.model_copy(update={"trials": (own.trials[0].model_copy(update={"config": config}),)})
     with pytest.raises(BlockBroken, match="node 'here' has no secret HF_TOKEN") as broken:
         runner_of(processes).run(own, Lease(60.0, sent_at=10**12), BlockOutput())

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from experiments.design.program import ProgramConfig, read_program
+from experiments.design.kinds.program import ProgramArm
 from experiments.digest import canonical_json
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass, Outcome
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from experiments.records.plan_file import make_plan_file
 from experiments.records.receipt_check import verify
 from experiments.records.receipts import Receipt
@@ -43,11 +43,11 @@ NUMBER_OF_TRIALS = 700
 
 
 @cache
-def claimed() -> tuple[ClaimedBlock, Node, ProgramConfig]:
+def claimed() -> tuple[ClaimedBlock, Node, ProgramArm]:
     _spec, plan = plan_of()
     file = make_plan_file(plan, spec_text=canonical_json(program_values()), content_type="application/json")
     block = file.claimed(0, attempt_id="att_1", attempt_no=1)
-    return block, find_node("here", "cpu"), read_program(block.trials[0].config)
+    return block, find_node("here", "cpu"), block.trials[0].config
 
 
 def record_of(paths: TrialPaths, **ending: Any) -> TrialRecord:
@@ -67,7 +67,7 @@ def record_of(paths: TrialPaths, **ending: Any) -> TrialRecord:
     )
 
 
-def messages_of(config: ProgramConfig, rng: random.Random) -> list[dict[str, Any]]:
+def messages_of(config: ProgramArm, rng: random.Random) -> list[dict[str, Any]]:
     """Return the messages of a program of one rank that does everything right."""
     at = rng.uniform(100, 10_000)
     moments = [at := at + rng.uniform(1e-4, 2.0) for _ in range(config.steps.total + 2)]
@@ -110,7 +110,7 @@ def disturbed(messages: list[dict[str, Any]], rng: random.Random) -> list[dict[s
     return messages
 
 
-def ran(messages: list[dict[str, Any]], config: ProgramConfig, clock: random.Random) -> TrialResult:
+def ran(messages: list[dict[str, Any]], config: ProgramArm, clock: random.Random) -> TrialResult:
     """Return the result that the process of a trial makes of the messages."""
     marks, seen = ProgramMarks(config), 1000.0
     for message in messages:

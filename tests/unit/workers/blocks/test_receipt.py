@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.outcomes import FailureClass, Outcome
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from experiments.records.receipt_check import verify
 from experiments.retries import Break
 from model.measurements import Step

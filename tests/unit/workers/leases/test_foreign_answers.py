@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.records.messages import BlockReport, ClaimRequest, Heartbeat
+from experiments.records.identity import BlockReport
+from experiments.records.messages import ClaimRequest, Heartbeat
 from workers.errors import ApiRefused, ApiUnreachable, StaleLease
 from workers.leases.service_api import ServiceApi
 from workers.leases.spool import Spool

@@ -14,7 +14,7 @@ from experiments.design.plan import Plan
 from experiments.outcomes import FailureClass
 from experiments.records.bundle_files import read_bundle_files
 from experiments.records.bundle_reader import open_bundle
-from experiments.records.messages import ClaimedBlock
+from experiments.records.identity import ClaimedBlock
 from experiments.records.receipts import Receipt
 from experiments.reporting.view import judge_bundle
 from tests.bundles import make_file, make_node

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from experiments.design.kinds.package import PackageArm
 from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
-from experiments.design.program import ProgramConfig, read_program
-from experiments.design.trainable import trainable
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import report_contradictions
 from tests.factories import spec_values
@@ -23,14 +22,14 @@ __all__ = ["own_packages"]
 TOKENS = 'RECIPE["tokens_per_step"] = lambda config: config["width"]'
 
 
-def config_of(variant: str = "b", **gates: Any) -> ProgramConfig:
+def config_of(variant: str = "b", **gates: Any) -> PackageArm:
     workload = {"recipe": "mine", "steps": {"warmup": 1, "timed": 3}}
     plain = spec_values(workload=workload, baseline={}, variants={variant: {"gates": gates or {"kind": "b"}}})
     arm = make_plan(parse_spec(json.dumps(plain).encode(), "application/json")).arms[1]
-    return read_program({**arm.config, "seed": 5})
+    return arm.config.with_seed(5)
 
 
-def run(own_packages: OwnPackages, tmp_path: Path, training: str) -> tuple[ProgramConfig, TrialResult]:
+def run(own_packages: OwnPackages, tmp_path: Path, training: str) -> tuple[PackageArm, TrialResult]:
     folder = own_packages.add("mine", declared("mine", TOKENS), training)
     config = config_of()
     return config, ran(replace(config, env={"PYTHONPATH": str(folder.parent)}), tmp_path / "home")
@@ -69,10 +68,9 @@ def test_an_honest_program_attests_every_gate(own_packages: OwnPackages, tmp_pat
 def test_a_gate_is_live_only_where_the_program_attests_its_value(
     own_packages: OwnPackages, tmp_path: Path, attestation: str, observed: dict[str, tuple[Any, bool]]
 ) -> None:
-    _config, result = run(own_packages, tmp_path, loop(attestation))
+    config, result = run(own_packages, tmp_path, loop(attestation))
     assert result.failure_class is None, result.message
-    workload = trainable({"command": [], "package": {"claims": {}}})
-    readings = workload.readings({"kind": "b", "fast": False}, result.facts)
+    readings = config.readings({"kind": "b", "fast": False}, result.facts)
     assert {name: (one.observed, one.live) for name, one in readings.items()} == observed
 
 

@@ -2,16 +2,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
-from experiments.design.config_fields import read_config
-from model.config import DataConfig, TrainConfig
-from model.errors import ConfigError
+from experiments.design.arms import read_config
+from experiments.design.kinds.built_in import BuiltInArm
+from model.config import DataConfig
 from workers.paths import TrialPaths
 from workers.processes.result import TrialOrder, TrialResult, read_result, read_steps
 
-_CONFIG = TrainConfig(micro_batch=2, data=DataConfig(seq_len=64), seed=7)
-_JSON: dict[str, Any] = TypeAdapter(TrainConfig).dump_python(_CONFIG, mode="json")
+_CONFIG = BuiltInArm(micro_batch=2, data=DataConfig(seq_len=64), seed=7)
+_JSON = _CONFIG.values_with_seed
 _MODEL = _JSON["model"]
 
 
@@ -19,14 +18,15 @@ _MODEL = _JSON["model"]
     ("document", "field"),
     [
         ({**_JSON, "micro_batch": 0}, "micro_batch"),
+        ({**_JSON, "micro_batch": "2"}, "micro_batch"),
         ({**_JSON, "model": {**_MODEL, "scan": {**_MODEL["scan"], "turbo": True}}}, r"model\.scan\.turbo"),
-        ({key: value for key, value in _JSON.items() if key != "seed"}, "seed"),
+        ({"micro_batch": 2}, "package, command, model"),
     ],
-    ids=["illegal value", "unknown field", "missing field"],
+    ids=["illegal value", "text", "unknown field", "no kind"],
 )
 def test_read_config_names_the_wrong_field(document: dict[str, Any], field: str) -> None:
     assert read_config(_JSON) == _CONFIG
-    with pytest.raises(ConfigError, match=field):
+    with pytest.raises(ValueError, match=field):
         read_config(document)
 
 
@@ -53,7 +53,7 @@ def test_read_result_keeps_non_finite_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xla"])
 def test_only_trials_on_cuda_may_name_threads_of_other_processes(tmp_path: Path, device: str) -> None:
     order = TrialOrder(
-        trial_id="t", config=_JSON, paths=TrialPaths(folder=tmp_path), data_dir=tmp_path, device_type=device
+        trial_id="t", config=_CONFIG, paths=TrialPaths(folder=tmp_path), data_dir=tmp_path, device_type=device
     )
     isolation = order.isolated(()).isolation
     assert isolation is not None

@@ -12,7 +12,7 @@ from experiments.outcomes import FailureClass
 from model.data.corpus import BUILT_IN
 from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
-from tests.integration.worker_service import config_json, corpus
+from tests.integration.worker_service import built_in_arm, corpus
 from workers.environment_variables import chosen_caches, keep_kernels
 from workers.errors import DeviceMissing
 from workers.paths import TrialPaths, WorkPaths
@@ -27,7 +27,7 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialOrder:
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     order = TrialOrder(
         trial_id="trl_1",
-        config=config_json(corpus(tmp_path / "corpus")),
+        config=built_in_arm(corpus(tmp_path / "corpus")),
         paths=WorkPaths(home=tmp_path).trial("att_1", "trl_1"),
         data_dir=tmp_path / "data",
         device_type="cpu",

@@ -6,13 +6,12 @@ timed steps.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
 from experiments.design.arms import Arm, Resolution, arm_digest, resolve
-from experiments.design.config_fields import steps_of
+from experiments.design.kinds.kind import ArmConfig
 from experiments.design.problems import listed, pointer
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import trainable
 from experiments.design.workload import MAX_TIMED
 from experiments.errors import SpecProblem
 from experiments.outcomes import BASELINE
@@ -41,21 +40,21 @@ def resolve_with_steps(spec: AblationSpec) -> Resolution:
 
 def _with_steps(arm: Arm, amount: int, base: int) -> Arm:
     """Return the arm with its timed steps and its schedule of validations, both to the nearest step."""
-    steps = steps_of(arm.config)
+    steps = arm.config.steps
     own = {"timed": _timed(steps, amount, base)}
     if steps.val_every:
         own["val_every"] = min(max(1, _nearest(steps.val_every * base, amount)), own["timed"])
-    config = {**arm.config, "steps": {**arm.config["steps"], **own}}
+    config = arm.config.with_steps(replace(steps, **own))
     return arm.model_copy(update={"config": config, "digest": arm_digest(arm.gates, config)})
 
 
-def _problems(spec: AblationSpec, configs: Mapping[str, Mapping[str, Any]]) -> Iterator[SpecProblem]:
+def _problems(spec: AblationSpec, configs: Mapping[str, ArmConfig]) -> Iterator[SpecProblem]:
     """Find reasons why the arms cannot train on equal work in whole steps."""
-    kind, steps = spec.workload.steps.equal, steps_of(configs[BASELINE])
+    kind, steps = spec.workload.steps.equal, configs[BASELINE].steps
     if steps.slice:
         detail = f"trials in slices take turns after equally many steps; equal {kind} gives each arm its own number"
         yield SpecProblem(pointer=_EQUAL, detail=detail, hint="leave slice out, or equal")
-    elif any(trainable(config).work is None for config in configs.values()):
+    elif any(config.work is None for config in configs.values()):
         why = "a command" if spec.workload.recipe is None else "a recipe without tokens_per_step and flops_per_step"
         detail = f"the {kind} of a step are unknown before the run: the workload is {why}"
         yield SpecProblem(pointer=_EQUAL, detail=detail, hint="leave equal out")
@@ -63,9 +62,9 @@ def _problems(spec: AblationSpec, configs: Mapping[str, Mapping[str, Any]]) -> I
         yield from _unequal(kind, steps, _amounts(spec, configs))
 
 
-def _amounts(spec: AblationSpec, configs: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+def _amounts(spec: AblationSpec, configs: Mapping[str, ArmConfig]) -> dict[str, int]:
     """Return by arm the work of a step of which all arms have equally much."""
-    return {name: int(getattr(trainable(one).work, spec.workload.steps.equal)) for name, one in configs.items()}
+    return {name: int(getattr(one.work, spec.workload.steps.equal)) for name, one in configs.items()}
 
 
 def _timed(steps: StepsConfig, amount: int, base: int) -> int:

@@ -5,15 +5,14 @@ trains on twice the tokens has a lower loss, which is none either. Arms can have
 or times; a refusal names the comparison that would be fair.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from experiments.design.arms import Arm
-from experiments.design.config_fields import steps_of
 from experiments.design.gate import Claim, show
+from experiments.design.kinds.kind import ArmConfig, StepWork
 from experiments.design.problems import pointer
 from experiments.design.spec import AblationSpec
-from experiments.design.trainable import LossRows, StepWork, changed_values, trainable
 from experiments.design.verdict_rule import Requirement
 from experiments.errors import SpecProblem
 from model.measurements import Metric
@@ -31,7 +30,7 @@ class Unlike(NamedTuple):
     """The comparisons that would be fair."""
 
 
-def unlike(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | None:
+def unlike(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | None:
     """Say how two arms' configurations differ in something that `metric` counts; None if they do not.
 
     None too where only the receipts have the work (`experiments.analysis.programs.other_tokens`).
@@ -43,22 +42,22 @@ def unlike(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> U
     return _other_tokens(metric, own, base) or _other_flops(metric, own, base)
 
 
-def other_work(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
+def other_work(metric: Metric, own: ArmConfig, base: ArmConfig) -> str | None:
     """Say how the work of two arms' configurations differs in what `metric` counts; None if it does not."""
     difference = unlike(metric, own, base)
     return difference and difference.why
 
 
-def _other_tokens(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | None:
-    mine, theirs = trainable(own).work, trainable(base).work
+def _other_tokens(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | None:
+    mine, theirs = own.work, base.work
     if metric.alike != "step" or mine is None or theirs is None or mine.tokens == theirs.tokens:
         return None
     fair = "decide by tokens_per_s, or let steps have equal tokens (micro_batch x seq_len)"
     return Unlike(f"a step has {mine.tokens:,} tokens, the baseline's {theirs.tokens:,}", fair)
 
 
-def _other_flops(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | None:
-    mine, theirs = trainable(own).work, trainable(base).work
+def _other_flops(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | None:
+    mine, theirs = own.work, base.work
     if metric.alike == "nothing" or mine is None or theirs is None:
         return None
     if mine.flops * theirs.tokens == theirs.flops * mine.tokens:
@@ -68,10 +67,10 @@ def _other_flops(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]
     return Unlike("a token takes {} model FLOPs, the baseline's {}".format(*per_token), fair)
 
 
-def _other_rows(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | None:
+def _other_rows(metric: Metric, own: ArmConfig, base: ArmConfig) -> Unlike | None:
     """Say how the rows differ over which a loss is a mean."""
     of_validation = metric.name not in LOSSES_OF_STEPS
-    mine, theirs = ((rows.validation if of_validation else rows.training) for rows in (_rows(own), _rows(base)))
+    mine, theirs = ((rows.validation if of_validation else rows.training) for rows in (own.rows, base.rows))
     name = next((name for name in mine if name in theirs and mine[name] != theirs[name]), None)
     if name is None:
         return None
@@ -81,11 +80,7 @@ def _other_rows(metric: Metric, own: Mapping[str, Any], base: Mapping[str, Any])
     return Unlike(f"its {which} rows are others: {name} {show(mine[name])} instead of {show(theirs[name])}", fair)
 
 
-def _rows(config: Mapping[str, Any]) -> LossRows:
-    return trainable(config).rows
-
-
-def _other_total(own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | None:
+def _other_total(own: ArmConfig, base: ArmConfig) -> Unlike | None:
     mine, theirs = trained(own), trained(base)
     if mine is None or theirs is None or mine.tokens == theirs.tokens or equal_flops(own, base):
         return None
@@ -94,15 +89,15 @@ def _other_total(own: Mapping[str, Any], base: Mapping[str, Any]) -> Unlike | No
     return Unlike(why, f"after {fair}")
 
 
-def trained(config: Mapping[str, Any]) -> StepWork | None:
+def trained(config: ArmConfig) -> StepWork | None:
     """Return the work of all steps of an arm; None where only the receipts have it."""
-    work, steps = trainable(config).work, steps_of(config).total
+    work, steps = config.work, config.steps.total
     return None if work is None else StepWork(tokens=work.tokens * steps, flops=work.flops * steps)
 
 
-def equal_flops(own: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+def equal_flops(own: ArmConfig, base: ArmConfig) -> bool:
     """Return whether two arms train with equally many model FLOPs, up to half a step of the first."""
-    mine, theirs, work = trained(own), trained(base), trainable(own).work
+    mine, theirs, work = trained(own), trained(base), own.work
     if mine is None or theirs is None or work is None:
         return False
     return 2 * abs(mine.flops - theirs.flops) <= work.flops
@@ -122,9 +117,7 @@ def comparison_problems(spec: AblationSpec, arms: Sequence[Arm]) -> Iterator[Spe
                 yield SpecProblem(pointer=pointer(*place), detail=detail, hint=f"fair: {difference.fair}")
 
 
-def _unlike_by(
-    metric: Metric, requirement: Requirement | None, own: Mapping[str, Any], base: Mapping[str, Any]
-) -> Unlike | None:
+def _unlike_by(metric: Metric, requirement: Requirement | None, own: ArmConfig, base: ArmConfig) -> Unlike | None:
     """Say why a part of the rule can give no answer on two arms.
 
     Memory of other work is no verdict, but whether a trial fits is an answer. A required speed is a budget, which a
@@ -142,14 +135,14 @@ def other_model(own: Arm, base: Arm) -> str | None:
 
     None without one, and for commands, which have none.
     """
-    workload = trainable(base.config)
+    workload = base.config
     pairs = {name: (value, base.gates[name]) for name, value in own.gates.items() if value != base.gates[name]}
     changed = {
         name: pair
         for name, pair in pairs.items()
         if workload.attested and workload.claim_of(name) is Claim.CHANGES_MODEL
     }
-    values = {**changed, **changed_values(own.config, base.config)}
+    values = {**changed, **own.config.changed_from(base.config)}
     return (
         ", ".join(f"{name} {show(value)} instead of {show(other)}" for name, (value, other) in values.items()) or None
     )

@@ -1,0 +1,212 @@
+"""A user's command as a kind of workload: its arms differ by arguments, variables and code. Torch-free.
+
+Arms of a command are declared: their arguments, variables and code are recorded, and nothing proves that the program
+obeyed them. They are stored like gates, so that pages and MLflow show them in the same place.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.design.gate import Claim, Facts
+from experiments.design.gate_readings import GateReading, declared_readings
+from experiments.design.kinds.kind import Draft, Drafts
+from experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
+from experiments.design.metrics import PROCESS_METRIC
+from experiments.design.problems import pointer, shown
+from experiments.design.spec import AblationSpec
+from experiments.design.workload import (
+    ARCHIVE,
+    COMMAND,
+    Commit,
+    RepositoryCommit,
+    SentCode,
+    SpecPart,
+    VariantSpec,
+    Workload,
+)
+from experiments.errors import SpecProblem
+from experiments.outcomes import BASELINE
+from kernels.backends import NODE_CLASSES, NodeClass
+
+SHORT_DIGEST_CHARS = 19
+"""Characters of an archive's digest that everybody may see; the whole one is for those who may use the archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandArm(ProgramArm):
+    """A command of the user."""
+
+    marked_by = "command"
+    attested = False
+
+    @classmethod
+    def takes(cls, workload: Workload) -> bool:
+        """Return whether the spec has a command."""
+        return workload.command is not None
+
+    @classmethod
+    def drafts(cls, spec: AblationSpec) -> Drafts:
+        """Resolve the arms of a spec with a command."""
+        problems = tuple(program_problems(spec))
+        return Drafts(arms=() if problems else tuple(_drafts(spec)), problems=problems)
+
+    def lane(self) -> str:
+        """Return the lane of commands in the Python environment."""
+        return COMMAND if self.environment is None else f"{COMMAND}:{self.environment}"
+
+    def readings(self, gates: Mapping[str, Any], _facts: Facts) -> dict[str, GateReading]:
+        """Return the settings as declared: nothing observes them."""
+        return declared_readings(gates)
+
+    def shape(self) -> dict[str, Any]:
+        """Return the command that all arms share, where it runs, and on how many devices."""
+        return {name: self.values_with_seed[name] for name in ("command", "environment", "devices")}
+
+    def content(self) -> dict[str, Any]:
+        """Return the command line, the variables and the code, wherever the spec divides a command from arguments."""
+        named = {name: self.values_with_seed[name] for name in ("env", "code", "environment")}
+        return {"argv": [*self.command, *self.args], **named}
+
+    def claim_of(self, _name: str) -> Claim:
+        """Return the weakest claim there is: nobody knows what an argument changes."""
+        return Claim.CHANGES_MODEL
+
+    def describe(self) -> str:
+        """Return the command."""
+        return " ".join(self.command)
+
+
+def _drafts(spec: AblationSpec) -> Iterator[Draft]:
+    """Yield the arms with their declared settings, the baseline first."""
+    workload, base = spec.workload, spec.baseline
+    first = CommandArm(
+        command=workload.command or (),
+        args=base.args,
+        env={**workload.env, **base.env},
+        code=_plain(workload.code),
+        environment=workload.environment,
+        **shared_fields(spec),
+    )
+    configs = {BASELINE: first, **{name: _changed(spec, first, own) for name, own in spec.variants.items()}}
+    patterns = workload.require_kernels
+    variables = sorted({name for config in configs.values() for name in config.env})
+    for name, config in configs.items():
+        declared: dict[str, Any] = {"args": " ".join(config.args), "code": _shown_code(config.code)}
+        declared |= {f"env.{variable}": config.env.get(variable, "") for variable in variables}
+        yield Draft(name, declared, replace(config, requires_kernel=patterns.get(name)))
+
+
+def _changed(spec: AblationSpec, first: CommandArm, own: VariantSpec) -> CommandArm:
+    changes: dict[str, Any] = {}
+    if own.args is not None:
+        changes["args"] = own.args
+    if own.env is not None:
+        changes["env"] = {**spec.workload.env, **own.env}
+    if own.code is not None:
+        repository = first.code if isinstance(own.code, Commit) and isinstance(first.code, Mapping) else {}
+        code = _plain(own.code)
+        changes["code"] = {**repository, **code} if isinstance(code, dict) else code
+    return replace(first, **changes)
+
+
+def _plain(code: str | SpecPart | None) -> str | dict[str, str] | None:
+    return code.model_dump() if isinstance(code, SpecPart) else code
+
+
+def _shown_code(code: str | Mapping[str, str] | None) -> str:
+    if code is None or isinstance(code, str):
+        return code or ""
+    return code[ARCHIVE][:SHORT_DIGEST_CHARS] if ARCHIVE in code else f"{code['git']} {code['commit'][:12]}"
+
+
+def code_of(spec: AblationSpec) -> Iterator[tuple[str, str | SpecPart]]:
+    """Yield every code of a spec with its pointer."""
+    if spec.workload.code is not None:
+        yield pointer("workload", "code"), spec.workload.code
+    for name, own in spec.variants.items():
+        if own.code is not None:
+            yield pointer("variants", name, "code"), own.code
+
+
+def sent_code(spec: AblationSpec) -> dict[str, str]:
+    """Return the digests of the archives that a spec names, by pointer."""
+    return {where: code.archive for where, code in code_of(spec) if isinstance(code, SentCode)}
+
+
+def program_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find parts of a spec with a command that only fit a recipe, or do not fit each other."""
+    node_class = NODE_CLASSES[spec.placement.node_class]
+    if node_class.compiles_only or node_class.device_type == "xla":
+        able = [name for name, entry in NODE_CLASSES.items() if entry.device_type in ("cpu", "cuda")]
+        detail = f"commands do not run on node class '{node_class}'; allowed: {', '.join(able)}"
+        yield SpecProblem(pointer=pointer("placement", "node_class"), detail=detail)
+    yield from _placement_problems(spec, node_class)
+    yield from _secret_problems(spec)
+    if spec.baseline.gates:
+        detail = "gates belong to recipes; this workload is a command"
+        yield SpecProblem(pointer=pointer("baseline", "gates"), detail=detail, hint="use args or env")
+    for where, code in code_of(spec):
+        named = code.git if isinstance(code, RepositoryCommit) else code
+        if isinstance(named, str) and not named.startswith("/"):
+            detail = f"code {shown(named)} is a folder of the submitter, which nothing has packed and sent"
+            yield SpecProblem(
+                pointer=where, detail=detail, hint="submit the file with `ablate run`, or send an archive"
+            )
+    for name, own in spec.variants.items():
+        if own.gates is not None:
+            detail = "gates belong to recipes; this workload is a command"
+            where = pointer("variants", name, "gates")
+            yield SpecProblem(pointer=where, detail=detail, hint="use args, env or code")
+        if own.overrides:
+            where, detail = pointer("variants", name, "overrides"), "overrides belong to recipes; this is a command"
+            yield SpecProblem(pointer=where, detail=detail, hint="use args or env")
+        if isinstance(own.code, Commit) and not isinstance(spec.workload.code, RepositoryCommit):
+            detail = "a commit alone needs workload.code with a repository"
+            where, hint = pointer("variants", name, "code"), "write {git: folder, commit: ...}"
+            yield SpecProblem(pointer=where, detail=detail, hint=hint)
+    if spec.verdict.primary.metric == PROCESS_METRIC and hides_failures(spec.workload.command or ()):
+        where, detail = pointer("workload", "command"), f"{HIDDEN_FAILURES}, and process_s decides"
+        yield SpecProblem(pointer=where, detail=detail, hint="write [bash, -o, pipefail, -c, ...]")
+    yield from kernel_problems(spec)
+
+
+def _secret_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find variables that an arm sets although they are secrets of the node."""
+    places: dict[tuple[str, ...], Mapping[str, str]] = {
+        ("workload",): spec.workload.env,
+        ("baseline",): spec.baseline.env,
+    }
+    places |= {("variants", name): own.env or {} for name, own in spec.variants.items()}
+    for place, variables in places.items():
+        for name in set(variables).intersection(spec.workload.secrets):
+            detail = f"variable {name} is one of workload.secrets, so every arm gets the node's value"
+            yield SpecProblem(pointer=pointer(*place, "env", name), detail=detail, hint="leave it out here")
+
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
+HIDDEN_FAILURES = "a shell ends as the last program of a pipe does, so a failure of an earlier one is not seen"
+
+
+def hides_failures(command: Sequence[str]) -> bool:
+    """Return whether a command has the text of a shell with a pipe, and no `pipefail`."""
+    shells = [place for place, word in enumerate(command) if word.rpartition("/")[2] in _SHELLS]
+    if not shells or any("pipefail" in word for word in command):
+        return False
+    words = iter(command[shells[0] + 1 :])
+    if not any(word.startswith("-") and word.endswith("c") for word in words):
+        return False
+    lexer = shlex.shlex(next(words, ""), posix=True, punctuation_chars=True)
+    with suppress(ValueError):  # quotes without end, of which the shell itself complains
+        return any(token in {"|", "|&"} for token in lexer)
+    return False
+
+
+def _placement_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:
+    most = node_class.command_devices
+    if spec.placement.devices > most:
+        allowed = "1" if most == 1 else f"1 to {most}"
+        detail = f"{spec.placement.devices} devices for a command on node class '{node_class}'; allowed: {allowed}"
+        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail)

@@ -1,0 +1,151 @@
+"""Configuration of a program that a trial starts: a user's command, or the recipe of a package. Torch-free."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from experiments.design.kinds.kind import ArmConfig
+from experiments.design.metrics import METRICS, PROCESS_METRIC
+from experiments.design.problems import listed, nearest, pointer
+from experiments.design.spec import AblationSpec
+from experiments.design.workload import ARCHIVE
+from experiments.digest import canonical_json
+from experiments.errors import SpecProblem
+from experiments.outcomes import BASELINE
+from model.config import StepsConfig
+
+SECRET = "secret"  # noqa: S105 - the word before the name of one
+CLOCK_SHARE = 0.001
+CLOCK_S = 0.002
+"""The worker's clock and the program's may differ by this share of the window plus these seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramArm(ArmConfig):
+    """A program with its arguments, variables and code."""
+
+    own_process = True
+
+    command: tuple[str, ...]
+    """Program and arguments of all arms, with placeholders."""
+    args: tuple[str, ...] = ()
+    """Arguments of the arm, appended."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the arm, the workload's included."""
+    secrets: Annotated[tuple[str, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Names of variables that the node takes from its store of secrets."""
+    code: str | Mapping[str, str] | None = None
+    """A folder on the node, {git, commit}, {archive}, or None without files."""
+    environment: str | None = None
+    """A Python environment that the node's operator has named."""
+    metrics: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
+    """Better direction of each declared metric."""
+    lines: Annotated[Mapping[str, str], Field(exclude_if=lambda value: not value)] = field(default_factory=dict)
+    """Of metrics that the program prints: the line with {} in place of the number."""
+    profile: bool = False
+    requires_kernel: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
+    """Pattern that the name of a kernel in the profiled step must have; None for any table."""
+    needs: Literal["process", "steps", "tokens"] = "process"
+    """The marks that the deciding metric needs: none, of steps, or of steps with tokens."""
+    steps: StepsConfig = field(default_factory=StepsConfig)
+    devices: int = 1
+    seed: int = 0
+
+    def back_ends(self) -> frozenset[str]:
+        """Return the secrets that a node must have."""
+        return frozenset(map(needed_secret, self.secrets))
+
+    def code_problem(self, digest: str | None) -> str | None:
+        """Return why this is not the digest of the code that a trial runs; None if it may be."""
+        if (digest is None) == (self.code is None):
+            return None
+        return f"program.code is {digest}; the configuration has code {self.code!r}"
+
+    @property
+    def declared(self) -> Mapping[str, Literal["higher", "lower"]]:
+        """Better direction of each metric that the program reports, by name."""
+        return self.metrics
+
+    @property
+    def flops_per_step(self) -> int:
+        """Model FLOPs of a step, forward and backward; 0 where nobody knows."""
+        return 0
+
+    @property
+    def trial_settings(self) -> Mapping[str, Any]:
+        """Settings that the module in the trial gets besides those of every program."""
+        return {}
+
+    def line_of(self, metric: str) -> str | None:
+        """Return the line that the program prints with a metric, {} in place of the number; None without one."""
+        return self.lines.get(metric)
+
+    @property
+    def prepared(self) -> str | None:
+        """Text of the program's code; None without files."""
+        return None if self.code is None else canonical_json(self.code)
+
+    @property
+    def archive(self) -> str | None:
+        """Digest of the archive with the program's code; None for other code."""
+        return self.code.get(ARCHIVE) if isinstance(self.code, Mapping) else None
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The folder or repository of the program's code; an archive lies in the folder of prepared data."""
+        source = self.code.get("git") if isinstance(self.code, Mapping) else self.code
+        return () if source is None else (Path(source),)
+
+    def argv(self, *, out: str) -> list[str]:
+        """Return the program and its arguments with placeholders filled in."""
+        values = {"{seed}": str(self.seed), "{out}": out, "{steps}": str(self.steps.total)}
+        filled = []
+        for argument in (*self.command, *self.args):
+            for name, value in values.items():
+                argument = argument.replace(name, value)
+            filled.append(argument)
+        return filled
+
+
+def needs_of(metric: str) -> Literal["process", "steps", "tokens"]:
+    """Return the marks that a deciding metric needs; a declared one is reported without marks, too."""
+    if metric == "tokens_per_s":
+        return "tokens"
+    return "process" if metric == PROCESS_METRIC or metric not in METRICS else "steps"
+
+
+def marked_steps(*, warmup: int, timed: int) -> StepsConfig:
+    """Return the steps of a command, which has no passes, slices and validation rows of ours."""
+    return StepsConfig(warmup=warmup, warmup_s=0.0, timed=timed, slice=0, val_rows=0)
+
+
+def needed_secret(name: str) -> str:
+    """Return the word with which a block asks for a secret, and a node offers it (service/store/nodes/placement)."""
+    return f"{SECRET}:{name}"
+
+
+def shared_fields(spec: AblationSpec) -> dict[str, Any]:
+    """Return the fields of a configuration that commands and recipes of packages take from a spec alike."""
+    workload = spec.workload
+    return {
+        "metrics": {name: metric.better for name, metric in workload.metrics.items()},
+        "lines": {name: metric.line for name, metric in workload.metrics.items() if metric.line is not None},
+        "profile": workload.profile or bool(workload.require_kernels),
+        "needs": needs_of(spec.verdict.primary.metric),
+        "secrets": tuple(sorted(workload.secrets)),
+        "steps": marked_steps(warmup=workload.steps.warmup, timed=workload.steps.timed),
+        "devices": spec.placement.devices,
+    }
+
+
+def kernel_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find required kernels of arms that are not there."""
+    arms = (BASELINE, *spec.variants)
+    for name in spec.workload.require_kernels:
+        if name not in arms:
+            detail = f"'{name}' is no arm of this ablation; arms: {listed(arms)}"
+            where = pointer("workload", "require_kernels", name)
+            yield SpecProblem(pointer=where, detail=detail, hint=nearest(name, arms))

@@ -1,0 +1,137 @@
+"""A kind of workload that the product does not know: a plan, its trials in real processes, and the verdict.
+
+`python -m tests.integration.fourth_kind HOME` prints decision and effect as JSON.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.analysis.judge import judge
+from experiments.design import arms
+from experiments.design.gate import Claim, Facts
+from experiments.design.gate_readings import GateReading, declared_readings
+from experiments.design.kinds.kind import Draft, Drafts
+from experiments.design.kinds.program import ProgramArm, shared_fields
+from experiments.design.load import parse_spec
+from experiments.design.plan import make_plan
+from experiments.design.spec import AblationSpec
+from experiments.design.workload import Workload
+from experiments.outcomes import BASELINE
+from experiments.records.circumstances import CALIBRATED
+from experiments.records.plan_file import make_plan_file, plan_file_text, read_plan_file
+from tests.factories import command_values
+from workers.blocks.block_runner import BlockRunner, NodeContext
+from workers.identity import node as nodes
+from workers.lease import Lease, boot_time_s
+from workers.paths import WorkPaths
+from workers.processes.forkserver import ForkServer
+from workers.processes.guardian import Guardian
+from workers.processes.runner import TrialRunner
+from workers.processes.trial_output import BlockOutput
+from workers.processes.wake_event import WakeEvent
+
+PROGRAM = """
+import ablate, sys
+with ablate.trial(seed=int(sys.argv[2])) as trial:
+    for step in trial.steps(10):
+        step.report(loss=float(sys.argv[1]) * (1 + int(sys.argv[2]) / 1000), tokens=10)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsArm(ProgramArm):
+    """A program whose loss is the first argument of its arm."""
+
+    bits: float
+
+    marked_by = "bits"
+    attested = False
+
+    @classmethod
+    def takes(cls, workload: Workload) -> bool:
+        """Return whether the command is the word for this kind."""
+        return workload.command == ("bits",)
+
+    @classmethod
+    def drafts(cls, spec: AblationSpec) -> Drafts:
+        """Make an arm of each number."""
+        numbers = {BASELINE: spec.baseline.args, **{name: own.args or () for name, own in spec.variants.items()}}
+        made = (
+            Draft(
+                name,
+                {"bits": bits},
+                cls(command=("python", "-c", PROGRAM, bits, "{seed}"), bits=float(bits), **shared_fields(spec)),
+            )
+            for name, (bits,) in numbers.items()
+        )
+        return Drafts(arms=tuple(made), problems=())
+
+    def lane(self) -> str:
+        """Return the lane of commands."""
+        return "command"
+
+    def readings(self, gates: Mapping[str, Any], _facts: Facts) -> dict[str, GateReading]:
+        """Return the number as declared."""
+        return declared_readings(gates)
+
+    def shape(self) -> dict[str, Any]:
+        """Return nothing: all arms are alike."""
+        return {}
+
+    def content(self) -> dict[str, Any]:
+        """Return the number."""
+        return {"bits": self.bits}
+
+    def claim_of(self, _name: str) -> Claim:
+        """Return the weakest claim."""
+        return Claim.CHANGES_MODEL
+
+    def describe(self) -> str:
+        """Return the number."""
+        return f"{self.bits} bits"
+
+
+def main() -> None:
+    """Print the decision and the effect."""
+    home = Path(sys.argv[1])
+    arms.KINDS.insert(0, BitsArm)
+    values = command_values(
+        workload={
+            "command": ["bits"],
+            "steps": {"warmup": 0, "timed": 1},
+        },
+        baseline={"args": ["2.0"]},
+        variants={"fewer": {"args": ["1.8"]}},
+        design={"seeds": 6, "blocks": {"count": 6}, "order_seed": 1},
+        verdict={"primary": {"metric": "loss_final", "margin": "1%"}},
+    )
+    text = json.dumps(values)
+    spec = parse_spec(text.encode(), "application/json")
+    made = make_plan_file(make_plan(spec), spec_text=text, content_type="application/json")
+    file = read_plan_file(plan_file_text(made).encode())
+    with Guardian() as guardian:
+        runner = TrialRunner(ForkServer(), guardian, WakeEvent(), grace_s=1.0, preempted=lambda: False)
+        node = nodes.find_node("here", "cpu")
+        context = NodeContext(
+            node=node,
+            node_id="nod_1",
+            runner=runner,
+            paths=WorkPaths(home=home),
+            data_dir=home / "data",
+            proof=node.devices.proof(),
+            secrets=(home,),
+        )
+        blocks = (file.claimed(index, attempt_id=f"att_{index}", attempt_no=1) for index in range(6))
+        lease = Lease(math.inf, sent_at=boot_time_s())
+        receipts = [receipt for block in blocks for receipt in BlockRunner(context).run(block, lease, BlockOutput())]
+    (variant,) = judge(file.plan, spec, receipts, CALIBRATED).variants
+    sys.stdout.write(json.dumps([variant.decision, variant.primary and variant.primary.delta_pct]))
+
+
+if __name__ == "__main__":
+    main()
