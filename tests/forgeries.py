@@ -422,9 +422,12 @@ def _row(name: str, seed: int) -> tuple[str, ...]:
 
 
 def table() -> str:
-    """Return the table of docs/trust.md."""
+    """Return the table of docs/trust.md: the edits that the same checks catch share a row."""
     lines = [f"| changed | {' | '.join(HOLDERS)} |", f"|---|{'---|' * len(HOLDERS)}"]
-    lines += [f"| {name} | {' | '.join(row)} |" for name, row in rows().items()]
+    edits: dict[tuple[str, ...], list[str]] = {}
+    for name, row in rows().items():
+        edits.setdefault(row, []).append(name)
+    lines += [f"| {'; '.join(names)} | {' | '.join(row)} |" for row, names in edits.items()]
     return "\n".join(lines) + "\n"
 
 

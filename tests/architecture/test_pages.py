@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,16 +9,22 @@ from service.settings import ServiceSettings
 from tests.architecture import pages
 from workers.settings import Settings
 
-LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 DOCUMENTS = sorted(
     path.relative_to(pages.ROOT).as_posix()
     for path in [
         *pages.ROOT.glob("*.md"),
         *(pages.ROOT / "docs").glob("*.md"),
         *(pages.ROOT / "docs/why").glob("*.md"),
+        *(pages.ROOT / "docs/published").glob("*.md"),
+        *(pages.ROOT / "docs/receipts").glob("**/*.md"),
         *(pages.ROOT / "docker").glob("*.md"),
     ]
 )
+RECEIPTS = sorted(path.name for path in (pages.ROOT / "docs/receipts").iterdir() if path.is_dir())
+WORDS_OF_A_RECEIPT = 200
+WORDS_OF_THE_LOG = 3000
 
 
 @pytest.mark.parametrize("name", pages.PAGES)
@@ -25,12 +32,49 @@ def test_generated_page_matches_the_code(name: str) -> None:
     assert (pages.ROOT / name).read_text(encoding="utf-8") == pages.PAGES[name](), "run `make docs`"
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_lead_to_files_that_exist(name: str) -> None:
+def links(name: str) -> list[tuple[Path, str]]:
+    """Return the files and headings of this repository that a page links to."""
     document = pages.ROOT / name
-    targets = [target for target in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in target]
-    missing = [target for target in targets if not (document.parent / target).exists()]
-    assert missing == []
+    pairs = LINK.findall(FENCE.sub("", document.read_text(encoding="utf-8")))
+    return [
+        ((document.parent / target).resolve() if target else document, heading)
+        for target, heading in pairs
+        if "://" not in target
+    ]
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them; equal headings get numbers."""
+    anchors: set[str] = set()
+    for title in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+        plain = LINK.sub(lambda link: link[0][1:].partition("]")[0], title).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        number = next(number for number in range(99) if f"{anchor}-{number}".removesuffix("-0") not in anchors)
+        anchors.add(f"{anchor}-{number}".removesuffix("-0"))
+    return anchors
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_to_files_and_headings_that_exist(name: str) -> None:
+    targets = links(name)
+    assert [path for path, _ in targets if not path.exists()] == []
+    assert [
+        (path.name, heading)
+        for path, heading in targets
+        if heading and path.suffix == ".md" and heading not in headings(path)
+    ] == []
+
+
+@pytest.mark.parametrize("name", RECEIPTS)
+def test_a_receipt_is_short_and_a_page_names_it(name: str) -> None:
+    text = (pages.ROOT / "docs/receipts" / name / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= WORDS_OF_A_RECEIPT
+    readers = [page for page in DOCUMENTS if "receipts/" not in page]
+    assert any(f"receipts/{name}/" in (pages.ROOT / page).read_text(encoding="utf-8") for page in readers)
+
+
+def test_the_log_is_short() -> None:
+    assert len((pages.ROOT / "docs/LOG.md").read_text(encoding="utf-8").split()) <= WORDS_OF_THE_LOG
 
 
 def test_every_setting_and_every_error_says_what_it_is() -> None:

@@ -9,7 +9,8 @@ from tests.forgeries import EDITS, HOLDERS, NOTHING, caught_by, forged, original
 
 TABLE = {
     name: tuple(cells)
-    for name, *cells in ([cell.strip() for cell in line.strip("|\n").split("|")] for line in published().splitlines())
+    for names, *cells in ([cell.strip() for cell in line.strip("|\n").split("|")] for line in published().splitlines())
+    for name in names.split("; ")
     if name in EDITS
 }
 
