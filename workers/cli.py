@@ -16,6 +16,7 @@ from rich.table import Table
 from experiments.documents import settings_problems
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
+from experiments.runtime.processes import OWN_PYTHON
 from experiments.runtime.setting_values import checked_secret, read_secret
 from workers.doctor import DoctorCheck, examine
 from workers.errors import SettingsError, WorkerError
@@ -29,7 +30,7 @@ app = typer.Typer(name="worker", help="Run and examine a worker on this machine.
 @app.command()
 def up() -> None:
     """Run a worker in the foreground until Ctrl-C or SIGTERM."""
-    command = [sys.executable, "-m", "workers.app"]
+    command = [*OWN_PYTHON, "-m", "workers.app"]
     os.execv(sys.executable, command)  # noqa: S606 - the fork server needs a main module that costs nothing to import
 
 

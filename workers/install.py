@@ -176,7 +176,7 @@ StartLimitIntervalSec=0
 [Service]
 User={installation.user}
 EnvironmentFile={_unit_path(installation.environment)}
-ExecStart={_unit_path(sys.executable)} -m workers.app
+ExecStart={_unit_path(sys.executable)} -P -m workers.app
 WorkingDirectory={home}
 Restart=always
 RestartSec=5

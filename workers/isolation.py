@@ -5,13 +5,13 @@ isolates none. See docs/trust.md.
 """
 
 import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
 from experiments.runtime import isolation
 from experiments.runtime.kernel_limits import can_filter_calls, has_admin, landlock_version
+from experiments.runtime.processes import OWN_PYTHON
 from workers.environment_variables import environment_with, library_folders
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
@@ -44,7 +44,7 @@ def _refusal(*, own_tree: bool) -> str | None:
     fields = "own_tree=True, own_network=True" if own_tree else ""
     program = f"from experiments.runtime.isolation import Isolation; Isolation({fields}).enter()"
     environment = environment_with(SOURCE_ROOT)
-    command = [sys.executable, "-c", program]
+    command = [*OWN_PYTHON, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     return None if done.returncode == 0 else f"isolation was refused: {done.stderr.strip().rpartition(': ')[2]}"
 

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -15,6 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+OWN_PYTHON = (sys.executable, "-P")
+"""Begin of the command of a process of ours. It imports nothing from the current folder, where a user may keep files
+with the names of our packages."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 """Loaded at import, because a child between fork and exec must not load anything."""
 _PR_SET_PDEATHSIG = 1

@@ -4,11 +4,10 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 
-from experiments.runtime.processes import number_space, send, start_of, wait_until
+from experiments.runtime.processes import OWN_PYTHON, number_space, send, start_of, wait_until
 from service.errors import StackBusy, StackError
 from service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
 from service.stack import part_processes
@@ -124,7 +123,7 @@ def _spawn(files: StackFiles, report: Report, *, with_worker: bool) -> None:
     files.make_folders(report)
     with files.log("supervisor").open("ab") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "service.stack.supervisor", *(() if with_worker else (NO_WORKER,))],
+            [*OWN_PYTHON, "-m", "service.stack.supervisor", *(() if with_worker else (NO_WORKER,))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

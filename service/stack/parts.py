@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from experiments.runtime.http_clients import http_client
+from experiments.runtime.processes import OWN_PYTHON
 from service.errors import StackError
 from service.settings import MLFLOW_PAGES, SMTP_URL, WEBHOOK_KEY, generated_secret
 from service.stack import broker
@@ -210,7 +211,7 @@ def all_parts(
 
 
 def _module(name: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name)
+    return (*OWN_PYTHON, "-m", name)
 
 
 def mlflow_command(port: int, folder: Path, password: Path) -> tuple[str, ...]:

@@ -29,8 +29,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def home(folder: Path) -> Iterator[Home]:
-    """Start one stack for all tests, whose node takes code from one folder only, and archives."""
+    """Start one stack for all tests, whose node takes code from one folder only, and archives.
+
+    It is started where a user keeps files with the names of our packages and of libraries.
+    """
     made = Home(folder / "home")
+    made.current = folder / "trainer"
+    for name in ("model", "kernels", "yaml", "service/__init__", "workers/__init__", "experiments", "tests/__init__"):
+        shadow = made.current / f"{name}.py"
+        shadow.parent.mkdir(parents=True, exist_ok=True)
+        shadow.write_text(f"raise SystemExit('{name} of the current folder was imported')\n")
     made.environment |= {"ABLATE_CONTROL_EVERY": "0", "ABLATE_CODE_DIRS": str(folder / "code")}
     made.environment |= {"ABLATE_ACCEPT_CODE": "true"}
     made.up()

@@ -31,6 +31,8 @@ class Home:
     def __init__(self, path: Path, program: Sequence[str] = (ABLATE,)) -> None:
         self.program = program
         self.files = StackFiles(home=path)
+        self.current = ROOT
+        """Folder from which commands are started."""
         self.environment = {**os.environ, "ABLATE_HOME": str(path), "ABLATE_PORT": str(18_000 + os.getpid() % 10_000)}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +43,7 @@ class Home:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            cwd=ROOT,
+            cwd=self.current,
             check=False,
             timeout=600,
         )

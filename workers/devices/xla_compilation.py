@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from experiments.records.compilation_report import Overflow
+from experiments.runtime.processes import OWN_PYTHON
 from kernels import xla_compiler
 from workers.environment_variables import compiler_environment
 from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
@@ -48,7 +48,7 @@ def ask_compiler(order: xla_compiler.Order, *, folder: Path | None = None) -> An
         order_file = (folder or Path(temporary)) / "compiler-order.json"
         answer_file = order_file.with_name("compiler-answer.json")
         order_file.write_text(json.dumps(asdict(order)), encoding="utf-8")
-        command = [sys.executable, "-m", _PROGRAM, str(order_file), str(answer_file)]
+        command = [*OWN_PYTHON, "-m", _PROGRAM, str(order_file), str(answer_file)]
         process = subprocess.run(
             command,
             env=compiler_environment(_ROOT),

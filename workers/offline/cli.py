@@ -31,6 +31,7 @@ from experiments.records.circumstances import NOT_REGISTERED
 from experiments.records.plan_archive import PlanWithCode
 from experiments.records.plan_file import PlanFile, carried_plan, differences
 from experiments.records.signing import Signer
+from experiments.runtime.processes import OWN_PYTHON
 from kernels.backends import Lane
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource
@@ -69,7 +70,7 @@ _QUIET_S = 60.0
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
 def start(context: typer.Context) -> None:
     """Run a plan file on this node, without a service, into a bundle for `ablate import`."""
-    os.execv(sys.executable, [sys.executable, "-m", "workers.offline", *context.args])  # noqa: S606
+    os.execv(sys.executable, [*OWN_PYTHON, "-m", "workers.offline", *context.args])  # noqa: S606
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from contextlib import suppress
 
 from experiments.runtime.isolation import short_link
 from experiments.runtime.processes import (
+    OWN_PYTHON,
     children_of,
     descendants_of,
     end_all,
@@ -123,7 +124,7 @@ class _GuardianProcess:
         self._answers, answers = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(os.getpid())], stdin=theirs, stdout=answers, start_new_session=True
+                [*OWN_PYTHON, "-m", _MODULE, str(os.getpid())], stdin=theirs, stdout=answers, start_new_session=True
             )
         except OSError:
             os.close(self._pipe)
