@@ -9,7 +9,7 @@ INTEGRATION, ACCEPTANCE = "tests/integration/test_", "tests/acceptance/test_"
 UNIT = "tests/unit/"
 
 LONG = (
-    f"{ACCEPTANCE}damaged_home.py::test_a_stack_starts_again_over_damaged_files_and_loses_no_result",
+    f"{ACCEPTANCE}damaged_home.py::test_damaged_files_are_refused_with_their_remedies_which_lose_no_result",
     f"{ACCEPTANCE}declared_metrics.py",
     f"{ACCEPTANCE}demo.py",
     f"{ACCEPTANCE}kill_worker.py",
