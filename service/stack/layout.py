@@ -120,6 +120,9 @@ class StackFiles:
         for file in (self.lock, self.broker_socket, self.broker_config, *(self.home / "logs").glob("*.log")):
             if file.is_dir() or (file.exists() and not os.access(file, os.R_OK | os.W_OK)):
                 raise StackError(f"{file} is no file that this user can write to; {_REMEDY}")
+        dump = self.lock.parent / "dump.rdb"
+        if dump.exists():
+            raise StackError(f"{dump} is not from this stack, and the broker would load it; {_REMEDY}")
         for folder in (self.lock.parent, self.mlflow / "artifacts", self.home / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         private = self.broker_socket.parent

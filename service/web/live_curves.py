@@ -33,6 +33,8 @@ MOST_POINTS = 120
 DASHES = {"-": "none", "--": "7 3", "-.": "8 2.5 2 2.5", ":": "2 2.5"}
 """Line style of a picture -> dashes of its line in the legend."""
 OPACITY = 0.14
+_STEPS = (1, 2, 5, 10)
+"""Of the numbers at an axis."""
 
 Curve = Mapping[int, float]
 """Step -> value."""
@@ -176,8 +178,9 @@ def draw_arms(
         for one in curves:
             _draw(axes, one, styles[one.arm])
         axes.set_xlabel("step")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.yaxis.set_major_formatter("{x:,.10g}")
         axes.grid(axis="y")

@@ -133,6 +133,13 @@ def test_a_folder_in_the_place_of_a_file_is_refused_by_name(tmp_path: Path, name
     assert (tmp_path / name).is_dir()
 
 
+def test_a_dump_that_the_broker_would_load_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "dump.rdb").write_bytes(GARBAGE)
+    with pytest.raises(StackError, match=r"run/dump\.rdb is not from this stack, .*; remove it, then run: ablate up"):
+        StackFiles(home=tmp_path).make_folders()
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_what_a_killed_stack_leaves_is_used_again_whatever_it_holds(tmp_path: Path, name: str) -> None:
     files = StackFiles(home=tmp_path)
