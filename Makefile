@@ -6,12 +6,14 @@ STAMP  := $(VENV)/.installed
 TPU_VENV  := .venv-tpu
 TPU_STAMP := $(TPU_VENV)/.installed
 TPU_TESTS := tests/xla tests/kernels/test_mamba3_xla.py tests/kernels/test_xla_lies.py
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+COMPOSE ?= docker compose
 export ABLATE_HOME ?= $(CURDIR)/.ablate
 # Where an image sets it, each of hundreds of processes would compile this project's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result clients test-containers browser simulate bench-scale screens trainers chaos troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
+.PHONY: help install lock demo up down status check fix docs golden test test-fast test-long test-gpu tpu test-tpu nightly nightly-result release clients test-containers browser simulate bench-scale screens trainers chaos troubles mutants interleavings bench-kernels fuzz fuzz-tpu fuzz-gpu fuzz-compile peer clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,7 +89,7 @@ test: $(STAMP) browser  ## all tests that this machine can run but the long ones
 test-long: $(STAMP) browser  ## the tests that make test leaves out (tests/long_tests.py)
 	$(PYTEST) --length long
 
-test-fast: $(STAMP)  ## tests without servers, some ten seconds
+test-fast: $(STAMP)  ## tests without servers, in one process: about seven minutes
 	$(BIN)/python -m pytest tests/unit tests/architecture
 
 # pytest-benchmark, where it is installed, warns beside other plugins, and warnings are errors.
@@ -108,6 +110,17 @@ nightly: $(STAMP) $(TPU_STAMP)  ## compile every kernel with a budget; run test-
 
 nightly-result: $(STAMP)  ## show these results; fails if a test failed, kernels/ has changed, or a run is older than 14 days
 	@$(BIN)/python -m tests.nightly --show
+
+# The wheel has what git has: the folder that is built has no leftovers of earlier builds. The tag is the last step.
+release: $(STAMP)  ## wheel in dist/, images and tag of the version in pyproject.toml (docs/releases.md)
+	@test -z "$$(git status --porcelain)" || { echo "there are uncommitted changes (git status); commit or remove them"; exit 1; }
+	@! git rev-parse --quiet --verify refs/tags/v$(VERSION) >/dev/null || \
+	    { echo "the tag v$(VERSION) exists; raise the version in pyproject.toml"; exit 1; }
+	@grep -q '^## $(VERSION), 20' CHANGELOG.md || { echo "CHANGELOG.md has no heading '## $(VERSION), YYYY-MM-DD'; date it"; exit 1; }
+	@rm -rf build/release && mkdir -p build/release && git archive HEAD | tar -x -C build/release
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./build/release
+	ABLATE_VERSION=$(VERSION) $(COMPOSE) build
+	git tag --annotate v$(VERSION) --message "Ablate $(VERSION)"
 
 # The generators and their clients need other packages than this project, so they have an environment of their own.
 clients: $(STAMP) requirements/clients.lock  ## generate clients of the REST interface with two generators; ask a question with each

@@ -4,7 +4,6 @@ Without any variable the embedded stack runs on loopback below ./.ablate.
 """
 
 import fcntl
-import logging
 import os
 import re
 import secrets
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from experiments.documents import move_aside, settings_problems, write_whole
+from experiments.documents import settings_problems, write_whole
 from experiments.ids import own_node_name
 from experiments.runtime.logs import LogFormat
 from experiments.runtime.setting_values import (
@@ -45,8 +44,6 @@ MIN_SECRET_CHARS = 16
 
 MLFLOW_PAGES = "/mlflow"
 """Path below which the API forwards MLflow's pages."""
-
-_log = logging.getLogger(__name__)
 
 
 class ServiceSettings(BaseSettings):
@@ -217,34 +214,21 @@ def get_settings() -> ServiceSettings:
 
 
 def generated_secret(path: Path) -> str:
-    """Return the secret in a file of the home, which is created if it is missing, empty or damaged.
-
-    A damaged file is renamed, with a warning: nothing else needs the old secret. Raises ConfigurationError if this user
-    may not do that.
-    """
+    """Return the secret in a file of the home, which is created if it is missing. Raises ConfigurationError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(path.parent):
-            secret = _stored_secret(path)
-            if secret is None:
-                secret = secrets.token_urlsafe(32)
-                write_whole(path, secret + "\n", mode=0o600)
-            return secret
+            if not path.exists():
+                write_whole(path, secrets.token_urlsafe(32) + "\n", mode=0o600)
+            secret = _SECRET.fullmatch(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"the secret in {path} can neither be read nor made: {error}") from error
+    if secret is None:
+        raise ConfigurationError(f"{path} contains no secret; run ablate down, remove the file, and run: ablate up")
+    return secret[1].decode()
 
 
-def _stored_secret(path: Path) -> str | None:
-    try:
-        secret = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        secret = ""
-    if len(secret) >= MIN_SECRET_CHARS and secret.isprintable() and " " not in secret:
-        return secret
-    _log.warning("%s contains no secret; it is now %s, and a new secret is made", path, move_aside(path).name)
-    return None
+_SECRET = re.compile(rb"\s*([!-~]{%d,})\s*" % MIN_SECRET_CHARS)
 
 
 @contextmanager

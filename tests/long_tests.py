@@ -9,7 +9,7 @@ INTEGRATION, ACCEPTANCE = "tests/integration/test_", "tests/acceptance/test_"
 UNIT = "tests/unit/"
 
 LONG = (
-    f"{ACCEPTANCE}damaged_home.py::test_a_stack_starts_again_over_damaged_files_and_loses_no_result",
+    f"{ACCEPTANCE}damaged_home.py::test_damaged_files_are_refused_with_their_remedies_which_lose_no_result",
     f"{ACCEPTANCE}declared_metrics.py",
     f"{ACCEPTANCE}demo.py",
     f"{ACCEPTANCE}kill_worker.py",
@@ -18,6 +18,7 @@ LONG = (
     f"{ACCEPTANCE}own_code.py::test_a_token_without_the_scope_and_a_node_that_accepts_no_code_run_nothing",
     f"{ACCEPTANCE}own_code.py::test_an_archive_that_leaves_its_folder_runs_nowhere_and_says_why",
     f"{ACCEPTANCE}own_recipe.py",
+    f"{ACCEPTANCE}release.py::test_the_wheel_runs_the_demo_in_an_empty_environment",
     f"{ACCEPTANCE}report_in_browser.py::test_nothing_overflows_or_overlaps",
     f"{ACCEPTANCE}restore.py::test_a_restored_home_says_the_same_shows_the_same_and_works_on",
     f"{ACCEPTANCE}secrets.py",

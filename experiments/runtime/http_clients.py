@@ -63,7 +63,7 @@ def home_stack(home: Path) -> HomeStack | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "it is damaged; run: ablate up"
+        problem = error.strerror if isinstance(error, OSError) else "it is damaged; remove it, then run: ablate up"
         raise BadSetting(f"{path} cannot be read: {problem}") from error
 
 

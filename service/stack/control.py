@@ -11,7 +11,7 @@ from experiments.runtime.processes import OWN_PYTHON, number_space, send, start_
 from service.errors import StackBusy, StackError
 from service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
 from service.stack import part_processes
-from service.stack.layout import Report, StackFiles, rename_damaged
+from service.stack.layout import Report, StackFiles
 from service.stack.parts import NO_WORKER, WORKER, check_installed
 from service.stack.state import StackState, exclusive, is_locked, read_state
 
@@ -19,7 +19,7 @@ _STOP_PATIENCE_S = 45.0
 _START_PATIENCE_S = 300.0
 _ORPHAN_GRACE_S = 5.0
 _RECORD_PATIENCE_S = 2.0
-"""A supervisor that has just started, or whose stack.json was damaged, writes the file within this time."""
+"""A supervisor that has just started, or whose stack.json was removed, writes the file within this time."""
 _PROBE_PATIENCE_S = 1.0
 """`is_locked` in another process shares the lock for an instant."""
 
@@ -71,20 +71,17 @@ def clean_stale(files: StackFiles, report: Report) -> int:
     """
     if not files.state.exists() or is_locked(files):
         return 0
-    files.make_folders(report)
     try:
         with exclusive(files, patience_s=_PROBE_PATIENCE_S):
             state = read_state(files)
-            if state is None and files.state.exists():
-                rename_damaged(files.state, "is damaged", report)
-            mark = part_processes.home_mark(files) if state is None else part_processes.stack_mark(state.stack_id)
-            count = len(mark.members())
-            killed = part_processes.kill_marked(mark, grace_s=_ORPHAN_GRACE_S)
+            if state is None:  # another command has cleaned up meanwhile
+                return 0
+            count = len(part_processes.stack_mark(state.stack_id).members())
+            killed = part_processes.kill_members(state.stack_id, grace_s=_ORPHAN_GRACE_S)
             files.remove_runtime()
     except StackBusy:
         return 0
-    began = "" if state is None else f" of {state.started_at}"
-    report("note", f"ended {count} processes of the stack{began}, whose supervisor had died")
+    report("note", f"ended {count} processes of the stack of {state.started_at}, whose supervisor had died")
     return killed
 
 
@@ -120,7 +117,7 @@ def _supervisor_ends(files: StackFiles, state: StackState, *, patience_s: float)
 
 
 def _spawn(files: StackFiles, report: Report, *, with_worker: bool) -> None:
-    files.make_folders(report)
+    files.make_folders()
     with files.log("supervisor").open("ab") as log:
         daemon = subprocess.Popen(
             [*OWN_PYTHON, "-m", "service.stack.supervisor", *(() if with_worker else (NO_WORKER,))],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from experiments.documents import move_aside, write_whole
+from experiments.documents import write_whole
 from experiments.runtime.processes import socket_folder
 from experiments.runtime.setting_values import broker_address
 from service.client.settings import get_client_settings
@@ -25,6 +25,8 @@ Report: TypeAlias = Callable[[str, str], None]
 
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9._/@+-]+")
 _NOT_IN_A_URL = frozenset("?#%")
+_FOLDERS = ("run", "mlflow", "logs", "tokens", "data", "work", "reports")
+_REMEDY = "remove it, then run: ablate up"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +78,6 @@ class StackFiles:
         return self.home / "tokens" / "broker"
 
     @property
-    def broker_leftovers(self) -> tuple[Path, ...]:
-        """Files that Valkey loads when it starts, and cannot start if they are damaged. Ours writes none."""
-        return self.lock.parent / "dump.rdb", self.lock.parent / "appendonlydir"
-
-    @property
     def mlflow(self) -> Path:
         """Database and artefacts of the MLflow server."""
         return self.home / "mlflow"
@@ -111,21 +108,21 @@ class StackFiles:
         write_whole(target, page)
         return target
 
-    def make_folders(self, report: Report) -> None:
+    def make_folders(self) -> None:
         """Create every folder that the stack writes to. Only this user can open the socket's folder.
 
-        An unusable file or folder that the stack can make again is renamed, and `report` receives a note.
+        Raises StackError for a file or folder that this user cannot write to.
         """
         self.home.mkdir(parents=True, exist_ok=True)
-        for folder in (self.lock.parent, self.mlflow, self.home / "logs", self.home / "tokens", *self._others):
+        for folder in (self.home / name for name in _FOLDERS):
             if folder.exists() and not (folder.is_dir() and os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
-                rename_damaged(folder, "is no folder that this user can write to", report)
+                raise StackError(f"{folder} is no folder that this user can write to; {_REMEDY}")
         for file in (self.lock, self.broker_socket, self.broker_config, *(self.home / "logs").glob("*.log")):
             if file.is_dir() or (file.exists() and not os.access(file, os.R_OK | os.W_OK)):
-                rename_damaged(file, "is no file that this user can write to", report)
-        for path in self.broker_leftovers:
-            if path.exists():
-                rename_damaged(path, "is not from this stack, and the broker would load it", report)
+                raise StackError(f"{file} is no file that this user can write to; {_REMEDY}")
+        dump = self.lock.parent / "dump.rdb"
+        if dump.exists():
+            raise StackError(f"{dump} is not from this stack, and the broker would load it; {_REMEDY}")
         for folder in (self.lock.parent, self.mlflow / "artifacts", self.home / "logs"):
             folder.mkdir(parents=True, exist_ok=True)
         private = self.broker_socket.parent
@@ -133,27 +130,12 @@ class StackFiles:
         if private.stat().st_uid != os.getuid():
             raise StackError(f"{private} belongs to another user; remove it or choose a shorter ABLATE_HOME")
 
-    @property
-    def _others(self) -> tuple[Path, ...]:
-        """Folders that other parts make, and can make again."""
-        return tuple(self.home / name for name in ("data", "work", "reports"))
-
     def remove_runtime(self) -> None:
         """Remove the state file and the socket, which must not outlive the processes."""
         for file in (self.state, self.broker_socket):
-            if not file.is_dir():  # `make_folders` renames a folder in its place
-                file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
         if self.broker_socket.parent != self.lock.parent and self.broker_socket.parent.is_dir():
             self.broker_socket.parent.rmdir()
-
-
-def rename_damaged(path: Path, problem: str, report: Report) -> None:
-    """Rename a file or folder that the stack makes again, and report it. Raises StackError if that is not allowed."""
-    try:
-        aside = move_aside(path)
-    except OSError as error:
-        raise StackError(f"{path} {problem}, and cannot be renamed ({error.strerror}); remove it") from error
-    report("note", f"{path} {problem}; it is now {aside.name}, and the stack makes another one")
 
 
 def home_files() -> StackFiles:

@@ -30,6 +30,7 @@ from service.stack.layout import MLFLOW_USER
 _PACKAGES = ("experiments", "service")
 _LIBRARIES = ("site-packages", "dist-packages")
 """Names of the folders with installed packages."""
+_DATABASE, _ARTIFACTS = "mlflow.db", "mlflow-artifacts:/"
 _log = logging.getLogger(__name__)
 
 
@@ -67,11 +68,11 @@ def _options(folder: Path) -> dict[str, str]:
 
     It runs no jobs, and reports nothing to MLflow's makers.
     """
-    store = f"sqlite:///{folder / 'mlflow.db'}"
+    store = f"sqlite:///{folder / _DATABASE}"
     return {
         "_MLFLOW_SERVER_FILE_STORE": store,
         "_MLFLOW_SERVER_REGISTRY_STORE": store,
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT": _ARTIFACTS,
         "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(folder / "artifacts"),
         "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -86,9 +87,21 @@ def _mlflow(folder: Path) -> ASGIApp:
     from mlflow.server.handlers import initialize_backend_stores
 
     _keep_artifacts_in(folder / "artifacts")
+    if not (folder / _DATABASE).exists():
+        _create_database(folder)
     initialize_backend_stores()
     loaded: ASGIApp = app
     return loaded
+
+
+def _create_database(folder: Path) -> None:
+    """Create MLflow's database under another name until it is complete: a killed migration never continues."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    unfinished = folder / f"{_DATABASE}.unfinished"
+    unfinished.unlink(missing_ok=True)
+    SqlAlchemyStore(f"sqlite:///{unfinished}", _ARTIFACTS).engine.dispose()
+    unfinished.replace(folder / _DATABASE)
 
 
 def _keep_artifacts_in(root: Path) -> None:

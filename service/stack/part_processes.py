@@ -39,19 +39,14 @@ def stack_mark(stack_id: str) -> Mark:
     return Mark("ABLATE_STACK_ID", stack_id)
 
 
-def home_mark(files: StackFiles) -> Mark:
-    """Return the mark of every process below any supervisor of this home."""
-    return Mark("ABLATE_STACK_HOME", str(files.home))
-
-
 def part_mark(stack_id: str, part: str) -> Mark:
     """Return the mark of one part's processes. They keep it when their parent dies."""
     return Mark("ABLATE_STACK_PART", f"{stack_id}.{part}")
 
 
-def start(part: StackPart, *, stack_id: str, log: Path, home: Mark | None = None) -> subprocess.Popen[bytes]:
+def start(part: StackPart, *, stack_id: str, log: Path) -> subprocess.Popen[bytes]:
     """Start a part with its marks, in its own session. The kernel signals it when the supervisor dies."""
-    own_marks = (stack_mark(stack_id), part_mark(stack_id, part.name), *([] if home is None else [home]))
+    own_marks = (stack_mark(stack_id), part_mark(stack_id, part.name))
     marks = {mark.variable: mark.value for mark in own_marks}
     with log.open("ab") as sink:
         return subprocess.Popen(
@@ -81,12 +76,7 @@ def kill_members(stack_id: str, *, grace_s: float = 0.0) -> int:
 
     Raises TimeoutError if one survives SIGKILL (a process inside a driver call).
     """
-    return kill_marked(stack_mark(stack_id), grace_s=grace_s)
-
-
-def kill_marked(mark: Mark, *, grace_s: float) -> int:
-    """Do the same for any mark."""
-    result = end_all(mark.members, grace_s=grace_s)
+    result = end_all(stack_mark(stack_id).members, grace_s=grace_s)
     if result.survivors:
         raise TimeoutError(f"processes {list(result.survivors)} survived SIGKILL")
     return len(result.killed)
@@ -125,8 +115,7 @@ class PartRun:
     def start(self) -> None:
         """Start the part's process."""
         self.started_at = datetime.now(UTC)
-        log = self._files.log(self.part.name)
-        self._process = start(self.part, stack_id=self._stack_id, log=log, home=home_mark(self._files))
+        self._process = start(self.part, stack_id=self._stack_id, log=self._files.log(self.part.name))
         self.pid = self._process.pid
         self._enter(PartPhase.STARTING)
 

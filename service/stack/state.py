@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from experiments.documents import move_aside, write_whole
-from service.errors import StackBusy
+from experiments.documents import write_whole
+from service.errors import StackBusy, StackError
 from service.stack.layout import StackFiles
 
 
@@ -91,17 +91,20 @@ class StackState(BaseModel):
 
 
 def read_state(files: StackFiles) -> StackState | None:
-    """Return the recorded state, or None if there is no file or a damaged one, which a supervisor replaces."""
+    """Return the recorded state, or None without a file. Raises StackError for a damaged one."""
     try:
         return StackState.model_validate_json(files.state.read_bytes())
-    except (OSError, ValidationError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValidationError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise StackError(
+            f"{files.state} cannot be read: {problem}; remove it, then run: ablate up (a running stack writes it again)"
+        ) from error
 
 
 def write_state(files: StackFiles, state: StackState) -> None:
     """Replace stack.json atomically."""
-    if files.state.is_dir():
-        move_aside(files.state)
     write_whole(files.state, state.model_dump_json(indent=2) + "\n")
 
 

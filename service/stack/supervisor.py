@@ -30,11 +30,11 @@ from experiments.runtime.processes import number_space, start_of
 from experiments.runtime.setting_values import read_secret
 from service.client.api import Client, ClientError
 from service.client.settings import get_client_settings
-from service.errors import PartFailed, StackBusy
+from service.errors import PartFailed, StackBusy, StackError
 from service.http import links
 from service.settings import get_settings
 from service.stack import broker, part_processes
-from service.stack.layout import Report, StackFiles, rename_damaged
+from service.stack.layout import Report, StackFiles
 from service.stack.part_processes import PartRun
 from service.stack.parts import (
     BACKGROUND,
@@ -47,7 +47,7 @@ from service.stack.parts import (
     free_port,
     is_ok,
 )
-from service.stack.state import StackFinding, StackState, exclusive, read_state, write_state
+from service.stack.state import StackFinding, StackState, exclusive, write_state
 
 _log = logging.getLogger(__name__)
 
@@ -68,18 +68,17 @@ class StopRequested(Exception):
 def supervise(files: StackFiles, report: Report, *, with_worker: bool = True) -> None:
     """Run the stack of `files` until SIGTERM or SIGINT. Returns when none of its processes is left.
 
-    Raises StackBusy if another supervisor has the home, PartFailed if a part does not start.
+    Raises StackBusy if another supervisor has the home, StackError for a damaged file, PartFailed if a part does not
+    start.
     """
     os.umask(0o077)  # only this user can read the database, logs and sockets that the parts create
     with exclusive(files, patience_s=_LOCK_PATIENCE_S):
-        files.make_folders(report)
-        needs_projection = clear_mlflow(files, report)
+        files.make_folders()
+        check_databases(files)
         supervisor = _Supervisor(files, report, with_worker=with_worker)
         _stop_on_signals()
         try:
             supervisor.start()
-            if needs_projection:
-                project_again(files)
             supervisor.watch()
         except StopRequested:
             _log.info("a signal asked for the end")
@@ -144,7 +143,7 @@ class _Supervisor:
         while True:
             for run in self._runs.values():
                 run.update()
-            if self._current_state() != self._state or self._unrecorded or read_state(self._files) != self._state:
+            if self._current_state() != self._state or self._unrecorded or not self._files.state.exists():
                 self._record()
             time.sleep(_POLL_S)
 
@@ -224,59 +223,25 @@ class _Supervisor:
             self._unrecorded = False
 
 
-_CHECKED_BYTES = 2**28
-"""MLflow databases up to this size are checked whole at a start (about a second), larger ones only at their head."""
+def check_databases(files: StackFiles) -> None:
+    """Raise StackError for a database that SQLite cannot read or finds damaged."""
+    remedies = {
+        files.database: "restore a file from `ablate backup`: ablate restore FILE",
+        files.mlflow_database: f"remove {files.mlflow}, then run: ablate up, ablate mlflow rebuild",
+    }
+    for database, remedy in remedies.items():
+        problem = _problem(database) if database.exists() else None
+        if problem is not None:
+            raise StackError(f"{database} cannot be used: {problem}; if it is damaged, {remedy}")
 
 
-def clear_mlflow(files: StackFiles, report: Report) -> bool:
-    """Rename MLflow's folder if its database is damaged. Return whether MLflow lacks the ablations of this home."""
-    database = files.mlflow_database
-    problem = None if not database.exists() else _sqlite_problem(database)
-    if problem is not None:
-        rename_damaged(files.mlflow, f"has a damaged database ({problem})", report)
-        files.make_folders(report)
-    return files.database.is_file() and not (database.is_file() and database.stat().st_size)
-
-
-def _sqlite_problem(database: Path) -> str | None:
-    """Return why SQLite cannot read a database, or None."""
-    if not (database.is_file() and os.access(database, os.R_OK | os.W_OK)):
-        return "no file that this user can write to"
+def _problem(database: Path) -> str | None:
     try:
         with closing(sqlite3.connect(database)) as connection:  # a killed server's journal needs a writer
-            check = "quick_check(1)" if database.stat().st_size <= _CHECKED_BYTES else "schema_version"
-            (answer,) = connection.execute(f"PRAGMA {check}").fetchone()
-            created = not database.stat().st_size or _has_experiment(connection)
-    except sqlite3.OperationalError:  # no disk space or memory: the server reports it
-        return None
-    except sqlite3.DatabaseError as error:
+            (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
         return str(error)
-    if answer != "ok" and not isinstance(answer, int):
-        return str(answer)
-    return None if created else "MLflow was interrupted while it created it"
-
-
-def _has_experiment(connection: sqlite3.Connection) -> bool:
-    """Return whether MLflow finished the database: a first experiment is the last thing that it creates.
-
-    MLflow's migrations do not continue after an interruption: it would fail at every start.
-    """
-    table = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
-    return bool(connection.execute(table).fetchone() and connection.execute("SELECT 1 FROM experiments").fetchone())
-
-
-def project_again(files: StackFiles) -> None:
-    """Ask the background process to write every finished ablation to MLflow."""
-    from service.store.ablations.results import ask_for_projections  # imports SQLAlchemy
-    from service.store.session import Store
-
-    store = Store(f"sqlite:///{files.database}")
-    try:
-        with store.write() as connection:
-            count = ask_for_projections(connection)
-    finally:
-        store.close()
-    _log.info("asked for %d ablations in MLflow", count)
+    return None if answer == "ok" else " ".join(str(answer).split())
 
 
 _MLFLOW_API = "/api/2.0/mlflow/experiments"

@@ -2,10 +2,13 @@
 
 import json
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cachetools import LRUCache, TTLCache, cached
+from markupsafe import Markup
 from sqlalchemy import Connection
 
 from experiments.block_numbers import block_name
@@ -13,29 +16,25 @@ from experiments.reporting import wording
 from service.store.ablations import results
 from service.store.nodes import nodes
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+    from experiments.reporting.pictures.drawing import ArmStyle
 
-class Frame(NamedTuple):
-    """Size of a picture, and the room around its plot for numbers and labels."""
-
-    width: int = 560
-    height: int = 250
-    left: int = 62
-    right: int = 10
-    top: int = 12
-    bottom: int = 40
-
-
-FRAME = Frame()
+WIDTH_IN, HEIGHT_IN = 5.8, 2.6
+FRESH_S = 5.0
+"""Age up to which all viewers get the same pictures: a drawing takes 0.1 s of a processor that may be measuring."""
 MOST_ARMS = 9
 MOST_BLOCKS = 12
 """Finished blocks in a band, the newest; each of their receipts is read once."""
 MOST_POINTS = 120
 """Steps of a curve that are drawn, evenly spread."""
-COLOURS = 8
-DASHES = ("none", "7 3", "3 2.5", "8 2.5 2 2.5")
-_TICKS = 5
+DASHES = {"-": "none", "--": "7 3", "-.": "8 2.5 2 2.5", ":": "2 2.5"}
+"""Line style of a picture -> dashes of its line in the legend."""
+OPACITY = 0.14
+_STEPS = (1, 2, 5, 10)
+"""Of the numbers at an axis."""
 
 Curve = Mapping[int, float]
 """Step -> value."""
@@ -49,49 +48,39 @@ class TrialCurve(NamedTuple):
     curve: Curve
 
 
-class Tick(NamedTuple):
-    """One number at an axis."""
-
-    place: float
-    text: str
-
-
 @dataclass(frozen=True, kw_only=True)
-class ArmLines:
-    """An arm in a picture."""
+class ArmCurves:
+    """The curves of an arm in a picture."""
+
+    arm: str
+    low: Curve
+    """Smallest values of the finished blocks, at the steps that all of them have."""
+    mean: Curve
+    high: Curve
+    running: tuple[Curve, ...]
+    newest: str
+    """The newest value with its step and block."""
+
+
+class LegendEntry(NamedTuple):
+    """An arm in the legend below a picture."""
 
     arm: str
     colour: str
     """Of the page's theme."""
     dash: str
-    band: str
-    """In SVG's form for `polygon`; empty with fewer than two finished blocks."""
-    mean: str
-    """Mean over the finished blocks, in SVG's form for `polyline`; empty without one."""
-    running: tuple[str, ...]
-    """One line for each running trial; a lone point is left out."""
     newest: str
-    """The newest value with its step and block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LivePicture:
     """One quantity of all arms over the steps."""
 
-    name: str
     label: str
     """With the unit."""
-    arms: tuple[ArmLines, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
+    svg: Markup
+    legend: tuple[LegendEntry, ...]
     note: str
-    frame: Frame = FRAME
-
-    @property
-    def described(self) -> str:
-        """Describe the picture for screen readers."""
-        lines = "; ".join(f"{one.arm}: {one.newest}" for one in self.arms)
-        return f"{self.label} over the steps, all arms. Newest: {lines}."
 
 
 class Quantity(NamedTuple):
@@ -108,6 +97,11 @@ QUANTITIES = (
 )
 
 
+@cached(
+    TTLCache(maxsize=500, ttl=FRESH_S),
+    key=lambda _connection, ablation_id, _arms: ablation_id,
+    condition=threading.Condition(),
+)
 def live_curves(connection: Connection, ablation_id: str, arms: Sequence[str]) -> tuple[LivePicture, ...]:
     """Return the pictures that have data: the finished blocks, and the running ones in their running attempt."""
     shown = arms[:MOST_ARMS]
@@ -139,19 +133,9 @@ def _running(connection: Connection, ablation_id: str, limit: int) -> Iterator[t
         )
 
 
-_CACHE: dict[str, tuple[Curve, ...]] = {}
-"""Digest of a receipt -> its curves, which never change."""
-MOST_CACHED = 2000
-
-
-def _curves_of(connection: Connection, trial_id: str, digest: str) -> tuple[Curve, ...]:
-    curves = _CACHE.get(digest)
-    if curves is None:
-        curves = curves_of_steps(json.loads(results.read_payload(connection, trial_id))["steps"])
-        if len(_CACHE) >= MOST_CACHED:
-            _CACHE.clear()
-        _CACHE[digest] = curves
-    return curves
+@cached(LRUCache(maxsize=2000), key=lambda _connection, _trial_id, digest: digest, lock=threading.Lock())
+def _curves_of(connection: Connection, trial_id: str, _digest: str) -> tuple[Curve, ...]:
+    return curves_of_steps(json.loads(results.read_payload(connection, trial_id))["steps"])
 
 
 def curves_of_steps(steps: Sequence[Mapping[str, Any]]) -> tuple[Curve, ...]:
@@ -177,21 +161,41 @@ def draw_arms(
     left_out: Sequence[str] = (),
 ) -> LivePicture | None:
     """Return the picture of one quantity; None without two points of one trial."""
+    from matplotlib.ticker import MaxNLocator  # matplotlib would add a second to the API's start
+
+    from experiments.reporting.pictures import drawing
+
     finished = [one for one in finished if one.arm in arms and len(one.curve) > 1]
     running = [one for one in running if one.arm in arms and len(one.curve) > 1]
-    if not finished and not running:
+    curves = [one for arm in arms if (one := curves_of_arm(arm, finished, running)) is not None]
+    if not curves:
         return None
-    every = [point for one in (*finished, *running) for point in one.curve.items()]
-    scale = _Scale(x=_range([0, *(step for step, _ in every)]), y=_range([value for _, value in every]))
-    lines = [_lines(arm, place, finished, running, scale) for place, arm in enumerate(arms)]
-    blocks = len({one.block_index for one in finished})
+    styles = drawing.arm_styles(arms)
+
+    def paint(figure: "Figure") -> None:
+        figure.set_size_inches(WIDTH_IN, HEIGHT_IN)
+        axes = figure.add_subplot()
+        for one in curves:
+            _draw(axes, one, styles[one.arm])
+        axes.set_xlabel("step")
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:,.10g}")
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+
+    newest = "; ".join(f"{one.arm}: {one.newest}" for one in curves)
+    described = f"{quantity.label} over the steps, all arms. Newest: {newest}."
     return LivePicture(
-        name=quantity.name,
         label=quantity.label,
-        arms=tuple(one for one in lines if one is not None),
-        x_ticks=tuple(Tick(scale.at_x(x), f"{x:,.0f}") for x in ticks(*scale.x) if x == int(x)),
-        y_ticks=tuple(Tick(scale.at_y(y), wording.with_minus(f"{y:,.10g}")) for y in ticks(*scale.y)),
-        note=_note(blocks, running, left_out),
+        svg=Markup(drawing.draw(quantity.name, quantity.label, described, paint).svg),  # noqa: S704  # it escapes texts
+        legend=tuple(
+            LegendEntry(one.arm, f"--{styles[one.arm].role}", DASHES[styles[one.arm].line], one.newest)
+            for one in curves
+        ),
+        note=_note(len({one.block_index for one in finished}), running, left_out),
     )
 
 
@@ -209,66 +213,32 @@ def _note(blocks: int, running: Sequence[TrialCurve], left_out: Sequence[str]) -
     return " ".join(parts)
 
 
-class _Scale(NamedTuple):
-    x: tuple[float, float]
-    y: tuple[float, float]
-
-    def at_x(self, step: float) -> float:
-        low, high = self.x
-        return round(FRAME.left + (step - low) / (high - low) * (FRAME.width - FRAME.left - FRAME.right), 1)
-
-    def at_y(self, value: float) -> float:
-        low, high = self.y
-        return round(
-            FRAME.height - FRAME.bottom - (value - low) / (high - low) * (FRAME.height - FRAME.top - FRAME.bottom), 1
-        )
-
-    def points(self, curve: Iterable[tuple[float, float]]) -> str:
-        return " ".join(f"{self.at_x(x)},{self.at_y(y)}" for x, y in curve)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the smallest and the largest value, apart from each other."""
-    low, high = min(values), max(values)
-    room = 0.5 * abs(low) or 0.5
-    return (low, high) if high - low > 1e-9 * max(abs(low), abs(high)) else (low - room, high + room)
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return round numbers between two values, at least two."""
-    raw = (high - low) / _TICKS
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    return [float(f"{place * step:.12g}") for place in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _lines(
-    arm: str, place: int, finished: Sequence[TrialCurve], running: Sequence[TrialCurve], scale: _Scale
-) -> ArmLines | None:
+def curves_of_arm(arm: str, finished: Sequence[TrialCurve], running: Sequence[TrialCurve]) -> ArmCurves | None:
+    """Return what a picture shows of an arm, None for nothing."""
     done, now = ([one for one in curves if one.arm == arm] for curves in (finished, running))
     if not done and not now:
         return None
-    by_step: dict[int, list[float]] = {}
-    for one in done:
-        for step, value in one.curve.items():
-            by_step.setdefault(step, []).append(value)
-    steps = _thin([step for step in sorted(by_step) if len(by_step[step]) == len(done)])
-    tops, bottoms = ([(step, pick(by_step[step])) for step in steps] for pick in (max, min))
+    common = sorted(set.intersection(*(set(one.curve) for one in done))) if done else []
+    values = {step: [one.curve[step] for one in done] for step in common}
     last = (now or done)[-1]
     step, value = list(last.curve.items())[-1]
-    return ArmLines(
+    return ArmCurves(
         arm=arm,
-        colour=f"--arm-{0 if place == 0 else (place - 1) % (COLOURS - 1) + 1}",
-        dash=DASHES[place % len(DASHES)],
-        band=scale.points([*tops, *reversed(bottoms)]) if len(done) > 1 else "",
-        mean=scale.points((step, math.fsum(by_step[step]) / len(done)) for step in steps),
-        running=tuple(scale.points(_thin(list(one.curve.items()))) for one in now),
+        low={step: min(of_blocks) for step, of_blocks in values.items()},
+        mean={step: math.fsum(of_blocks) / len(done) for step, of_blocks in values.items()},
+        high={step: max(of_blocks) for step, of_blocks in values.items()},
+        running=tuple(one.curve for one in now),
         newest=f"{wording.number(value)} at step {step:,} of {block_name(last.block_index)}",
     )
 
 
-def _thin(items: list[T]) -> list[T]:
-    """Return at most `MOST_POINTS` items, evenly spread, including the last."""
-    stride = max(1, math.ceil(len(items) / MOST_POINTS))
-    return items[::-1][::stride][::-1]
+def _draw(axes: "Axes", curves: ArmCurves, style: "ArmStyle") -> None:
+    from experiments.reporting.pictures import drawing
+
+    steps = drawing.thin(list(curves.mean), MOST_POINTS)
+    low, mean, high = ([curve[step] for step in steps] for curve in (curves.low, curves.mean, curves.high))
+    axes.fill_between(steps, low, high, color=style.colour, alpha=OPACITY, linewidth=0)
+    axes.plot(steps, mean, color=style.colour, linestyle=style.line, linewidth=1.0)
+    for curve in curves.running:
+        points = drawing.thin(list(curve.items()), MOST_POINTS)
+        axes.plot(*zip(*points, strict=True), color=style.colour, linestyle=style.line, linewidth=2.0)

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -21,29 +19,6 @@ POOR = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOE
 GARBAGE = b"\xff\x00 garbage" * 400
 
 
-def damage(home: Path) -> None:
-    """Leave no file as it was that the stack can make again."""
-    for name in ("stack.json", "mlflow/mlflow.db", "tokens/worker", "logs/api.log", "run/valkey.conf", "lanes.json"):
-        (home / name).write_bytes(GARBAGE)
-    (home / "tokens" / "admin").write_bytes(b"")
-    for name in ("run/stack.lock", "logs/valkey.log", "lanes.json", "run/dump.rdb"):
-        (home / name).unlink(missing_ok=True)
-        (home / name).mkdir()
-    shutil.rmtree(home / "data")
-    (home / "data").write_bytes(GARBAGE)
-    for folder in (home / "valkey" / "appendonlydir", home / "run" / "appendonlydir"):
-        folder.mkdir(parents=True)
-        (folder / "appendonly.aof.manifest").write_bytes(GARBAGE)
-
-
-def interrupt_creation(home: Path) -> None:
-    """Leave what a killed MLflow may leave of its first start: an index, and no word of the migration that made it."""
-    (home / "mlflow").mkdir(parents=True)
-    with closing(sqlite3.connect(home / "mlflow" / "mlflow.db")) as connection:
-        connection.execute("CREATE TABLE params (key VARCHAR(250), value VARCHAR(250), run_uuid VARCHAR(32))")
-        connection.execute("CREATE INDEX index_params_run_uuid ON params (run_uuid)")
-
-
 RUNS = 1 + 2 + 4
 """Of the ablation, its arms and its trials."""
 
@@ -54,31 +29,56 @@ def runs_in(mlflow: str) -> int:
     return len(answer.json().get("runs", []))
 
 
-def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: Path) -> None:
+def refusal(home: Home, path: Path) -> str:
+    """Damage a file, or put one in the place of a folder; return the refusal of a start."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.write_bytes(GARBAGE)
+    done = home.run("up")
+    assert done.returncode == 5, done.stderr
+    assert path.read_bytes() == GARBAGE
+    text = " ".join(done.stderr.split())
+    assert str(path) in text
+    return text
+
+
+def test_damaged_files_are_refused_with_their_remedies_which_lose_no_result(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.environment |= POOR | {"TMPDIR": str(tmp_path / ("t" * 120))}
     Path(home.environment["TMPDIR"]).mkdir()
-    spec = tmp_path / "smallest.yaml"
+    files, spec, backup = home.files, tmp_path / "smallest.yaml", tmp_path / "backup"
     spec.write_text(EXACT)
-    interrupt_creation(home.files.home)
     try:
         first = home.up()
         assert home.run("run", str(spec)).returncode == 0
-        assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=60), runs_in(home.mlflow())
+        assert home.run("backup", str(backup)).returncode == 0
         os.kill(first["supervisor_pid"], signal.SIGKILL)
         assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=60)
-        damage(home.files.home)
-        again = home.run("up")
-        assert again.returncode == 0, again.stderr
-        assert "stack.json is damaged; it is now stack.json.damaged-" in again.stderr.replace("\n", " ")
+        for path in (files.state, files.home / "data", files.broker_password, files.home / "tokens" / "worker"):
+            text = refusal(home, path)
+            assert "remove it, then run: ablate up" in text or "remove the file, and run: ablate up" in text
+            path.unlink()
+        assert f"remove {files.mlflow}, then run: ablate up, ablate mlflow rebuild" in refusal(
+            home, files.mlflow_database
+        )
+        shutil.rmtree(files.mlflow)
+        assert "file is not a database; if it is damaged, restore" in refusal(home, files.database)
+        assert home.run("restore", str(backup)).returncode == 0
+        home.up()
+        assert home.run("mlflow", "rebuild").returncode == 0
         assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=120), runs_in(home.mlflow())
         assert home.run("run", str(spec)).returncode == 0
-        home.files.state.write_bytes(GARBAGE)
-        assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=10), (
-            "the supervisor writes it again"
-        )
+        files.state.write_bytes(GARBAGE)
+        for command in ("status", "down", "up"):
+            refused = home.run(command)
+            assert refused.returncode == 5
+            assert f"{files.state} cannot be read: it is damaged; remove it" in " ".join(refused.stderr.split())
+        files.state.unlink()
+        assert wait_until(files.state.exists, patience_s=60), "the running supervisor writes it again"
+        assert home.run("status").returncode == 0
         assert json.loads(home.run("down", "--json").stdout)["was_running"] is True
     finally:
+        files.state.unlink(missing_ok=True)
         home.run("down")
 
 

@@ -29,14 +29,14 @@ def _processes_of(home: Path) -> list[str]:
     return found
 
 
-def test_demo_ends_with_a_verdict_a_report_and_no_process(tmp_path: Path) -> None:
-    home = tmp_path / "home"
+def check_demo(program: Path, home: Path, *, cwd: Path) -> None:
+    """Run the demo in a new home; check its verdict, its report and that no process is left."""
     done = subprocess.run(
-        [Path(sys.executable).with_name("ablate"), "demo", "--json"],
+        [program, "demo", "--json"],
         env={**os.environ, "ABLATE_HOME": str(home), "ABLATE_PORT": str(18_000 + os.getpid() % 10_000)},
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=cwd,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -52,3 +52,7 @@ def test_demo_ends_with_a_verdict_a_report_and_no_process(tmp_path: Path) -> Non
     assert summary["ablation"] in report.read_text(encoding="utf-8")
     assert _processes_of(home) == []
     assert not (home / "stack.json").exists()
+
+
+def test_demo_ends_with_a_verdict_a_report_and_no_process(tmp_path: Path) -> None:
+    check_demo(Path(sys.executable).with_name("ablate"), tmp_path / "home", cwd=ROOT)

@@ -180,11 +180,13 @@ verdict: {primary: {metric: peak_allocated_gib, margin: 2%}}
 
 def test_a_part_that_cannot_start_ends_the_stack_and_shows_its_log(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.files.make_folders(lambda _kind, _text: None)
-    (home.files.home / "ablate.db").write_bytes(b"this is no database, and it is longer than the header of one" * 100)
+    home.files.make_folders()
+    worker_token = home.files.home / "tokens" / "worker"
+    worker_token.parent.mkdir()
+    worker_token.write_bytes(b"")
     done = home.run("up")
     assert done.returncode == 5
     assert "api ended with exit code" in done.stderr
-    assert "not a database" in done.stderr
+    assert f"{worker_token} contains no secret" in done.stderr.replace("\n", " ")
     assert home.run("status").returncode == 6
     assert not home.files.state.exists()

@@ -20,6 +20,7 @@ APART = {"tpu"}
 BY_PIP_ALONE = {
     "Makefile": 6,  # peer: kernels; clients: generators; mutants: mutmut; audit: pip-audit; in folders of their own
     "docs/own-recipe.md": 1,  # a package of the reader
+    "docs/releases.md": 1,  # our own wheel
     "docker/service.Dockerfile": 1,  # our own wheel, without an index
     "docker/worker.Dockerfile": 1,
 }

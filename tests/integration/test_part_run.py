@@ -44,7 +44,7 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.files = StackFiles(home=folder)
-        self.files.make_folders(lambda _kind, _text: None)
+        self.files.make_folders()
         self.stack_id = uuid.uuid4().hex
         self.pause_s = 0.5
         self.findings: list[tuple[str, str, str]] = []

@@ -41,7 +41,7 @@ def foreign_port() -> Iterator[int]:
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor._Supervisor]:
     files = StackFiles(home=tmp_path)
-    files.make_folders(lambda _kind, _text: None)
+    files.make_folders()
     where = Addresses(files=files, api_port=1, mlflow_port=2)
     monkeypatch.setattr(supervisor, "_choose_ports", lambda _files, _report: where)
     one = supervisor._Supervisor(files, lambda _kind, _text: None, with_worker=True)

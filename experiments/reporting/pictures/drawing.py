@@ -77,12 +77,17 @@ class ArmStyle:
 
     shown: str
     """The arm's name, shortened if it is too long for a picture."""
-    colour: str
-    """Sentinel to draw with."""
+    role: str
+    """Of the page's theme."""
     marker: str
     grown: float
     """Size factor of the marker."""
     line: str
+
+    @property
+    def colour(self) -> str:
+        """Sentinel to draw with."""
+        return SENTINELS[self.role]
 
 
 def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
@@ -91,7 +96,7 @@ def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
     return {
         arm: ArmStyle(
             shown=wording.shorten(arm, LONGEST_NAME),
-            colour=SENTINELS["arm-0" if i == 0 else _VARIANT_ROLES[(i - 1) % len(_VARIANT_ROLES)]],
+            role="arm-0" if i == 0 else _VARIANT_ROLES[(i - 1) % len(_VARIANT_ROLES)],
             marker=(marker := markers[i % len(markers)]),
             grown=MARKERS[marker],
             line=LINES[i % len(LINES)],

@@ -7,7 +7,7 @@ from experiments.errors import BadSetting
 from experiments.runtime.http_clients import HomeStack, home_stack
 from service.client.settings import ClientSettings
 from service.errors import ConfigurationError
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, generated_secret
 from workers import environment_variables
 from workers.settings import Settings
 
@@ -73,8 +73,28 @@ def test_client_reads_the_embedded_stack(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"stack_id": 1, "api_url": "nowhere"}'])
 def test_a_damaged_state_of_the_stack_is_an_error_that_names_it(content: str, tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text(content)
-    with pytest.raises(BadSetting, match=r"stack.json cannot be read: it is damaged"):
+    with pytest.raises(BadSetting, match=r"stack.json cannot be read: it is damaged; remove it, then run: ablate up"):
         home_stack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"\xff\x00 garbage" * 9, b"two words of enough characters", b"\n" * 40]
+)
+def test_a_file_without_a_secret_is_refused_and_stays(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "tokens" / "admin"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"tokens/admin contains no secret; run ablate down, remove the file"):
+        generated_secret(path)
+    assert path.read_bytes() == content
+    path.unlink()
+    secret = generated_secret(path)
+    path.write_text(f" {secret}\r\n")
+    assert generated_secret(path) == secret
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigurationError, match=r"tokens/admin can neither be read nor made: .*Is a directory"):
+        generated_secret(path)
 
 
 def test_every_setting_with_a_secret_or_an_address_is_hidden_from_trials() -> None:

@@ -1,4 +1,6 @@
 import os
+import random
+import re
 import signal
 import socket
 import sqlite3
@@ -10,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runtime.processes import wait_until
 from service.errors import StackBusy, StackError
-from service.stack import broker, control, part_processes
+from service.stack import broker, control, part_processes, supervisor
 from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
 from service.stack.parts import LOOPBACK, check_installed, free_port
 from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
-from service.stack.supervisor import clear_mlflow
+from service.stack.supervisor import check_databases
 
 STATE = StackState(
     stack_id="abc",
@@ -29,6 +30,8 @@ STATE = StackState(
     supervisor_pid=1,
     started_at="2026-11-20T00:00:00+00:00",
 )
+
+GARBAGE = b"\xff\x00 garbage" * 400
 
 
 def silent(_kind: str, _text: str) -> None:
@@ -56,7 +59,7 @@ def test_stack_files_refuse_a_home_that_breaks_urls(sign: str) -> None:
 
 def test_make_folders_keeps_the_short_folder_private_and_remove_runtime_removes_it(tmp_path: Path) -> None:
     files = StackFiles(home=tmp_path / ("y" * 120))
-    files.make_folders(silent)
+    files.make_folders()
     private = files.broker_socket.parent
     assert private.stat().st_mode & 0o777 == 0o700
     files.remove_runtime()
@@ -64,19 +67,24 @@ def test_make_folders_keeps_the_short_folder_private_and_remove_runtime_removes_
     assert files.lock.parent.is_dir()
 
 
-def test_state_survives_writing_and_reading_and_a_damaged_file_counts_as_absent(tmp_path: Path) -> None:
+def test_state_survives_writing_and_reading_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     files = StackFiles(home=tmp_path)
     assert read_state(files) is None
     write_state(files, STATE)
     assert read_state(files) == STATE
     for damage in ("{", "", "\0" * 100, "[]"):
         files.state.write_text(damage)
-        assert read_state(files) is None
+        with pytest.raises(
+            StackError, match=r"stack\.json cannot be read: it is damaged; remove it, then run: ablate up"
+        ):
+            read_state(files)
+        with pytest.raises(StackError, match=r"stack\.json cannot be read"):
+            control.start(files, silent)
+        assert files.state.read_text() == damage
     files.state.unlink()
     files.state.mkdir()
-    assert read_state(files) is None
-    write_state(files, STATE)
-    assert read_state(files) == STATE
+    with pytest.raises(StackError, match=r"stack\.json cannot be read: Is a directory; remove it"):
+        read_state(files)
 
 
 def test_exclusive_lets_one_in_and_frees_the_home_afterwards(tmp_path: Path) -> None:
@@ -97,126 +105,159 @@ def test_free_port_skips_ports_in_use_and_ports_of_other_parts() -> None:
         assert free_port(in_use, taken=frozenset({free})) > free
 
 
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def _garbled(path: Path) -> None:
-    path.write_bytes(b"\xff\x00 garbage" * 50)
-
-
-def _folder(path: Path) -> None:
-    (path / "inside").mkdir(parents=True)
-
-
-MADE_AGAIN = ["run/stack.lock", "run/valkey.conf", "run/valkey.sock", "run/dump.rdb", "run/appendonlydir", "stack.json"]
-FOLDERS = ["run", "logs", "mlflow", "data", "work", "reports"]
-
-
-@pytest.mark.parametrize("damage", [_empty, _garbled, _folder])
-@pytest.mark.parametrize("name", [*MADE_AGAIN, "logs/valkey.log"])
-def test_a_damaged_file_that_the_stack_makes_again_does_not_stop_it(
-    tmp_path: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    files = StackFiles(home=tmp_path)
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    damage(tmp_path / name)
-    control.clean_stale(files, silent)
-    files.make_folders(silent)
-    with exclusive(files):
-        broker.configure(files, host=LOOPBACK, port=None)
-        write_state(files, STATE)
-        assert read_state(files) == STATE
-        assert "unixsocket" in files.broker_config.read_text()
-        files.log("valkey").open("ab").close()
-        with socket.socket(socket.AF_UNIX) as server:
-            files.broker_socket.unlink(missing_ok=True)  # as Valkey does
-            server.bind(str(files.broker_socket))
-        files.remove_runtime()
-    assert not files.state.exists()
-    assert not any(path.exists() for path in files.broker_leftovers)
+FOLDERS = ["run", "logs", "mlflow", "data", "work", "reports", "tokens"]
+FILES = ["run/stack.lock", "run/valkey.conf", "run/valkey.sock", "logs/valkey.log"]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_file_in_the_place_of_a_folder_is_renamed_and_reported(tmp_path: Path, name: str) -> None:
-    _garbled(tmp_path / name)
-    notes: list[str] = []
-    StackFiles(home=tmp_path).make_folders(lambda _kind, text: notes.append(text))
-    (aside,) = tmp_path.glob(f"{name}.damaged-*")
-    assert aside.read_bytes().endswith(b"garbage")
-    assert notes == [f"{tmp_path / name} is no folder that this user can write to; it is now {aside.name}, and the "
-                     "stack makes another one"]  # fmt: skip
+def test_a_file_in_the_place_of_a_folder_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(GARBAGE)
+    with pytest.raises(StackError) as refusal:
+        StackFiles(home=tmp_path).make_folders()
+    assert str(refusal.value) == (
+        f"{tmp_path / name} is no folder that this user can write to; remove it, then run: ablate up"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == [name], "nothing is changed"
+    (tmp_path / name).unlink()
+    StackFiles(home=tmp_path).make_folders()
 
 
-def test_orphans_end_although_their_stack_json_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_in_the_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(StackError) as refusal:
+        StackFiles(home=tmp_path).make_folders()
+    assert str(refusal.value) == (
+        f"{tmp_path / name} is no file that this user can write to; remove it, then run: ablate up"
+    )
+    assert (tmp_path / name).is_dir()
+
+
+def test_a_dump_that_the_broker_would_load_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "dump.rdb").write_bytes(GARBAGE)
+    with pytest.raises(StackError, match=r"run/dump\.rdb is not from this stack, .*; remove it, then run: ablate up"):
+        StackFiles(home=tmp_path).make_folders()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_killed_stack_leaves_is_used_again_whatever_it_holds(tmp_path: Path, name: str) -> None:
     files = StackFiles(home=tmp_path)
-    files.make_folders(silent)
-    mark = part_processes.home_mark(files)
-    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=mark.environment)
-    files.state.write_text('{"stack_id": ')
+    files.make_folders()
+    (tmp_path / name).write_bytes(GARBAGE)
+    files.make_folders()
+    with exclusive(files):
+        broker.configure(files, host=LOOPBACK, port=None)
+        assert "unixsocket" in files.broker_config.read_text()
+        write_state(files, STATE)
+        files.remove_runtime()
+    assert not files.state.exists()
+    assert not files.broker_socket.exists()
+
+
+def test_a_stale_state_of_a_killed_supervisor_is_removed_with_its_processes(tmp_path: Path) -> None:
+    files = StackFiles(home=tmp_path)
+    files.make_folders()
+    environment = part_processes.stack_mark(STATE.stack_id).environment
+    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    write_state(files, STATE)
     try:
-        assert wait_until(lambda: mark.members() == [orphan.pid], patience_s=10)
         notes: list[str] = []
         control.clean_stale(files, lambda _kind, text: notes.append(text))
         assert orphan.wait(10) == -signal.SIGTERM
-        assert any("ended 1 processes" in note for note in notes)
+        assert notes == [f"ended 1 processes of the stack of {STATE.started_at}, whose supervisor had died"]
+        assert not files.state.exists()
     finally:
         orphan.kill()
         orphan.wait()
 
 
-def _migrating(path: Path) -> None:
-    """What a killed MLflow leaves: tables, and no experiment."""
+def _database(path: Path, *, journal: str = "wal") -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE experiments (experiment_id)")
+        connection.execute(f"PRAGMA journal_mode={journal}")
+        connection.execute("CREATE TABLE runs (id, name)")
+        connection.execute("CREATE INDEX names ON runs (name)")
+        connection.executemany("INSERT INTO runs VALUES (?, ?)", [(place, "x" * 500) for place in range(200)])
         connection.commit()
 
 
-def _first_table(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE metrics (key)")
-        connection.commit()
+RESTORE = "restore a file from `ablate backup`: ablate restore FILE"
+REBUILD = "remove {}, then run: ablate up, ablate mlflow rebuild"
 
 
-@pytest.mark.parametrize("damage", [_empty, _garbled, _folder, _migrating, _first_table, None])
-def test_a_damaged_mlflow_database_is_renamed_and_its_contents_are_wanted_again(
-    tmp_path: Path, damage: Callable[[Path], None] | None
+def _garble(path: Path) -> None:
+    path.write_bytes(GARBAGE)
+
+
+def _cut(path: Path) -> None:
+    _database(path)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [_garble, _cut, _folder])
+@pytest.mark.parametrize("name", ["ablate.db", "mlflow/mlflow.db"])
+def test_a_damaged_database_is_refused_with_its_remedy(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     files = StackFiles(home=tmp_path)
-    files.make_folders(silent)
-    assert clear_mlflow(files, silent) is False, "a new home has nothing to project"
-    with sqlite3.connect(files.database) as connection:
-        connection.execute("CREATE TABLE ablations (id)")
-    connection.close()
-    with closing(sqlite3.connect(files.mlflow_database)) as connection:
-        connection.execute("CREATE TABLE experiments (experiment_id)")
-        connection.execute("INSERT INTO experiments VALUES (0)")
-        connection.commit()
-    assert clear_mlflow(files, silent) is False
-    files.mlflow_database.unlink()
-    if damage is not None:
-        damage(files.mlflow_database)
-    assert clear_mlflow(files, silent) is True
-    assert len(list(tmp_path.glob("mlflow.damaged-*"))) == int(damage not in (_empty, None))
-    assert (files.mlflow / "artifacts").is_dir()
-    assert not files.mlflow_database.exists() or not files.mlflow_database.stat().st_size
+    files.make_folders()
+    damage(tmp_path / name)
+    before = (tmp_path / name).read_bytes() if damage is not _folder else b""
+    remedy = RESTORE if name == "ablate.db" else REBUILD.format(files.mlflow)
+    with pytest.raises(StackError, match=re.escape(f"{tmp_path / name} cannot be used: ")) as refusal:
+        check_databases(files)
+    assert str(refusal.value).endswith(f"; if it is damaged, {remedy}")
+    assert damage is _folder or (tmp_path / name).read_bytes() == before
 
 
-def test_a_database_cut_in_the_middle_counts_as_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_a_database_whose_writer_was_killed_is_used(tmp_path: Path, journal: str) -> None:
     files = StackFiles(home=tmp_path)
-    files.make_folders(silent)
-    files.database.touch()
-    with sqlite3.connect(files.mlflow_database) as connection:
-        connection.execute("CREATE TABLE runs (id)")
-        connection.executemany("INSERT INTO runs VALUES (?)", [("x" * 500,)] * 200)
-    connection.close()
-    os.truncate(files.mlflow_database, files.mlflow_database.stat().st_size // 2)
-    assert clear_mlflow(files, silent) is True
+    files.make_folders()
+    check_databases(files)
+    for database in (files.database, files.mlflow_database):
+        _database(database, journal=journal)
+        code = (
+            "import os, signal, sqlite3, sys; writer = sqlite3.connect(sys.argv[1], isolation_level=None);"
+            "writer.execute('PRAGMA cache_size=2'); writer.execute('BEGIN');"
+            "writer.executemany('INSERT INTO runs VALUES (?, ?)', [(n, 'y' * 3000) for n in range(400)]);"
+            "os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        subprocess.run([sys.executable, "-c", code, str(database)], check=False)
+        assert [*database.parent.glob(f"{database.name}-*")], "a journal is left"
+    check_databases(files)
+    for database in (files.database, files.mlflow_database):
+        with closing(sqlite3.connect(database)) as connection:
+            assert connection.execute("SELECT count(*) FROM runs").fetchone() == (200,)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_damage_is_refused_wherever_a_reader_meets_it(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    files = StackFiles(home=tmp_path)
+    files.make_folders()
+    _database(files.database)
+    data = bytearray(files.database.read_bytes())
+    for _ in range(chance.randint(1, 4)):
+        place, length = chance.randrange(len(data)), chance.choice([1, 4, 100, 5000])
+        data[place : place + length] = chance.randbytes(len(data[place : place + length]))
+    files.database.write_bytes(data)
+    if supervisor._problem(files.database) is None:
+        with closing(sqlite3.connect(files.database)) as connection:
+            connection.execute("SELECT id FROM runs NOT INDEXED").fetchall()
+    else:
+        with pytest.raises(StackError, match=re.escape(f"{files.database} cannot be used: ")):
+            check_databases(files)
+        assert files.database.read_bytes() == data
 
 
 def test_the_broker_keeps_nothing_on_disk(tmp_path: Path) -> None:
     files = StackFiles(home=tmp_path)
-    files.make_folders(silent)
+    files.make_folders()
     broker.configure(files, host=LOOPBACK, port=None)
     assert "appendonly no\n" in files.broker_config.read_text()
     assert files.broker_config.stat().st_mode & 0o777 == 0o600
