@@ -286,7 +286,7 @@ class _Trainer:
         if not generates_code(self.config):
             return
         start = time.perf_counter()
-        self._forward = start_compilation(self.config, self._model)
+        self._forward = start_compilation(self.config, self._model, by_block=self.devices.world > 1)
         # step 0 records the facts of a pass, so the counters of this pass are collected apart
         with facts.collect() as of_pass:
             self.one_pass()
