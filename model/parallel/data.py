@@ -125,11 +125,6 @@ def _mesh(config: MeshConfig, ranks: Ranks) -> DeviceMesh:
     return init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)["copies", "shares"]
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's share of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def sharding_of(parameters: Iterable[Tensor]) -> Iterator[str]:
     """Yield how each parameter lies on the ranks, `fsdp`, `hsdp` or `replicated`, by the placements of its DTensor."""
     for parameter in parameters:

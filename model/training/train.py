@@ -457,7 +457,7 @@ class _Trainer:
         """Run one forward and backward pass without an update."""
         self.devices.backward(self.devices.loss(self._forward, self._batch(0)))
         self._wait()  # before the gradients are dropped, because XLA does not compute unreferenced values
-        self._optimizer.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
 
     def peak(self, meter: PeakMeter) -> MemoryPeak:
         """Return the peak memory of this process.
