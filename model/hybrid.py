@@ -9,6 +9,7 @@ block start with the same numbers everywhere else.
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ _CONSTANTS = {"q_bias": 1.0, "k_bias": 1.0, "zeta": 1.0, "D": 1.0}
 """Mixer parameters with a constant start. psi and phi start at 1 / R."""
 
 
+Layer = Callable[["ResidualBlock", Tensor, Tensor | None, Tensor, Rotary | None], tuple[Tensor, Tensor]]
+"""`ResidualBlock.layer`, compiled or not."""
+
+
 class ResidualBlock(nn.Module):
     """One layer between two residual sums: mixer(norm(x)).
 
@@ -47,7 +52,18 @@ class ResidualBlock(nn.Module):
         self.mixer = MIXERS[letter](config, compute_dtype=compute_dtype)
 
     def forward(
-        self, x_BSD: Tensor, update_BSD: Tensor | None, segment_ids_BS: Tensor, rotary: Rotary | None = None
+        self,
+        x_BSD: Tensor,
+        update_BSD: Tensor | None,
+        segment_ids_BS: Tensor,
+        rotary: Rotary | None = None,
+        layer: Layer | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `layer` returns, by default the method of that name. Hooks of this module run around it."""
+        return (layer or ResidualBlock.layer)(self, x_BSD, update_BSD, segment_ids_BS, rotary)
+
+    def layer(
+        self, x_BSD: Tensor, update_BSD: Tensor | None, segment_ids_BS: Tensor, rotary: Rotary | None
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream before this block, in its dtype, and what this block adds to it.
 
@@ -74,11 +90,11 @@ class Hybrid(nn.Module):
         self.final_norm = residual_norm(config, compute_dtype)
         self.lm_head = Linear(config.d_model, config.vocab_size, compute_dtype=compute_dtype)
 
-    def forward(self, tokens_BS: Tensor, segment_ids_BS: Tensor) -> Tensor:
+    def forward(self, tokens_BS: Tensor, segment_ids_BS: Tensor, layer: Layer | None = None) -> Tensor:
         """Return the hidden states [B,S,D] after the final norm, in the compute dtype.
 
         `tokens_BS`: int64 ids. `segment_ids_BS`: int64, constant over a document. The loss (model.training.loss)
-        applies the head, so the logits of all tokens need not exist at once.
+        applies the head, so the logits of all tokens need not exist at once. `layer` computes the blocks.
         """
         x_BSD = nn.functional.embedding(tokens_BS, self.embedding).to(self._residual_dtype)
         update_BSD: Tensor | None = None
@@ -87,7 +103,7 @@ class Hybrid(nn.Module):
         else:
             rotary = self._rotary(tokens_BS)
             for block in self.blocks:
-                x_BSD, update_BSD = block(x_BSD, update_BSD, segment_ids_BS, rotary)
+                x_BSD, update_BSD = block(x_BSD, update_BSD, segment_ids_BS, rotary, layer)
         x_BSD, hidden_BSD = self.final_norm.of_sum(x_BSD, update_BSD)
         hidden_BSD = hidden_BSD.to(self.compute_dtype)
         _record(x_BSD.dtype)

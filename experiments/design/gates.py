@@ -82,8 +82,10 @@ def _dtype(facts: Facts) -> str | None:
     return scan if scan == hidden else "mixed"
 
 
-def _compiled(facts: Facts) -> bool | None:
-    return facts.get(ModelFact.COMPILED_GRAPHS, 0) > 0 if facts else None
+def _compiled(facts: Facts) -> bool | str | None:
+    """Return whether the model was compiled; 'mixed' if ranks counted different graphs."""
+    count = facts.get(ModelFact.COMPILED_GRAPHS, 0)
+    return count if isinstance(count, str) else count > 0 if facts else None
 
 
 def _kernel_gate(name: str, question: str, **changes: Any) -> Gate:
@@ -404,7 +406,7 @@ _ENTRIES = (
         lanes={True: (Lane.REFERENCE, Lane.CUDA)},
         attest=_compiled,
         attested_by=f"fact {ModelFact.COMPILED_GRAPHS}",
-        proof="the graphs that torch's compiler counted in the first pass",
+        proof="the graphs that torch's compiler counted in the first pass; with ranks all counted the same",
         blind_to="how much of the model the graphs contain",
     ),
     Gate(

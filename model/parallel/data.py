@@ -1,7 +1,8 @@
 """Ranks with equal parameters and different tokens: FSDP, HSDP, or whole copies of the parameters.
 
 `fsdp` and `hsdp` divide each parameter, its gradient and its optimiser state (torch's `fully_shard`). The weights of a
-block are gathered before the block computes, and again before its gradients. `replicated` keeps whole copies and adds
+block are gathered before the block computes, and again before its gradients. Hooks of the blocks do that, outside of
+what torch's compiler makes of a block. `replicated` keeps whole copies and adds
 up the gradients while the backward pass runs (torch's DistributedDataParallel).
 
 Weights of linear maps in bfloat16 are gathered in bfloat16: rounding before or after gathering gives the same numbers,
@@ -28,7 +29,7 @@ HSDP_COPIES = 2
 """Whole copies of the parameters with `hsdp`."""
 GATHERED_BLOCKS = 2
 """Blocks whose weights in bfloat16 are gathered together."""
-_IN_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+_IN_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 LossOfHidden = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """From hidden states, weight of the head, targets and mask of valid tokens to the loss."""
@@ -77,30 +78,29 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> 
         return DistributedDataParallel(root, process_group=ranks.rows.process_group, gradient_as_bucket_view=True)
     mesh = _mesh(config, ranks)
     groups = [*_share_blocks(list(root.model.blocks), mesh), _share_head(root.head, mesh, exact=exact_head)]
-    fully_shard(root, mesh=mesh, ignored_params={root.model.lm_head.weight})
+    # a module with hooks hides its inner modules from the root, which gathers what is left of them
+    root.inner = nn.ModuleList(part for block in root.model.blocks for part in block.children())
+    divided = {parameter for parameter in root.parameters() if isinstance(parameter, DTensor)}
+    fully_shard(root, mesh=mesh, ignored_params=divided)
     _gather_ahead([root, *groups])
     return root
 
 
 def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh) -> list[nn.Module]:
-    """Divide the large parameters of `blocks`. Return the first module of each group that is gathered together.
+    """Divide the parameters of `blocks`. Return the first block of each group that is gathered together.
 
-    What remains, norms and numbers per head, is left to the root. The host needs about as long for a group of
-    parameters as for a layer, so several blocks share one.
+    If the linear maps are gathered in bfloat16, norms and numbers per head are left to the root. The host needs about
+    as long for a group of parameters as for a layer, so several blocks share one.
     """
-    groups: list[nn.Module] = []
-    for first in range(0, len(blocks), GATHERED_BLOCKS):
-        halves: list[nn.Module] = []
-        for block in blocks[first : first + GATHERED_BLOCKS]:
-            maps = _linear_maps(block)
-            half = [one for one in maps if one.compute_dtype == torch.bfloat16 and one.products == "as_dtype"]
-            halves += half
-            if len(half) < len(maps):
-                fully_shard(block, mesh=mesh, ignored_params={one.weight for one in half})
-        if halves:
-            fully_shard(halves, mesh=mesh, mp_policy=_IN_HALF)
-            groups.append(halves[0])
-    return groups
+    groups = [blocks[first : first + GATHERED_BLOCKS] for first in range(0, len(blocks), GATHERED_BLOCKS)]
+    for group in groups:
+        maps = [module for block in group for module in block.modules() if isinstance(module, Linear)]
+        if all(one.compute_dtype == torch.bfloat16 and one.products == "as_dtype" for one in maps):
+            rest = {parameter for block in group for parameter in block.parameters()} - {one.weight for one in maps}
+            fully_shard(group, mesh=mesh, mp_policy=_IN_HALF, ignored_params=rest)
+        else:
+            fully_shard(group, mesh=mesh)
+    return [group[0] for group in groups]
 
 
 def _share_head(head: HeadWithLoss, mesh: DeviceMesh, *, exact: bool) -> HeadWithLoss:
@@ -123,17 +123,6 @@ def _mesh(config: MeshConfig, ranks: Ranks) -> DeviceMesh:
     names = ("copies", "shares", "tensor")
     shape = (HSDP_COPIES, config.copies // HSDP_COPIES, config.tensor)
     return init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)["copies", "shares"]
-
-
-def _linear_maps(block: nn.Module) -> list[Linear]:
-    """Return the linear maps that lie in no other one."""
-    maps = {name: module for name, module in block.named_modules() if isinstance(module, Linear)}
-    return [one for name, one in maps.items() if not any(name.startswith(f"{other}.") for other in maps)]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's share of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def sharding_of(parameters: Iterable[Tensor]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -33,7 +34,7 @@ from model.hybrid import Hybrid
 from model.layers.attention import CausalAttention
 from model.layers.linear import NORM_EPS, GatedMLP, Linear, RMSNorm
 from model.layers.mamba3 import InputProjection, Mamba3
-from model.parallel.ranks import Group, Ranks, summed, summed_gradient
+from model.parallel.ranks import Group, Ranks, local, summed, summed_gradient
 
 
 def divide_layers(model: Hybrid, ranks: Ranks) -> frozenset[str]:
@@ -63,15 +64,24 @@ def gradient_norm(model: nn.Module, slices: frozenset[str], group: Group) -> Ten
     every rank counts once. Gradients may be DTensors over ranks with different tokens.
     """
     squares = {
-        is_slice: _norm([p.grad for name, p in model.named_parameters() if (name in slices) is is_slice]).square()
+        is_slice: _squares([p.grad for name, p in model.named_parameters() if (name in slices) is is_slice])
         for is_slice in (True, False)
     }
     return (group.sum(squares[True]) + squares[False]).sqrt()
 
 
-def _norm(gradients: list[Tensor | None]) -> Tensor:
-    norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def _squares(gradients: list[Tensor | None]) -> Tensor:
+    """Return the summed squares of all `gradients`, which lie on the ranks in one way.
+
+    Shares are added up as plain tensors: for DTensors the host needs longer than a GPU.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    squares = nn.utils.get_total_norm([local(gradient) for gradient in present]).square()
+    if present and isinstance(present[0], DTensor):
+        for axis, placement in enumerate(present[0].placements):
+            if placement.is_shard():
+                dist.all_reduce(squares, group=present[0].device_mesh.get_group(axis))
+    return squares
 
 
 class _Divider:

@@ -1,5 +1,7 @@
 """The compilation before step 0 (seconds, graphs, cache hits), and counters of later compilations.
 
+torch.compile traces the whole model, or with ranks each kind of block once, so that exchanges run between blocks.
+
 Three sources generate code: torch.compile, the scan's lanes cuda and peer, and flex attention. An eager trial should
 not pay for the import of torch's compiler. So counters are read only from modules that something else has imported. A
 module that is not imported has compiled nothing.
@@ -8,16 +10,18 @@ module that is not imported has compiled nothing.
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels import facts, scan_switches, xla_device
 from kernels.backends import Lane
 from kernels.scan_switches import ScanFact
 from model.config import TrainConfig, uses_inductor
 from model.facts import ModelFact
+from model.hybrid import Hybrid, ResidualBlock
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens [B,S], segment ids [B,S]) -> hidden states [B,S,D]."""
@@ -68,14 +72,22 @@ class Compilation:
     does not report it."""
 
 
-def start_compilation(config: TrainConfig, model: nn.Module) -> Forward:
-    """Return the forward function of `model`, which compiles at its first call. Resets earlier compilations."""
+def start_compilation(config: TrainConfig, model: Hybrid, *, by_block: bool) -> Forward:
+    """Return the forward function of `model`, which compiles at its first call. Resets earlier compilations.
+
+    With `by_block` the blocks are graphs of their own.
+    """
     if uses_inductor(config):
         from torch._dynamo.utils import counters
 
         torch.compiler.reset()
         counters.clear()
-    forward: Forward = torch.compile(model, dynamic=False) if config.compile else model
+    if not config.compile:
+        return model
+    if by_block:
+        torch._dynamo.config.optimize_ddp = False  # type: ignore[attr-defined]  # it cuts blocks at buckets of gradients
+        return partial(model, layer=torch.compile(ResidualBlock.layer, dynamic=False))
+    forward: Forward = torch.compile(model, dynamic=False)
     return forward
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels import facts
 from kernels.facts import Fact
@@ -20,8 +20,8 @@ from model.data.packing import Batch
 from model.facts import ModelFact
 from model.hybrid import Hybrid
 from model.parallel.context import row_piece, spread_rows
-from model.parallel.data import ModelWithLoss, local, sharding_of, share_parameters
-from model.parallel.ranks import Group, Ranks
+from model.parallel.data import ModelWithLoss, sharding_of, share_parameters
+from model.parallel.ranks import Group, Ranks, local
 from model.parallel.tensor import divide_layers, gradient_norm
 from model.training.communication import communication_of
 from model.training.compilation import Forward
@@ -52,6 +52,8 @@ class RankedStep(OneDevice):
         self._divided_by = max(whole[name] // size for name, size in _sizes(model).items() if name in whole)
         exact = config.loss == "chunked"  # it adds up the gradient of the weight in the weight's dtype
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact)
+        self._shares = {parameter: nn.Parameter(local(parameter.detach())) for parameter in self.parameters}
+        """What this rank stores of each parameter, as a plain tensor in the same memory."""
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
@@ -72,11 +74,19 @@ class RankedStep(OneDevice):
     def update(self, loss: Tensor, optimizer: AnyOptimizer) -> Tensor:
         """Update this rank's parameters; return [2] float32: whole loss and gradient norm before clipping."""
         self.backward(loss)
-        gradients = [local(p.grad) for p in self.parameters if p.grad is not None]
         norm = gradient_norm(self.model, self._slices, self.ranks.tensor)
+        for parameter, share in self._shares.items():
+            share.grad = None if parameter.grad is None else local(parameter.grad)
+        self.model.zero_grad(set_to_none=True)
+        gradients = [share.grad for share in self._shares.values() if share.grad is not None]
         torch._foreach_mul_(gradients, (self.config.optim.grad_clip / (norm + EPSILON)).clamp_max(1.0))
         apply_update(optimizer)
         return torch.stack((self.total(loss.detach().clone()), norm))
+
+    def lay_out(self, optimizer: AnyOptimizer) -> None:
+        """Let `optimizer` update this rank's shares as plain tensors: for DTensors the host needs longer than a GPU."""
+        for group in optimizer.param_groups:
+            group["params"] = [self._shares[parameter] for parameter in group["params"]]
 
     def finish(self) -> None:
         """Wait for the messages of this rank that are on their way."""

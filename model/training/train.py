@@ -286,7 +286,7 @@ class _Trainer:
         if not generates_code(self.config):
             return
         start = time.perf_counter()
-        self._forward = start_compilation(self.config, self._model)
+        self._forward = start_compilation(self.config, self._model, by_block=self.devices.world > 1)
         # step 0 records the facts of a pass, so the counters of this pass are collected apart
         with facts.collect() as of_pass:
             self.one_pass()
@@ -457,7 +457,7 @@ class _Trainer:
         """Run one forward and backward pass without an update."""
         self.devices.backward(self.devices.loss(self._forward, self._batch(0)))
         self._wait()  # before the gradients are dropped, because XLA does not compute unreferenced values
-        self._optimizer.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
 
     def peak(self, meter: PeakMeter) -> MemoryPeak:
         """Return the peak memory of this process.

@@ -8,8 +8,8 @@ has rows of its own; otherwise by this process.
 
 The model has width 2048 and 64 value heads; without a pattern it is the hybrid of 841 million parameters. Rows hold
 random tokens in documents of MEAN tokens on average. Each set is trained by the trainer of a trial. One JSON line per
-set: median step, tokens/s of all devices, peak memory of one, and the milliseconds of a profiled step by group of
-kernels.
+set: median step, tokens/s of all devices, peak memory of one, the seconds from the start of the processes to the end of
+the first step, and the milliseconds of a profiled step by group of kernels.
 """
 
 import argparse
@@ -91,6 +91,8 @@ def main() -> None:
         except (KernelError, RuntimeError, AssertionError) as error:
             row |= {"error": f"{type(error).__name__}: {error}"[:600], "where": traceback.format_exc()[-1500:]}
         row["seconds"] = round(time.monotonic() - began, 1)
+        if "first_step_at" in row:  # by the same clock in every process of the machine
+            row["first_step_s"] = round(row.pop("first_step_at") - began, 1)
         gc.collect()
         torch.cuda.empty_cache()
         line = json.dumps(row)
@@ -149,6 +151,7 @@ def _trained(config: TrainConfig, dataset: Dataset, ranks: Ranks | None = None) 
     exchanges = ("communication_s", "exposed_communication_s", "communication_bytes")
     return {
         "device": torch.cuda.get_device_name(),
+        "first_step_at": (result.training_began_s or 0.0) + result.steps[0].ended_s,
         **{name: value for name in exchanges if (value := getattr(result, name)) is not None},
         "step_ms": round(1e3 * seconds, 2),
         "tokens_per_s": round(config.tokens_per_step / seconds),

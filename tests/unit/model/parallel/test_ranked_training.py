@@ -183,7 +183,6 @@ def test_a_division_that_was_asked_for_and_did_not_happen_is_found(gate: str, ho
 def test_a_mesh_with_other_gates_that_cannot_run_is_refused_with_the_allowed_values() -> None:
     mesh = MeshConfig(devices=2)
     for changes, said in (
-        ({"compile": True}, r"compile: is true; graphs with exchanges"),
         ({"cuda_graph": True}, r"cuda_graph: is true; exchanges between devices"),
         ({"optim": {"update": "clip_in_update"}}, r"optim.update: is clip_in_update.*allowed with 2 devices: fused"),
         ({"optim": {"algorithm": "muon"}}, r"optim.algorithm: is muon, which needs whole matrices"),

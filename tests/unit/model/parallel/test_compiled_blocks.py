@@ -1,0 +1,182 @@
+"""Blocks that torch's compiler traces, on several ranks: every gradient against one device, in float64.
+
+Most tests trace without generating code, which takes seconds instead of minutes.
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.utils import counters
+from torch.distributed.tensor import DTensor
+
+from experiments.design.gate_readings import read_gates
+from experiments.design.gates import GATES
+from model.config import (
+    AttentionConfig,
+    HybridConfig,
+    MambaConfig,
+    MeshConfig,
+    Sharding,
+    StepsConfig,
+    TrainConfig,
+    check_mesh,
+)
+from model.data.dataset import Dataset, open_prepared
+from model.data.packing import Batch
+from model.errors import ConfigError
+from model.facts import ModelFact
+from model.hybrid import Hybrid, build
+from model.parallel.ranks import Ranks
+from model.training import compilation
+from model.training.compilation import start_compilation
+from model.training.loss import cross_entropy
+from model.training.ranked_step import RankedStep
+from model.training.train import TrainResult, train
+from tests.ranks import run_ranks
+from tests.unit.model.parallel.test_tensor import batch_of
+from tests.unit.model.test_train import config_for
+
+LIMIT = 1e-13
+"""Largest error of a gradient in float64, relative to its norm: sums over rows are grouped by ranks."""
+
+MODEL = HybridConfig(
+    vocab_size=260,
+    d_model=16,
+    pattern="MFAFMFAF",
+    mamba=MambaConfig(d_state=8, headdim=8, mimo_rank=2),
+    attention=AttentionConfig(num_heads=2),
+)
+
+
+def in_float64(config: TrainConfig) -> Hybrid:
+    """Return a model without equal numbers that computes in float64 throughout."""
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # this process runs nothing else
+    model = build(config).double()
+    model.compute_dtype = model._residual_dtype = torch.float64
+    generator = torch.Generator().manual_seed(config.seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    for module in model.modules():
+        if hasattr(module, "compute_dtype"):
+            module.compute_dtype = torch.float64
+    return model
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the whole gradients by the names of the parameters."""
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in gradients.items()}  # type: ignore[misc]
+
+
+def wide(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    """Compile `graph` without generating code; what layers keep in float32 is float64. Tracing ignores patches."""
+    for node in graph.graph.find_nodes(op="call_method", target="float"):
+        node.target = "double"
+    graph.recompile()
+    return lookup_backend("aot_eager")(graph, inputs)
+
+
+def outcome(ranks: Ranks, config: TrainConfig) -> tuple[dict[str, float], int, bool]:
+    """Return the error of every gradient against one device, the number of graphs, and whether repeats are equal."""
+    compilation.torch.compile = partial(torch.compile, backend=wide)  # type: ignore[attr-defined]
+    whole, batch = in_float64(config), batch_of(config)
+    rest = (batch.targets, batch.valid, config.loss)
+    cross_entropy(whole(batch.tokens, batch.segment_ids), whole.lm_head.weight, *rest).backward()  # type: ignore[no-untyped-call]
+    expected = gradients_of(whole)
+    model = in_float64(config)
+    step = RankedStep(config, model, ranks)
+    forward = start_compilation(config, model, by_block=True)
+    passes = []
+    for _ in range(3):
+        model.zero_grad(set_to_none=True)
+        step.backward(step.loss(forward, Batch(*(part.numpy().copy() for part in batch))))
+        passes.append(gradients_of(model))
+    worst = {name: float((passes[-1][name] - grad).norm() / grad.norm()) for name, grad in expected.items()}
+    equal = all(torch.equal(passes[0][name], later[name]) for later in passes[1:] for name in expected)
+    return worst, counters["stats"]["unique_graphs"], equal
+
+
+def config_of(pattern: str, devices: int, sharding: Sharding, seed: int) -> TrainConfig:
+    mesh = MeshConfig(devices=devices, sharding=sharding)
+    model = replace(MODEL, pattern=pattern)
+    return TrainConfig(model=model, mesh=mesh, compile=True, micro_batch=4, loss_chunk_tokens=16, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "devices", "sharding"), [("MFA", 2, "fsdp"), ("MA", 2, "replicated"), ("FAF", 4, "hsdp")]
+)
+def test_gradients_of_compiled_blocks_equal_one_device_and_repeats_are_equal_to_the_bit(
+    pattern: str, devices: int, sharding: Sharding
+) -> None:
+    config = config_of(pattern, devices, sharding, seed=devices)
+    for worst, graphs, equal in run_ranks(config.mesh, outcome, config):
+        assert max(worst.values()) < LIMIT, worst
+        assert graphs > 0
+        assert equal
+
+
+def test_a_block_is_traced_once_for_each_of_its_kinds() -> None:
+    shallow, deep = (config_of(pattern, 2, "fsdp", seed=1) for pattern in ("FFAF", "FFAF" * 4))
+    counts = [run_ranks(config.mesh, outcome, config)[0][1] for config in (shallow, deep)]
+    assert counts[0] == counts[1] > 0
+
+
+def trained(ranks: Ranks, config: TrainConfig, folder: Path) -> TrainResult:
+    return train(config, dataset=open_prepared(folder), on_step=lambda _: None, device=ranks.device, ranks=ranks)
+
+
+def partly_compiled(ranks: Ranks, config: TrainConfig, folder: Path) -> TrainResult:
+    if ranks.rank:
+        torch.compile = lambda function, **_: function  # type: ignore[assignment]
+    return trained(ranks, config, folder)
+
+
+def of_f(home: Path, **changes: Any) -> TrainConfig:
+    config = config_for(home, compile=True, steps=StepsConfig(warmup=1, timed=2, val_rows=4), **changes)
+    return replace(config, model=replace(config.model, pattern="FF"))
+
+
+@pytest.mark.slow
+def test_training_by_compiled_ranks_follows_one_process_and_says_that_it_was_compiled(
+    home: Path, dataset: Dataset
+) -> None:
+    config = of_f(home, mesh=MeshConfig(devices=2))
+    alone = train(replace(config, mesh=MeshConfig(), compile=False), dataset=dataset, on_step=lambda _: None)
+    first, again = (run_ranks(config.mesh, trained, config, dataset.folder) for _ in range(2))
+    result = first[0]
+    np.testing.assert_allclose([step.loss for step in result.steps], [step.loss for step in alone.steps], atol=1e-4)
+    assert result.loss_val == pytest.approx(alone.loss_val, abs=1e-4)
+    assert [step.loss for step in result.steps] == [step.loss for step in again[0].steps]
+    assert (result.compile_s > 0, again[0].compile_cache_hit) == (True, True)
+    assert [step.compilations for step in result.steps if step.phase == "timed"] == [0, 0]
+    assert not_live(config, result) == []
+
+
+def not_live(config: TrainConfig, result: TrainResult) -> list[str]:
+    gates = {name: gate.read(config) for name, gate in GATES.items()}
+    readings = read_gates(gates, result.facts, pattern=config.model.pattern, devices=config.mesh.devices)
+    return [name for name, reading in readings.items() if not reading.live]
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_compile_is_found(home: Path, dataset: Dataset) -> None:
+    config = of_f(home, mesh=MeshConfig(devices=2, sharding="replicated"))
+    result = run_ranks(config.mesh, partly_compiled, config, dataset.folder)[0]
+    assert result.facts[ModelFact.COMPILED_GRAPHS] == "mixed"
+    assert not_live(config, result) == ["compile"]
+
+
+@pytest.mark.parametrize("gate", ["tensor", "context"])
+def test_blocks_that_exchange_messages_are_not_compiled(gate: str) -> None:
+    config = TrainConfig(compile=True, mesh=MeshConfig(devices=4))
+    check_mesh(config)
+    with pytest.raises(ConfigError, match=f"compile: is true; blocks .*; allowed with mesh.{gate} 2: false"):
+        check_mesh(replace(config, mesh=replace(config.mesh, **{gate: 2})))
