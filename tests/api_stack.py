@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,13 +32,13 @@ from service.settings import ServiceSettings
 from service.store.migrate import upgrade
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
+from tests.waiting import LIMIT_S, until
 from tests.watched_postgres import end_with_this_process
 
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
 NODE = "tester"
 """The node whose key the settings hold."""
 BOTH = ("sqlite", "postgresql")
-POSTGRES_START_S = 120
 SIGNER = Signer(bytes(range(32)))
 """The key of every node of the tests."""
 _numbers = itertools.count()
@@ -55,7 +54,7 @@ def _postgres() -> Any:
     pg_ctl = postgres_server.pg_ctl
 
     def patient(arguments: list[str], **options: Any) -> Any:
-        return pg_ctl(arguments, **{**options, "timeout": POSTGRES_START_S})
+        return pg_ctl(arguments, **{**options, "timeout": LIMIT_S})
 
     folder = Path(tempfile.mkdtemp(prefix="ablate-pg-")).resolve()
     end_with_this_process(folder)
@@ -296,12 +295,11 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive())
+    assert thread.is_alive()
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=LIMIT_S) as client:
             yield Api(client, store)
     finally:
         server.should_exit = True

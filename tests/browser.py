@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.waiting import LIMIT_S
+
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -36,7 +38,7 @@ def chromium() -> Iterator[Browser]:
     """Start a headless Chromium and close it again."""
     path = executable()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=120_000)
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=1000 * LIMIT_S)
         try:
             yield browser
         finally:

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.runtime.processes import wait_until
 from service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -50,7 +50,7 @@ RUNS = 1 + 2 + 4
 
 def runs_in(mlflow: str) -> int:
     body = {"experiment_ids": ["0", "1"], "max_results": 1000}
-    answer = httpx.post(f"{mlflow}/api/2.0/mlflow/runs/search", json=body, trust_env=False, timeout=30)
+    answer = httpx.post(f"{mlflow}/api/2.0/mlflow/runs/search", json=body, trust_env=False, timeout=LIMIT_S)
     return len(answer.json().get("runs", []))
 
 
@@ -64,19 +64,17 @@ def test_a_stack_starts_again_over_damaged_files_and_loses_no_result(tmp_path: P
     try:
         first = home.up()
         assert home.run("run", str(spec)).returncode == 0
-        assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=60), runs_in(home.mlflow())
+        until(lambda: runs_in(home.mlflow()) == RUNS)
         os.kill(first["supervisor_pid"], signal.SIGKILL)
-        assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=60)
+        until(lambda: not part_processes.stack_mark(first["stack_id"]).members())
         damage(home.files.home)
         again = home.run("up")
         assert again.returncode == 0, again.stderr
         assert "stack.json is damaged; it is now stack.json.damaged-" in again.stderr.replace("\n", " ")
-        assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=120), runs_in(home.mlflow())
+        until(lambda: runs_in(home.mlflow()) == RUNS)
         assert home.run("run", str(spec)).returncode == 0
         home.files.state.write_bytes(GARBAGE)
-        assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=10), (
-            "the supervisor writes it again"
-        )
+        until(lambda: home.run("status").returncode == 0, what="the file that the supervisor writes again")
         assert json.loads(home.run("down", "--json").stdout)["was_running"] is True
     finally:
         home.run("down")

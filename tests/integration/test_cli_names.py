@@ -11,6 +11,7 @@ from service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, nobody_url, served_api
 from tests.cli import ablate, speaking_to, start
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(api: Api, made: dict[str, s
         assert process.stderr is not None
         told = process.stderr.read()
         process.stderr.close()
-        assert (process.wait(timeout=60), told) == (141, ""), words
+        assert (process.wait(timeout=LIMIT_S), told) == (141, ""), words
 
 
 def test_json_is_one_document_or_a_line_for_everything_that_happens(api: Api, made: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.cli import ablate, speaking_to, start
 from tests.factories import spec_values
+from tests.waiting import LIMIT_S
 
 api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
@@ -101,7 +102,7 @@ def test_leaving_is_told_by_its_own_code_and_cancels_nothing(api: Api, tmp_path:
     while "waits for" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=60)
+    _out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, "Come back: ablate watch" in err) == (130, True), err
     assert client.ablations.find("long").state == "queued"
     with pytest.raises(StillRunning, match=r"not over after 0\.1 s; it goes on"):

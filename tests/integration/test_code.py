@@ -41,7 +41,7 @@ from tests.factories import command_values
 from tests.ports import free_port
 from tests.programs import write_program
 from tests.service_process import API, is_up, service_process
-from tests.waiting import at_once, until
+from tests.waiting import LIMIT_S, at_once, until
 
 DAY_S = 86_400.0
 GZIP = {"Content-Type": "application/gzip"}
@@ -257,7 +257,7 @@ def test_a_submission_and_a_deletion_at_once_end_in_one_of_two_orders(kind: str,
             keeper.start()
             keeper.join(0.5)
             assert keeper.is_alive(), "the deletion waits for the submission"
-        keeper.join(20)
+        keeper.join(LIMIT_S)
         assert result == [None]
         age(api, 31)
         finish(api)
@@ -268,7 +268,7 @@ def test_a_submission_and_a_deletion_at_once_end_in_one_of_two_orders(kind: str,
             sender.start()
             sender.join(0.5)
             assert sender.is_alive(), "the submission waits for the deletion"
-        sender.join(20)
+        sender.join(LIMIT_S)
         assert [answer.status_code for answer in answers] == [422]
         assert "has no archive" in answers[0].text
 
@@ -371,7 +371,7 @@ def test_a_process_that_is_killed_during_uploads_leaves_whole_archives_only(kind
         headers = {**bearer(ADMIN), **GZIP}
         address = f"http://127.0.0.1:{port}/v1/code:upload"
         try:
-            with httpx.Client(trust_env=False, timeout=60) as client:
+            with httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
                 answer = client.post(address, params={"digest": digest_of(content)}, content=content, headers=headers)
                 return answer.status_code
         except httpx.TransportError:

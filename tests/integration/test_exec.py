@@ -24,7 +24,7 @@ from tests.api_stack import running_api
 from tests.bundles import archive_of, make_file
 from tests.integration.worker_service import corpus, processes_of
 from tests.projectors import projector
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = "celery kombu httpx mlflow sqlalchemy scipy tenacity pydantic_settings fastapi jinja2 matplotlib"
@@ -60,7 +60,7 @@ class Run:
 
     def execute(self, *options: str) -> tuple[int, str, str]:
         process = self.start(*options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=LIMIT_S)
         return process.returncode, out, err
 
     def read(self) -> Bundle:
@@ -174,7 +174,7 @@ def test_stop_ends_the_trials_and_keeps_what_is_done(tmp_path: Path, slice_steps
     process = run.start("--no-rehearse")
     until(lambda: len(list(run.bundle.glob("work/att_*/*/steps.jsonl"))) == (2 if slice_steps else 1))
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 6
     assert "it was stopped (preempted); block 1 will run again whole" in err
     assert "0 of 6 blocks" in out

@@ -13,9 +13,9 @@ from experiments.design.program import ProgramConfig, read_program
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import report_contradictions
 from experiments.runtime.kernel_limits import keeps_signals_in
-from experiments.runtime.processes import wait_until
 from tests.integration.worker_service import is_gone
 from tests.programs import order_for, program_config, write_program
+from tests.waiting import LIMIT_S, until
 from workers.isolation import isolation_problem
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import Usage, WorkPaths
@@ -165,7 +165,7 @@ def test_a_daemon_ends_with_its_trial(hostile: Hostile) -> None:
     assert result is not None
     assert result.failure_class is None, result.message
     assert pid > 1
-    assert wait_until(lambda: is_gone(pid), patience_s=10)
+    until(lambda: is_gone(pid))
 
 
 @pytest.mark.skipif(not keeps_signals_in(), reason="a program could end this test here")
@@ -206,7 +206,7 @@ def test_a_command_that_ends_itself_or_all_that_it_can_reach_answers_for_it(
 def test_a_command_that_fills_the_disk_or_never_ends_is_stopped(
     hostile: Hostile, source: str, stopped: StopReason
 ) -> None:
-    _answer, ending, _result = hostile(source, timeout_s=8.0)
+    _answer, ending, _result = hostile(source, timeout_s=8.0 if stopped is StopReason.TIMEOUT else LIMIT_S)
     assert ending.stopped is stopped
 
 

@@ -226,7 +226,7 @@ def test_the_background_process_runs_on_both(postgres: Postgres, redis: RedisSer
         postgres.start()
         made = api.submit()
         api.finish(node)
-        until(lambda: api.get(made["links"]["report"]).status_code == 200, 120)
+        until(lambda: api.get(made["links"]["report"]).status_code == 200)
         ear.close()
         with api.store.read() as connection:
             query = text("SELECT count(*) FROM outbox WHERE kind = :kind")

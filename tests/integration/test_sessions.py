@@ -22,6 +22,7 @@ from service.store.tables import ablations, proposals
 from tests.answering import report
 from tests.api_stack import Api, api_fixture
 from tests.factories import GIB, spec_values
+from tests.waiting import LIMIT_S
 from tests.web_pages import Person
 
 MEMORY = {"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": "1%"}
@@ -141,7 +142,7 @@ def test_simultaneous_proposals_take_one_level_only(api: Api, monkeypatch: pytes
     spec, answers, barrier = opened(api)["spec"], [], threading.Barrier(4)
 
     def together(*arguments: Any) -> Any:
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=LIMIT_S)
         return accepted(*arguments)
 
     monkeypatch.setattr(sessions, "accepted", together)

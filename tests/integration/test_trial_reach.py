@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from experiments.digest import digest_bytes
-from experiments.runtime.processes import wait_until
 from service.stack import broker
 from service.stack.layout import StackFiles
 from tests import mlflow_server
 from tests.api_stack import ADMIN, served_api
 from tests.integration.attacker import order_of, server
+from tests.waiting import until
 from workers.isolation import isolation_problem
 from workers.lease import Lease, boot_time_s
 from workers.paths import Usage, WorkPaths
@@ -122,7 +122,7 @@ def valkey(files: StackFiles) -> Iterator[None]:
     files.broker_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     broker.configure(files, host="127.0.0.1", port=None)
     with subprocess.Popen(broker.command(files), stdout=subprocess.DEVNULL) as process:
-        assert wait_until(lambda: broker.answers(files), patience_s=60)
+        until(lambda: broker.answers(files))
         yield
         process.terminate()
 

@@ -16,12 +16,13 @@ from tests import browser as browsers
 from tests import web_world
 from tests.acceptance.test_report_in_browser import OVERFLOWING
 from tests.api_stack import Api, api_fixture, served_api
+from tests.waiting import LIMIT_S
 from tests.web_pages import sign_in_path
 from tests.web_world import WebWorld
 
 pytestmark = pytest.mark.browser
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 1000 * LIMIT_S
 BUDGET_BYTES = 200_000
 """Of a page with all that it loads, as sent."""
 LOADED_BYTES = """() => ["navigation", "resource"].flatMap(kind => performance.getEntriesByType(kind))

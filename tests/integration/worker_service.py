@@ -20,7 +20,7 @@ from experiments.design import gates
 from experiments.design.arms import arm_digest
 from experiments.records.messages import PROBLEM_TYPES, ClaimedBlock, ClaimedTrial
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig, TrainConfig
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from workers.lease import boot_time_s
 from workers.processes.lanes import FILE as LANES
 
@@ -251,7 +251,7 @@ def worker(
             process.send_signal(signal.SIGINT)  # gives a running block back at once
             process.send_signal(signal.SIGCONT)  # in case a test has stopped it
             try:
-                process.wait(60)
+                process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

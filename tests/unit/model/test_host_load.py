@@ -14,13 +14,7 @@ import pytest
 from model.training import measurement
 from model.training.measurement import HostLoad, core_times
 
-SPIN = "import time; end = time.perf_counter() + 30\nwhile time.perf_counter() < end: pass"
-
-
-def spin(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+SPIN = "print('begun', flush=True)\nwhile True: pass"
 
 
 def test_a_busy_process_beside_us_is_seen_as_load() -> None:
@@ -28,15 +22,17 @@ def test_a_busy_process_beside_us_is_seen_as_load() -> None:
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
     os.sched_setaffinity(0, one)
-    other = subprocess.Popen([sys.executable, "-c", SPIN])
+    other = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
     try:
-        time.sleep(0.3)
-        load = HostLoad()
-        spin(1.5)
+        load, spent_s = HostLoad(), time.process_time()
+        while time.process_time() < spent_s + 0.5:
+            pass
         share = load.shares().foreign
     finally:
         other.kill()
-        other.wait()
+        other.communicate()
         os.sched_setaffinity(0, cores)
     assert share is not None
     assert 0.2 < share <= 1.0
@@ -81,12 +77,13 @@ def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
 
 def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some sandboxes print constants: less than this process used itself is no answer."""
+    clock = [0.0]
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
+    times = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0])
+    monkeypatch.setattr(measurement, "time", times)
     write(tmp_path / "stat", busy=300, idle=900, cores=os.cpu_count() or 1)
     load = HostLoad()
-    spent = time.process_time()
-    while time.process_time() < spent + 0.5:
-        pass
+    clock[0] += 0.5
     assert (load.shares().foreign, load.shares().stolen) == (None, None)
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "missing")
     assert HostLoad().shares().foreign is None

@@ -27,6 +27,7 @@ from model.measurements import ProfiledStep, Step
 from model.training import train as training
 from model.training.train import TrainResult, train
 from tests.corpora import small_config
+from tests.waiting import LIMIT_S
 from workers.processes.built_in import profile_step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
@@ -192,7 +193,7 @@ def test_train_marks_the_phases_in_order_and_a_schedule_of_validations_changes_n
 def test_train_gives_the_same_bits_in_fresh_processes(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
     command = [sys.executable, "-c", TRAIN_ELSEWHERE, str(home)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     expected = [loss.hex() for loss in losses(baseline)]
     assert [json.loads(output) for output in outputs] == [expected, expected]
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runtime.processes import wait_until
 from service.errors import StackBusy, StackError
 from service.stack import broker, control, part_processes
 from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
 from service.stack.parts import LOOPBACK, check_installed, free_port
 from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
 from service.stack.supervisor import clear_mlflow
+from tests.waiting import LIMIT_S, until
 
 STATE = StackState(
     stack_id="abc",
@@ -155,10 +155,10 @@ def test_orphans_end_although_their_stack_json_is_damaged(tmp_path: Path) -> Non
     orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=mark.environment)
     files.state.write_text('{"stack_id": ')
     try:
-        assert wait_until(lambda: mark.members() == [orphan.pid], patience_s=10)
+        until(lambda: mark.members() == [orphan.pid])
         notes: list[str] = []
         control.clean_stale(files, lambda _kind, text: notes.append(text))
-        assert orphan.wait(10) == -signal.SIGTERM
+        assert orphan.wait(LIMIT_S) == -signal.SIGTERM
         assert any("ended 1 processes" in note for note in notes)
     finally:
         orphan.kill()

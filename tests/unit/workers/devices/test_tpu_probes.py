@@ -1,11 +1,11 @@
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from kernels.backends import NODE_CLASSES
+from tests.waiting import until
 from workers.blocks.surroundings import changes
 from workers.devices.inventory import PROBES, find_devices
 from workers.devices.node_health import ReleaseProof
@@ -87,9 +87,7 @@ def test_a_process_that_has_a_chip_open_holds_it_until_it_ends(tmp_path: Path, n
         assert proof.problem(patience_s=0) == f"processes [{process.pid}] are on the device, but no trial runs"
     finally:
         process.communicate()
-    deadline = time.monotonic() + 10
-    while probe.memory_used() != before and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: probe.memory_used() == before)
     assert proof.problem(patience_s=0) is None
 
 
