@@ -14,7 +14,6 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("tilelang")
@@ -28,7 +27,7 @@ from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
-from tests.kernels.host_time import unlaunched
+from tests.kernels.host_time import Watching, unlaunched
 from tests.kernels.interpreted_lane import interpreted_lane
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
@@ -36,19 +35,6 @@ CASE = Case(B=1, S=20, H=1, G=1, N=16, P=32, R=2)
 STATE = torch.linspace(-1, 1, 16 * 32).view(1, 1, 16, 32)
 STATE_GRAD = STATE.flip(2)
 BOTH = ["ablate.mamba3_scan.default", "ablate.mamba3_scan_backward.default"]
-
-
-class Watching(TorchDispatchMode):
-    """Sees what the dispatcher is given; keeps which of our operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if "mamba3_scan" in str(function):
-            self.seen.append(str(function))
-        return function(*args, **kwargs or {})
 
 
 def leaves_of(case: Case = CASE, **changes) -> ScanInputs:

@@ -25,10 +25,9 @@ from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
-from tests.kernels.host_time import unlaunched
+from tests.kernels.host_time import Watching, unlaunched
 from tests.kernels.scan_cases import each, scan_problem
 from tests.kernels.states import piece
-from tests.kernels.test_mamba3_cuda_eager import Watching
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)

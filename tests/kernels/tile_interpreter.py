@@ -19,7 +19,10 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+pytest.importorskip("greenlet", reason="threads of an interpreted kernel are greenlets, and greenlet is not installed")
 from greenlet import getcurrent, greenlet
 
 from tests.kernels.open_sizes import sizes

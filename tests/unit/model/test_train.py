@@ -30,10 +30,6 @@ from tests.corpora import small_config
 from tests.waiting import LIMIT_S
 from workers.processes.built_in import profile_step
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "tiny_losses.json"
-GOLDEN_TOLERANCE = 2e-3
-"""Absolute, in nats, over 15 steps: other CPUs sum in another order; a wrong gradient moves the curve far more."""
-
 TINY = TrainConfig(
     model=HybridConfig(
         vocab_size=512,
@@ -201,14 +197,6 @@ def test_train_gives_the_same_bits_in_fresh_processes(home: Path, dataset: Datas
 def test_train_differs_between_seeds(home: Path, dataset: Dataset, baseline: TrainResult) -> None:
     other = run(config_for(home, seed=12, steps=StepsConfig(warmup=0, timed=1, val_rows=1)), dataset)
     assert other.steps[0].loss != baseline.steps[0].loss
-
-
-def test_train_follows_the_stored_curve(dataset: Dataset, baseline: TrainResult) -> None:
-    stored = json.loads(GOLDEN.read_text())
-    if stored["torch"].partition("+")[0] != torch.__version__.partition("+")[0]:
-        pytest.skip("the stored curve is of the headers of another torch version")
-    assert dataset.digest == stored["data"]
-    np.testing.assert_allclose(losses(baseline), stored["losses"], rtol=0, atol=GOLDEN_TOLERANCE)
 
 
 def test_train_reports_what_ran(baseline: TrainResult) -> None:
