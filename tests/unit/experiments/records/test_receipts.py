@@ -1,6 +1,7 @@
 import json
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,13 @@ def test_summarise_final_loss_is_the_mean_of_the_last_quarter() -> None:
 def test_summarise_refuses_missing_and_impossible_samples(broken: list[Step]) -> None:
     with pytest.raises(ReceiptError):
         summary_of(broken)
+
+
+def test_a_stored_receipt_is_read_verified_and_written_byte_for_byte() -> None:
+    """No change of the code may alter it: a new field is `OmitNone`."""
+    text = (Path(__file__).parents[3] / "golden" / "receipt.json").read_text(encoding="utf-8").rstrip("\n")
+    assert verify(json.loads(text)) == []
+    assert Receipt.model_validate_json(text).model_dump_json() == text
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM, Outcome.REFUSED, Outcome.FAILED])
