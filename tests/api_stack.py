@@ -243,7 +243,7 @@ def receipts_of(
 ) -> list[dict[str, Any]]:
     """Sealed receipts of a claimed block of the factories' spec; `changed` by arm, as in make_receipt."""
     plan: Plan = make_plan(AblationSpec.model_validate(spec_values(**changes)))
-    found = []
+    receipts = []
     for trial in block["trials"]:
         ids = {
             "ablation": block["ablation_id"],
@@ -255,18 +255,18 @@ def receipts_of(
         receipt = make_receipt(
             plan, block["block_index"], trial["arm"], ids=ids, **(changed or {}).get(trial["arm"], {})
         )
-        found.append(receipt.model_dump(mode="json"))
-    return found
+        receipts.append(receipt.model_dump(mode="json"))
+    return receipts
 
 
 def parse_events(body: str) -> list[tuple[str, dict[str, Any]]]:
     """Parse a finished stream of server-sent events into (name, data)."""
-    found = []
+    events = []
     for block in body.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":") and ": " in line)
         if "event" in fields:
-            found.append((fields["event"], json.loads(fields["data"])))
-    return found
+            events.append((fields["event"], json.loads(fields["data"])))
+    return events
 
 
 @contextmanager

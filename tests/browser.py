@@ -25,9 +25,9 @@ MISSING = "Chromium is not installed; tests/install-browser.sh installs Debian's
 
 def executable() -> str:
     """Return Chromium's path; without one, skip the test, or fail it where CI=true."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is not None:
-        return found
+    program = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if program is not None:
+        return program
     if os.environ.get("CI") == "true":
         pytest.fail(MISSING)
     pytest.skip(MISSING)

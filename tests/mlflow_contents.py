@@ -13,10 +13,10 @@ _PAGE = 1000
 def contents(url: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Return every living run by (ablation, identity): parameters, metrics with their history, tags, files, status."""
     api = f"{url}/api/2.0/mlflow"
-    found = httpx.get(
+    experiments = httpx.get(
         f"{api}/experiments/search", params={"max_results": 100}, timeout=LIMIT_S, trust_env=False
     ).json()["experiments"]
-    ids = [one["experiment_id"] for one in found]
+    ids = [one["experiment_id"] for one in experiments]
     body = {"experiment_ids": ids, "max_results": _PAGE}
     runs = httpx.post(f"{api}/runs/search", json=body, timeout=LIMIT_S, trust_env=False).json().get("runs", [])
     parents = {run["info"]["run_id"]: _identity(run) for run in runs}

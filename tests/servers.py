@@ -43,8 +43,8 @@ def no_postgres() -> str | None:
 
 def no_redis() -> str | None:
     """Return why there is no Redis server here, or None."""
-    found = shutil.which("redis-server")
-    return None if found else "no redis-server is installed (Debian: apt-get install redis-server)"
+    program = shutil.which("redis-server")
+    return None if program else "no redis-server is installed (Debian: apt-get install redis-server)"
 
 
 def _unprivileged() -> str | None:
@@ -153,9 +153,9 @@ class Postgres(Server):
 
     @property
     def _bin(self) -> Path:
-        found = postgres_folder()
-        assert found is not None
-        return found
+        folder = postgres_folder()
+        assert folder is not None
+        return folder
 
     def _answers(self) -> bool:
         try:

@@ -42,9 +42,9 @@ class Stack:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with sqlite3.connect(f"file:{self.home / 'ablate.db'}?mode=ro", uri=True) as database:
-            found = database.execute(query).fetchall()
+            rows = database.execute(query).fetchall()
         database.close()
-        return found
+        return rows
 
     def worker(self, name: str, key: str = TOKEN) -> Any:
         """Run the worker of node `name` with its key; the service's settings hold that of `first`."""

@@ -291,7 +291,7 @@ def _answers(url: str, admin: str) -> list[str]:
     with httpx.Client(
         base_url=url, headers={"Authorization": f"Bearer {admin}"}, trust_env=False, timeout=LIMIT_S
     ) as http:
-        own = http.get("/v1/ablations").json()["items"][0]["links"]["self"]
+        ablation = http.get("/v1/ablations").json()["items"][0]["links"]["self"]
         paths = [
             "/v1/tokens",
             "/v1/nodes",
@@ -302,8 +302,11 @@ def _answers(url: str, admin: str) -> list[str]:
             "/readyz",
             "/version",
         ]
-        paths += [own, *(f"{own}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec"))]
-        for trial in http.get(f"{own}/trials?limit=500").json()["items"]:
+        paths += [
+            ablation,
+            *(f"{ablation}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec")),
+        ]
+        for trial in http.get(f"{ablation}/trials?limit=500").json()["items"]:
             paths += [f"/v1/trials/{trial['id']}/receipt", f"/v1/trials/{trial['id']}/log"]
         answers = [http.get(path) for path in paths]
     assert {answer.status_code for answer in answers} == {200}

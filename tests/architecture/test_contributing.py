@@ -36,9 +36,9 @@ def problems(step: str) -> list[str]:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_every_step_names_files_that_exist_and_names_that_they_contain(title: str) -> None:
-    own = steps(SECTIONS[title])
-    assert own
-    assert {step: wrong for step in own if (wrong := problems(step))} == {}
+    written = steps(SECTIONS[title])
+    assert written
+    assert {step: wrong for step in written if (wrong := problems(step))} == {}
 
 
 @pytest.mark.parametrize("title", SECTIONS)

@@ -162,8 +162,8 @@ OPERATIONS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__in
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_only_the_layer_that_calls_an_operation_and_the_declaration_of_its_facts_spell_its_name(operation: str) -> None:
     strangers = [path for path in SOURCES if operation not in path.parts]
-    found = [path.relative_to(ROOT) for path in strangers if operation in path.read_text(encoding="utf-8")]
-    assert sorted(path.parent.as_posix() for path in found) in (["model/layers"], ["kernels", "model/layers"])
+    spelling = [path.relative_to(ROOT) for path in strangers if operation in path.read_text(encoding="utf-8")]
+    assert sorted(path.parent.as_posix() for path in spelling) in (["model/layers"], ["kernels", "model/layers"])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

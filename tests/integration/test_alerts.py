@@ -38,7 +38,7 @@ def _rules() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[str]]]:
     """Sample names of a service that has done a little of everything, with their labels and values."""
-    found: dict[str, dict[str, set[str]]] = {}
+    values: dict[str, dict[str, set[str]]] = {}
     with running_api("sqlite", tmp_path_factory.mktemp("alerts")) as api:
         api.submit()
         node = api.register()
@@ -49,10 +49,10 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set
         text = api.client.get("/metrics").text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = found.setdefault(sample.name, {})
+            labels = values.setdefault(sample.name, {})
             for name, value in sample.labels.items():
                 labels.setdefault(name, set()).add(value)
-    return found
+    return values
 
 
 def _selectors(expression: str) -> list[tuple[str, list[tuple[str, str, str]]]]:

@@ -156,16 +156,16 @@ def test_list_filters_by_state_label_digest_name_and_owner(api: Api) -> None:
 def test_list_refuses_unknown_parameters_and_bad_cursors(api: Api, kind: str) -> None:
     path = "/v1/ablations" if kind == "ablations" else f"{api.submit()['links']['self']}/{kind}"
     for query in ("stat=queued", "cursor=AAAA_", "limit=0", "limit=501", "name=a b", "owner=a/b"):
-        found = problem(api.get(f"{path}?{query}"), 422)
-        assert found["errors"][0]["pointer"] == f"query:{query.partition('=')[0]}"
+        answer = problem(api.get(f"{path}?{query}"), 422)
+        assert answer["errors"][0]["pointer"] == f"query:{query.partition('=')[0]}"
 
 
 @pytest.mark.parametrize("limit", [1, 4, 5, 6, 7, 18, 500])
 def test_blocks_and_trials_page_in_running_order(api: Api, limit: int) -> None:
-    own = api.submit()["links"]["self"]
-    assert [block["index"] for block in _walk(api, f"{own}/blocks", limit)] == list(range(6))
-    found = [(trial["block_index"], trial["position"]) for trial in _walk(api, f"{own}/trials", limit)]
-    assert found == [(block, place) for block in range(6) for place in range(3)]
+    ablation = api.submit()["links"]["self"]
+    assert [block["index"] for block in _walk(api, f"{ablation}/blocks", limit)] == list(range(6))
+    places = [(trial["block_index"], trial["position"]) for trial in _walk(api, f"{ablation}/trials", limit)]
+    assert places == [(block, place) for block in range(6) for place in range(3)]
 
 
 def _walk(api: Api, path: str, limit: int) -> Iterator[dict[str, Any]]:

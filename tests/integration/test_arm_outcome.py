@@ -95,8 +95,8 @@ def test_a_variant_that_dies_every_time_has_its_word_and_the_others_theirs(tmp_p
     assert "2 of 2 trials failed: the trial died of SIGSEGV" in dead.reason
     assert other.exact is not None
     assert other.exact.metric in METRICS
-    told = view.verdict.circumstances.attempts
-    assert [(one.block_index, one.number, one.failure_class, one.arm) for one in told] == [
+    attempts = view.verdict.circumstances.attempts
+    assert [(one.block_index, one.number, one.failure_class, one.arm) for one in attempts] == [
         (0, 1, "no_receipt", "psiv-on"),
         (0, 2, "no_receipt", "psiv-on"),
     ]

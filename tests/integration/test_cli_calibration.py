@@ -102,10 +102,10 @@ def test_imported_blocks_are_known_to_the_service(api: Api, executed: Path) -> N
     assert known["mended_by"] == (known["problem"] and f"ablate aa cpu --like {imported}")
     code, out, err = ablate("aa", "cpu", "--like", imported, "--print")
     assert code == 0, err
-    mine = read_plan_file((executed / "plan.json").read_bytes()).spec.model_dump(mode="json")
+    values = read_plan_file((executed / "plan.json").read_bytes()).spec.model_dump(mode="json")
     again: dict[str, Any] = yaml.safe_load(out)
-    assert again["workload"]["overrides"] == mine["workload"]["overrides"]
-    assert (again["ablation"], again["design"]["blocks"]) == (mine["ablation"], {"count": 20})
+    assert again["workload"]["overrides"] == values["workload"]["overrides"]
+    assert (again["ablation"], again["design"]["blocks"]) == (values["ablation"], {"count": 20})
 
 
 def read_key(bundle: Path) -> str:

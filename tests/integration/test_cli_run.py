@@ -119,9 +119,9 @@ def test_the_client_takes_a_path_waits_and_names_every_problem(api: Api, tmp_pat
     wrong = written(tmp_path, "wrong", seed=1, variants={"a": {"gates": {"chunk_siz": 16, "psiv_cach": True}}})
     with pytest.raises(Refused) as refusal:
         client.ablations.submit(wrong)
-    told = str(refusal.value)
+    message = str(refusal.value)
     assert len(refusal.value.problem.errors) == 3
     for entry in refusal.value.problem.errors:
-        assert f"{entry.pointer}: {entry.detail}" in told
+        assert f"{entry.pointer}: {entry.detail}" in message
     with pytest.raises(FileNotFoundError):
         client.ablations.submit(tmp_path / "nowhere.yaml")

@@ -139,8 +139,8 @@ def test_a_spec_needs_its_archives_and_no_relative_folder(api: Api) -> None:
     upload(api, content)
     refused = submit_with(api, digest_of(content), missing[0], missing[1])
     assert refused.status_code == 422
-    found = {error["pointer"]: error["detail"] for error in refused.json()["errors"]}
-    assert found == {
+    reasons = {error["pointer"]: error["detail"] for error in refused.json()["errors"]}
+    assert reasons == {
         f"#/variants/v{number}/code": f"the service has no archive {one} of yours" for number, one in enumerate(missing)
     }
     with api.store.read() as connection:
@@ -364,7 +364,7 @@ def test_the_client_sends_a_folder_once(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_process_that_is_killed_during_uploads_leaves_whole_archives_only(kind: str, tmp_path: Path) -> None:
     url, ports = migrated_url(kind, tmp_path), [free_port(), free_port()]
-    own = {"home": tmp_path, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
+    settings = {"home": tmp_path, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
     contents = [content_of(number, 8_000_000) for number in range(4)]
 
     def send(port: int, content: bytes) -> int:
@@ -379,7 +379,8 @@ def test_a_process_that_is_killed_during_uploads_leaves_whole_archives_only(kind
 
     with ExitStack() as running:
         processes = [
-            running.enter_context(service_process(API, tmp_path / f"log-{port}", port=port, **own)) for port in ports
+            running.enter_context(service_process(API, tmp_path / f"log-{port}", port=port, **settings))
+            for port in ports
         ]
         until(lambda: all(is_up(f"http://127.0.0.1:{port}") for port in ports), what="both processes are up")
         killer = threading.Timer(0.3, processes[0].kill)

@@ -42,8 +42,8 @@ def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     scope = str(tmp_path)
     with _holder(scope, "core 0", "core 1") as holder:
         try:
-            wanted = rf"core 1 of this machine is in use by process {holder.pid} \(.*python.*\); stop that process, or"
-            with pytest.raises(DeviceBusy, match=wanted):
+            pattern = rf"core 1 of this machine is in use by process {holder.pid} \(.*python.*\); stop that process, or"
+            with pytest.raises(DeviceBusy, match=pattern):
                 _trainer(scope, "core 7", "core 1").take()
             os.kill(holder.pid, signal.SIGSTOP)
             with pytest.raises(DeviceBusy, match=str(holder.pid)):

@@ -34,8 +34,8 @@ def broker(home: Path) -> Iterator[tuple[str, int]]:
     server = ValkeyServer(unix_socket_path=str(socket), data_dir=str(home / "valkey"))
     server.start(timeout=LIMIT_S)
     with Redis(unix_socket_path=str(socket)) as client:
-        told: Any = client.info()
-    pid = int(told["process_id"])
+        info: Any = client.info()
+    pid = int(info["process_id"])
     try:
         yield f"redis+socket://{socket}", pid
     finally:

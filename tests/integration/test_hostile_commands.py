@@ -80,8 +80,8 @@ def hostile(home: Path, tmp_path: Path, runner: TrialRunner) -> Hostile:
         order = replace(order, dataset=copy_code(order).data_folder)
         order = order.isolated((home,)) if isolated else order
         ending = runner.run(order, Lease(300.0, sent_at=boot_time_s()), timeout_s=timeout_s)
-        told = order.paths.folder / "out" / "answer"
-        return (json.loads(told.read_text()) if told.exists() else None), ending, read_result(order.paths.result)
+        answer = order.paths.folder / "out" / "answer"
+        return (json.loads(answer.read_text()) if answer.exists() else None), ending, read_result(order.paths.result)
 
     return run
 
@@ -285,8 +285,8 @@ def forge(*messages):
     ],
 )
 def test_forged_events_end_the_trial_as_the_programs_fault(hostile: Hostile, forged: str) -> None:
-    told, _ending, result = hostile(f"{FORGED}\ntrain()\n{forged}\nanswer('sent')")
-    assert told == "sent"
+    answer, _ending, result = hostile(f"{FORGED}\ntrain()\n{forged}\nanswer('sent')")
+    assert answer == "sent"
     assert result is not None
     assert result.failure_class is FailureClass.USER_ERROR, result.message
 
@@ -314,8 +314,8 @@ answer(answers)
 
 def test_a_command_changes_neither_its_own_result_nor_the_process_that_writes_it(hostile: Hostile) -> None:
     answers, _ending, result = hostile(PARENT)
-    told = dict(answers)
-    assert {name: told[name] for name in ("mem", "environ", "maps", "ptrace") if told[name] not in REFUSED} == {}
+    by_name = dict(answers)
+    assert {name: by_name[name] for name in ("mem", "environ", "maps", "ptrace") if by_name[name] not in REFUSED} == {}
     assert result is not None
     assert result.failure_class is None, result.message
     assert [step.tokens for step in result.program_steps] == [10] * 5

@@ -179,15 +179,15 @@ def test_a_trial_signals_no_process_and_reaches_no_socket(home: Path, runner: Tr
         network.bind(("127.0.0.1", 0))
         address = f"ablate-test-{os.getpid()}:{network.getsockname()[1]}"
         abstract.bind(f"\0{address}")
-        for one in (broker, network, abstract):
-            one.listen()
+        for place in (broker, network, abstract):
+            place.listen()
         order = order_of(home, TRY + REACHES)
         assert order.isolation is not None
         order = replace(order, isolation=replace(order.isolation, sockets=sockets, own_network=False))
         (home / "address").write_text(address)
         (home / "names").write_text("\n".join(_sockets_of(runner)))
-        told = (home / "address", home / "names")
-        isolation = replace(order.isolation, readable=(*order.isolation.readable, *told))
+        notes = (home / "address", home / "names")
+        isolation = replace(order.isolation, readable=(*order.isolation.readable, *notes))
         runner.run(replace(order, isolation=isolation), Lease(300.0, sent_at=boot_time_s()), timeout_s=60.0)
     answers = json.loads((order.paths.folder / "answer").read_text())
     reached = [name for name, answer in answers if answer == "None"]

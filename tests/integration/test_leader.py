@@ -123,8 +123,8 @@ def test_a_projection_of_a_deposed_leader_is_repaired_after_its_last_call(api: A
 
 def background(home: Path, url: str, mlflow: str) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     home.mkdir()
-    own = {"home": home, "projector_lease_s": LEASE_S, "broker_url": "memory://"}
-    return service_process(BACKGROUND, home / "log", database_url=url, mlflow_url=mlflow, **own)
+    settings = {"home": home, "projector_lease_s": LEASE_S, "broker_url": "memory://"}
+    return service_process(BACKGROUND, home / "log", database_url=url, mlflow_url=mlflow, **settings)
 
 
 def is_done(api: Api) -> bool:

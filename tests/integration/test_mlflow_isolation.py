@@ -40,8 +40,8 @@ class World:
 
     def files(self) -> set[Path]:
         """Return all files except the server's own."""
-        own = self.folder / "mlflow"
-        return {path for path in self.folder.rglob("*") if path.is_file() and not path.is_relative_to(own)}
+        home = self.folder / "mlflow"
+        return {path for path in self.folder.rglob("*") if path.is_file() and not path.is_relative_to(home)}
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         """Call MLflow's REST interface."""

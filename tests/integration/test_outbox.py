@@ -79,9 +79,9 @@ def test_ended_ablation_gets_verdict_report_and_mlflow_run(api: Api) -> None:
     assert made["id"] in report.text
     shown = api.get(made["links"]["self"]).json()
     assert shown["mlflow_url"] == f"{nobody_url()}/#/experiments/7/runs/run1?workflowType=machine_learning"
-    told = api.events(made["id"])
-    assert [name for name, _ in told][-2:] == ["verdict", "end"]
-    assert set(told[-2][1]["data"]["variants"]) == {"psiv-on", "chunk-32"}
+    events = api.events(made["id"])
+    assert [name for name, _ in events][-2:] == ["verdict", "end"]
+    assert set(events[-2][1]["data"]["variants"]) == {"psiv-on", "chunk-32"}
     assert not any(handlers.run_due(kind) for kind in (OutboxKind.JUDGE, OutboxKind.REPORT))
     assert not mlflow.run_due()
 
@@ -177,9 +177,9 @@ def test_verdict_names_every_attempt_that_broke(api: Api) -> None:
     api.finish(node)
     handlers = OutboxHandlers(api.store)
     handlers.run_due(OutboxKind.JUDGE)
-    told = api.get(made["links"]["verdict"]).json()["circumstances"]["attempts"]
+    attempts = api.get(made["links"]["verdict"]).json()["circumstances"]["attempts"]
     common = {"block_index": 0, "failure_class": "invalid_measurement", "node": "node-a"}
-    assert told == [
+    assert attempts == [
         {**common, "number": 1, "arm": "psiv-on", "message": "guard of psiv-on"},
         {**common, "number": 2, "arm": None, "message": "guard of None"},
     ]
@@ -369,10 +369,10 @@ def test_broker_that_is_away_neither_fails_nor_slows_a_submission(
 
 def test_background_processes_judge_once_and_stop_on_sigterm(tmp_path: Path) -> None:
     url = migrated_url("sqlite", tmp_path)
-    own = {"home": tmp_path / "home", "database_url": url, "mlflow_url": nobody_url()}
+    settings = {"home": tmp_path / "home", "database_url": url, "mlflow_url": nobody_url()}
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     with ExitStack() as stack:
-        processes = [stack.enter_context(service_process(BACKGROUND, log, **own)) for log in logs]
+        processes = [stack.enter_context(service_process(BACKGROUND, log, **settings)) for log in logs]
         with running_api("sqlite", tmp_path, database_url=url) as api:
             made = api.submit()
             api.finish(api.register())

@@ -97,10 +97,10 @@ def test_mark_finds_a_process_from_its_first_moment(family: Family) -> None:
     """Popen returns inside exec, when the old environment is gone and the new one is not there yet."""
     for _ in range(200):
         process = subprocess.Popen(["sleep", "600"], env=family.mark.environment)
-        found = family.pids()
+        pids = family.pids()
         process.kill()
         process.wait()
-        assert found == [process.pid]
+        assert pids == [process.pid]
 
 
 def test_die_with_parent_ends_an_orphan_at_once() -> None:

@@ -49,11 +49,11 @@ def _readiness(api: Api) -> dict[str, Any]:
 
 def test_what_is_away_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
-        found = _readiness(api)
-        assert (found["ready"], found["degraded"]) == (True, ["background", "broker", "mlflow"])
-        said = found["checks"]["background"]["detail"]
+        readiness = _readiness(api)
+        assert (readiness["ready"], readiness["degraded"]) == (True, ["background", "broker", "mlflow"])
+        said = readiness["checks"]["background"]["detail"]
         assert "no background process leads" in said
-        assert found["checks"]["database"] == {"ok": True, "detail": "sqlite"}
+        assert readiness["checks"]["database"] == {"ok": True, "detail": "sqlite"}
         assert api.submit()["state"] == "queued"
         metrics = api.client.get("/metrics").text
     up = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line.startswith("ablate_dep")}
@@ -181,10 +181,10 @@ def test_frozen_parts_and_many_strangers_hold_nobody_up(tmp_path: Path) -> None:
             probes = [thread.name for thread in threading.enumerate() if thread.name.startswith("probe-")]
             stop.set()
             seen = set().union(*(caller.result() for caller in callers))
-            found = _readiness(api)
+            readiness = _readiness(api)
     assert seen <= {200, 401}
     assert len(probes) == len(set(probes)), "a check that hangs was asked again"
-    assert {"broker", "mlflow"} <= set(found["degraded"])
+    assert {"broker", "mlflow"} <= set(readiness["degraded"])
 
 
 def test_strangers_share_the_work_that_they_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +208,9 @@ def test_readyz_is_503_only_while_the_database_cannot_be_read(tmp_path: Path) ->
         assert "writes" not in _readiness(api)["degraded"]
         _as_administrator(api, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", name)
         until(lambda: api.client.get("/readyz").status_code == 503)
-        found = api.client.get("/readyz").json()
-        assert found["type"].endswith("unavailable")
-        assert "#/checks/database" in {error["pointer"] for error in found["errors"]}
+        problem = api.client.get("/readyz").json()
+        assert problem["type"].endswith("unavailable")
+        assert "#/checks/database" in {error["pointer"] for error in problem["errors"]}
         assert 'ablate_dependency_up{dependency="database"} 0.0' in api.client.get("/metrics").text
         _as_administrator(api, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true", None)
         until(lambda: api.client.get("/readyz").status_code == 200)

@@ -41,8 +41,8 @@ def redis() -> Iterator[RedisServer]:
 
 def process(module: str, log: Path, **settings: object) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     """Run a module of the service with settings as an installation has them."""
-    own = {"admin_token": ADMIN, "worker_token": WORKER, "mlflow_url": nobody_url()}
-    return service_process(module, log, **own, **settings)
+    secrets = {"admin_token": ADMIN, "worker_token": WORKER, "mlflow_url": nobody_url()}
+    return service_process(module, log, **secrets, **settings)
 
 
 @needs_postgres

@@ -24,9 +24,9 @@ from tests.waiting import LIMIT_S, until
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     port = free_port()
-    url, own = f"http://127.0.0.1:{port}", {"admin_token": ADMIN, "worker_token": WORKER}
+    url, tokens = f"http://127.0.0.1:{port}", {"admin_token": ADMIN, "worker_token": WORKER}
     with (
-        service_process(API, tmp_path / "log", home=tmp_path, port=port, **own) as process,
+        service_process(API, tmp_path / "log", home=tmp_path, port=port, **tokens) as process,
         httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S) as client,
     ):
         until(lambda: is_up(url))
@@ -46,12 +46,12 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     first_event = threading.Event()
 
     def follow(path: str) -> list[httpx_sse.ServerSentEvent]:
-        found = []
+        events = []
         with httpx_sse.connect_sse(client, "GET", path, headers=api.admin) as source:
             for event in source.iter_sse():
-                found.append(event)
+                events.append(event)
                 first_event.set()
-        return found
+        return events
 
     pool = ThreadPoolExecutor()
     follower = pool.submit(follow, made["links"]["events"])
@@ -87,11 +87,11 @@ def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         made = api.submit()
         api.cancel(made["id"])
-        told = api.events(made["id"])
-        middle = told[3][1]["seq"]
+        events = api.events(made["id"])
+        middle = events[3][1]["seq"]
         answer = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": str(middle)})
         replayed = [line for line in answer.text.splitlines() if line.startswith("id: ")]
-        assert replayed == [f"id: {event['seq']}" for _, event in told[4:]]
+        assert replayed == [f"id: {event['seq']}" for _, event in events[4:]]
         bad = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": "x"})
         assert bad.status_code == 422
 
@@ -103,12 +103,12 @@ def test_a_stream_ends_when_nothing_more_can_come_and_not_before(
 ) -> None:
     monkeypatch.setattr("service.http.event_streams.POLL_S", 0.02)
     with served_api(kind, tmp_path) as api:
-        made, told, polls = api.submit(), list[tuple[str, str | None]](), list[str]()
+        made, received, polls = api.submit(), list[tuple[str, str | None]](), list[str]()
         event.listen(api.store.reader, "before_cursor_execute", lambda *asked: polls.append(asked[2]))
-        follower = threading.Thread(target=_follow, args=(api, made["links"]["events"], told))
+        follower = threading.Thread(target=_follow, args=(api, made["links"]["events"], received))
         follower.start()
         _end(api, made["id"], state)
-        until(lambda: ("ablation.state", state) in told, what=state)
+        until(lambda: ("ablation.state", state) in received, what=state)
         if state != "cancelled":
             polls.clear()
             until(lambda: sum("events.seq >" in poll for poll in polls) > 5, what="polls")
@@ -117,28 +117,28 @@ def test_a_stream_ends_when_nothing_more_can_come_and_not_before(
         follower.join(LIMIT_S)
         assert not follower.is_alive()
         _check_places(api, made["id"])
-    last = [name for name, _ in told][-2:]
+    last = [name for name, _ in received][-2:]
     assert last == (["ablation.state", "end"] if state == "cancelled" else ["verdict", "end"])
 
 
 def _check_places(api: Api, ablation_id: str) -> None:
     """Compare block and arm of every event with the lists of blocks and trials."""
-    own = f"/v1/ablations/{ablation_id}"
-    blocks = {one["id"]: (one["index"], None) for one in api.get(f"{own}/blocks").json()["items"]}
-    trials = {one["id"]: (one["block_index"], one["arm"]) for one in api.get(f"{own}/trials").json()["items"]}
+    ablation = f"/v1/ablations/{ablation_id}"
+    blocks = {one["id"]: (one["index"], None) for one in api.get(f"{ablation}/blocks").json()["items"]}
+    trials = {one["id"]: (one["block_index"], one["arm"]) for one in api.get(f"{ablation}/trials").json()["items"]}
     events = [event for _, event in api.events(ablation_id)]
-    found = {event["subject"]: (event["block_index"], event["arm"]) for event in events}
-    assert found.keys() > blocks.keys() | trials.keys()
-    assert found.items() >= (blocks | trials).items()
-    assert found[ablation_id] == (None, None)
-    attempts = [place for subject, place in found.items() if subject.startswith("att_")]
+    places = {event["subject"]: (event["block_index"], event["arm"]) for event in events}
+    assert places.keys() > blocks.keys() | trials.keys()
+    assert places.items() >= (blocks | trials).items()
+    assert places[ablation_id] == (None, None)
+    attempts = [place for subject, place in places.items() if subject.startswith("att_")]
     assert attempts
     assert all((index, None) in blocks.values() and arm is None for index, arm in attempts)
 
 
-def _follow(api: Api, path: str, told: list[tuple[str, str | None]]) -> None:
+def _follow(api: Api, path: str, received: list[tuple[str, str | None]]) -> None:
     with httpx_sse.connect_sse(api.client, "GET", path, headers=api.admin) as source:
-        told.extend((event.event, event.json()["to"]) for event in source.iter_sse())
+        received.extend((event.event, event.json()["to"]) for event in source.iter_sse())
 
 
 def _end(api: Api, ablation_id: str, state: str) -> None:
@@ -159,8 +159,8 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         made = api.submit()
         api.cancel(made["id"])
-        told = api.events(made["id"])
-    name, first = told[0]
+        events = api.events(made["id"])
+    name, first = events[0]
     assert name == first["kind"] == "ablation.state"
     assert list(first) == [
         *("seq", "at", "kind", "subject", "block_index", "arm"),
@@ -168,7 +168,7 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
     ]
     assert (first["subject"], first["from"], first["to"], first["data"]) == (made["id"], None, "queued", {})
     assert (first["actor"], first["reason"]) == ("admin", "submitted")
-    assert {name for name, _ in told} <= set(EventKind)
+    assert {name for name, _ in events} <= set(EventKind)
 
 
 def test_a_stream_hears_all_of_what_is_more_than_one_look_finds(
@@ -239,7 +239,7 @@ class _Follower:
     """Reads the texts of a log's stream in a thread."""
 
     def __init__(self, client: httpx.Client, url: str, headers: dict[str, str]) -> None:
-        self.told: list[str] = []
+        self.texts: list[str] = []
         self.thread = threading.Thread(target=self._read, args=(client, url, headers), daemon=True)
         self.thread.start()
 
@@ -249,10 +249,10 @@ class _Follower:
                 if event.event == EventKind.END:
                     return
                 if event.event == EventKind.LOG:
-                    self.told.append(event.json()["text"])
+                    self.texts.append(event.json()["text"])
 
     def until(self, is_told: Callable[[list[str]], bool]) -> None:
-        until(lambda: is_told(self.told), what=f"more than {self.told}")
+        until(lambda: is_told(self.texts), what=f"more than {self.texts}")
 
 
 @pytest.mark.parametrize("page_bytes", range(4, 9))
@@ -269,6 +269,6 @@ def test_pages_of_a_log_cut_no_character_in_two(
         logs = [{"trial_id": trial, "offset": 0, "text": text}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
         answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
-    told = [data["text"] for name, data in parse_events(answer.text) if name == "log"]
-    assert "".join(told) == text
-    assert len(told) > 2
+    pieces = [data["text"] for name, data in parse_events(answer.text) if name == "log"]
+    assert "".join(pieces) == text
+    assert len(pieces) > 2

@@ -71,9 +71,9 @@ def test_answer_of_another_process_does_not_make_a_part_ready(made: supervisor._
 
 def test_answer_of_its_own_process_does(made: supervisor._Supervisor) -> None:
     port = free_port(18700)
-    own = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
-    made._launch(own)
-    made._wait(own)
+    server = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
+    made._launch(server)
+    made._wait(server)
     assert listeners(port) == set(part_processes.stack_mark(made._state.stack_id).members())
 
 

@@ -71,10 +71,10 @@ def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Pa
             until(lambda: _waiting(api) == session.WORKERS_AT_ONCE, what="calls that wait")
             assert api.get("/v1/ablations").status_code == 200
             assert _waiting(api) == session.WORKERS_AT_ONCE
-        found = [answer.result(timeout=LIMIT_S) for answer in answers]
+        responses = [answer.result(timeout=LIMIT_S) for answer in answers]
         calls.shutdown()
-    blocks = [answer.json()["block_id"] for answer in found if answer.status_code == 200]
-    assert {answer.status_code for answer in found} == {200, 204}
+    blocks = [answer.json()["block_id"] for answer in responses if answer.status_code == 200]
+    assert {answer.status_code for answer in responses} == {200, 204}
     assert len(blocks) == len(set(blocks)) == 6
 
 

@@ -129,8 +129,8 @@ def valkey(files: StackFiles) -> Iterator[None]:
 
 def contents(home: Path) -> dict[Path, str]:
     """Return a digest of every file of the home but the trial's own and the databases of API and MLflow."""
-    own = WorkPaths(home=home).trial("att_1", "trl_attacks").folder
-    files = [path for path in home.rglob("*") if path.is_file() and not path.is_relative_to(own)]
+    folder = WorkPaths(home=home).trial("att_1", "trl_attacks").folder
+    files = [path for path in home.rglob("*") if path.is_file() and not path.is_relative_to(folder)]
     moving = ("server.log", ".db", ".db-wal", ".db-shm")
     return {path: digest_bytes(path.read_bytes()) for path in files if not path.name.endswith(moving)}
 

@@ -300,8 +300,8 @@ def check_page(page: Page, name: str) -> None:
     page.evaluate(FEWER_ALIKE)
     for scheme, rules in RULES.items():
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        found = Axe().run(page, context={"exclude": [["figure svg"]]}, options={"runOnly": rules})
-        assert found.violations_count == 0, f"{name}, {scheme}: {found.generate_report()}"
+        barriers = Axe().run(page, context={"exclude": [["figure svg"]]}, options={"runOnly": rules})
+        assert barriers.violations_count == 0, f"{name}, {scheme}: {barriers.generate_report()}"
 
 
 def test_no_page_has_a_barrier_or_overflows_or_is_heavy(

@@ -221,8 +221,8 @@ def _compiled(trial: ClaimedTrial) -> ClaimedTrial:
 
 
 def _report_of(rig: Rig, attempt: str) -> dict[str, Any] | None:
-    found = [body for body in rig.service.bodies(":report") if f"att_{attempt}" in str(body) or body["failure_class"]]
-    return found[-1] if found else None
+    reports = [body for body in rig.service.bodies(":report") if f"att_{attempt}" in str(body) or body["failure_class"]]
+    return reports[-1] if reports else None
 
 
 def test_a_stored_report_whose_lease_is_lost_is_dropped_and_work_goes_on(rig: Rig) -> None:

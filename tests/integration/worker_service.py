@@ -262,16 +262,16 @@ def worker(
 def processes_of(home: Path) -> dict[int, str]:
     """Living processes that were started with this state folder in their environment, by command line."""
     mark = f"ABLATE_HOME={home}".encode()
-    found = {}
+    commands = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-    return found
+    return commands
 
 
 def children_of(pid: int) -> list[psutil.Process]:

@@ -277,9 +277,9 @@ class TestOnGpu:
             assert needs_dispatcher((grad_out, *leaves.tensors())) is watched
             result = mamba3_mimo(leaves, CUDA, return_final_state=True)
             grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
-        found = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))
-        assert set(found) == set(expected) == {"out", "state", *inputs.names}
-        assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)
+        results = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))
+        assert set(results) == set(expected) == {"out", "state", *inputs.names}
+        assert all(torch.equal(results[name], expected[name].to(results[name].dtype)) for name in results)
 
     @scan_of(length=64)
     def test_operators_keep_torchs_rules(self):
@@ -294,8 +294,8 @@ class TestOnGpu:
         inputs = trained_inputs("cuda")
         eager = torch.autograd.grad(small_model(inputs, *inputs.tensors()), inputs.tensors())
         compiled = torch.compile(small_model, fullgraph=True)
-        found = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
-        for name, own, other in zip(inputs.names, found, eager, strict=True):
+        compiled_grads = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
+        for name, own, other in zip(inputs.names, compiled_grads, eager, strict=True):
             assert global_error(own, other) < 1e-2, name
 
     @scan_of()

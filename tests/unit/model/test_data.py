@@ -109,8 +109,8 @@ def test_two_corpora_are_mixed_row_by_row_with_one_tokenizer(corpus: Path, tmp_p
                 rows = getattr(both, side)
                 epoch, row = divmod(taken[side], len(rows))
                 expected = rows.batch(epoch_order(len(rows), 7, epoch)[row : row + 1])
-                for own, wanted in zip(batch, expected, strict=True):
-                    np.testing.assert_array_equal(own[place], wanted[0])
+                for batch_part, expected_part in zip(batch, expected, strict=True):
+                    np.testing.assert_array_equal(batch_part[place], expected_part[0])
                 taken[side] += 1
         assert abs(taken["second"] - 60 * share) < 1
     with pytest.raises(DataError, match="there is no second corpus"):

@@ -49,9 +49,9 @@ def test_core_times_are_those_of_our_cores_without_idle_and_waiting(
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
     write(tmp_path / "stat", busy=300, idle=900, cores=4, steal=70)
     tick = 1 / os.sysconf("SC_CLK_TCK")
-    found = core_times({0, 2})
-    assert found is not None
-    assert (found.busy_s, found.stolen_s) == (pytest.approx(740 * tick), pytest.approx(140 * tick))
+    times = core_times({0, 2})
+    assert times is not None
+    assert (times.busy_s, times.stolen_s) == (pytest.approx(740 * tick), pytest.approx(140 * tick))
     assert core_times({0, 4}) is None  # a core that the kernel does not list
 
 
@@ -67,8 +67,8 @@ def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
     write(tmp_path / "stat", busy=0, idle=900, cores=max(os.sched_getaffinity(0)) + 1)
     load = HostLoad()
     clock[0] += 1.0
-    own, stolen = round(ticks / cores), round(ticks / 2)
-    write(tmp_path / "stat", busy=own, idle=900, cores=max(os.sched_getaffinity(0)) + 1, steal=stolen)
+    ours, stolen = round(ticks / cores), round(ticks / 2)
+    write(tmp_path / "stat", busy=ours, idle=900, cores=max(os.sched_getaffinity(0)) + 1, steal=stolen)
     shares = load.shares()
     assert shares.foreign is not None
     assert shares.stolen == pytest.approx(0.5, abs=0.03)  # less two ticks of the counters
@@ -113,5 +113,5 @@ def test_load_counts_in_the_measured_parts_and_not_in_pauses(tmp_path: Path, mon
         pass_s(*parts[-1])
         whole = sum(seconds for seconds, _ in parts)
         slack = 2 * cores / ticks * math.sqrt(len(parts))
-        wanted = (sum(seconds * share for seconds, share in parts) * cores - slack) / (whole * cores)
-        assert load.shares().foreign == pytest.approx(max(0.0, wanted), abs=0.005 * len(parts))
+        expected = (sum(seconds * share for seconds, share in parts) * cores - slack) / (whole * cores)
+        assert load.shares().foreign == pytest.approx(max(0.0, expected), abs=0.005 * len(parts))

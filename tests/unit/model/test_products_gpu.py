@@ -33,8 +33,8 @@ def test_loss_and_gradients_match_float64(kind, share):
         want = expected(hidden, weight, targets, valid)
         assert loss.dtype == torch.float32
         assert float((loss - want).abs()) < 2e-3 * float(want.clamp_min(1))
-        grads, wanted = (torch.autograd.grad(-2.5 * value, (hidden, weight)) for value in (loss, want))
-        for got, gradient in zip(grads, wanted, strict=True):
+        grads, expected_grads = (torch.autograd.grad(-2.5 * value, (hidden, weight)) for value in (loss, want))
+        for got, gradient in zip(grads, expected_grads, strict=True):
             assert float((got.double() - gradient.double()).norm()) <= 0.012 * float(gradient.double().norm()) + 1e-12
 
 

@@ -240,9 +240,9 @@ def test_compiled_updates_are_compiled_before_step_0(home: Path, dataset: Datase
     assert result.facts[ModelFact.ADAMW_UPDATE] == "compiled"
     assert result.compile_s > 0 == eager.compile_s
     assert [step.compilations for step in result.steps] == [0, 0, 0]
-    own, others = ([step.loss for step in one.steps] for one in (result, eager))
-    assert own[0] == others[0], "compiling the update changes no weight"
-    assert own == pytest.approx(others, rel=1e-6)
+    losses_of_it, others = ([step.loss for step in one.steps] for one in (result, eager))
+    assert losses_of_it[0] == others[0], "compiling the update changes no weight"
+    assert losses_of_it == pytest.approx(others, rel=1e-6)
 
 
 def test_train_measures_itself(baseline: TrainResult) -> None:
@@ -348,8 +348,8 @@ def test_steps_carry_a_clock_that_fits_their_seconds(baseline: TrainResult) -> N
 def test_a_compilation_in_the_warm_up_is_followed_by_passes_until_one_compiles_nothing(
     home: Path, dataset: Dataset, baseline: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = iter([0] * 7 + [3] + [3, 5] + [5] * 1000)  # a step or pass asks twice: the last warm-up step, then a pass
-    monkeypatch.setattr(training, "compilations", lambda: next(told))
+    counts = iter([0] * 7 + [3] + [3, 5] + [5] * 1000)  # a step or pass asks twice: the last warm-up step, then a pass
+    monkeypatch.setattr(training, "compilations", lambda: next(counts))
     result = run(config_for(home), dataset)
     assert losses(result) == losses(baseline)
     assert len(result.warmup_passes) == 2
@@ -359,8 +359,8 @@ def test_a_compilation_in_the_warm_up_is_followed_by_passes_until_one_compiles_n
 def test_a_warm_up_that_compiles_for_ever_is_an_error(
     home: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = count()
-    monkeypatch.setattr(training, "compilations", lambda: next(told))
+    counter = count()
+    monkeypatch.setattr(training, "compilations", lambda: next(counter))
     with pytest.raises(StillCompiling, match="20 passes in a row"):
         run(config_for(home), dataset)
 

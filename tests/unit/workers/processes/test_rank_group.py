@@ -155,14 +155,14 @@ def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None
     def work(rank: int) -> TrialResult:
         isolation.enter(alone=False)
         Path("/proc/self/clear_refs").write_text("5")
-        with socket.socket(socket.AF_UNIX) as own:
+        with socket.socket(socket.AF_UNIX) as link:
             if rank == 0:
-                own.bind(name)
-                own.listen()
-                own.accept()[0].close()
+                link.bind(name)
+                link.listen()
+                link.accept()[0].close()
                 return ends_well(0)
-            until(lambda: own.connect_ex(name) != errno.ECONNREFUSED)
-            own.getpeername()  # raises unless it is connected
+            until(lambda: link.connect_ex(name) != errno.ECONNREFUSED)
+            link.getpeername()  # raises unless it is connected
         with socket.socket(socket.AF_UNIX) as other:
             answers = [refused(lambda: other.connect(f"{name}-outside")), refused(lambda: os.kill(outer, 0))]
         return TrialResult.partial(message=str(answers))
