@@ -119,6 +119,8 @@ EXCEPT = (
 """Those of them that `make test` runs too."""
 
 
+DRAWS = 10
+"""Of a test that is drawn by seeds from 0 on, `make test` runs so many."""
 SQLITE, POSTGRESQL = "[sqlite", "[postgresql"
 
 
@@ -127,10 +129,12 @@ def is_long_file(path: str) -> bool:
     return path.startswith(LONG) and not any(name.startswith(path) or path.startswith(name) for name in EXCEPT)
 
 
-def is_long(nodeid: str, every: Collection[str] = ()) -> bool:
-    """Return whether `make test` leaves a test out: it is listed, or its twin on PostgreSQL is among `every` test.
+def is_long(nodeid: str, every: Collection[str] = (), seed: object = None) -> bool:
+    """Return whether `make test` leaves a test out.
 
-    Whole stacks run on SQLite, so `make test` has both databases.
+    It is listed, it is drawn by a `seed` beyond the first, or its twin on PostgreSQL is among `every` test. Whole
+    stacks run on SQLite, so `make test` has both databases.
     """
     twin = nodeid.replace(SQLITE, POSTGRESQL)
-    return (nodeid.startswith(LONG) and not nodeid.startswith(EXCEPT)) or (twin != nodeid and twin in every)
+    is_listed = nodeid.startswith(LONG) and not nodeid.startswith(EXCEPT)
+    return is_listed or (isinstance(seed, int) and seed >= DRAWS) or (twin != nodeid and twin in every)
