@@ -7,7 +7,6 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,13 +32,13 @@ from service.settings import ServiceSettings
 from service.store.migrate import upgrade
 from service.store.session import Store
 from tests.factories import make_plan, make_receipt, spec_values
+from tests.waiting import LIMIT_S, until
 from tests.watched_postgres import end_with_this_process
 
 ADMIN, WORKER = "admin-secret-of-the-tests", "worker-secret-of-the-tests"
 NODE = "tester"
 """The node whose key the settings hold."""
 BOTH = ("sqlite", "postgresql")
-POSTGRES_START_S = 120
 SIGNER = Signer(bytes(range(32)))
 """The key of every node of the tests."""
 _numbers = itertools.count()
@@ -55,7 +54,7 @@ def _postgres() -> Any:
     pg_ctl = postgres_server.pg_ctl
 
     def patient(arguments: list[str], **options: Any) -> Any:
-        return pg_ctl(arguments, **{**options, "timeout": POSTGRES_START_S})
+        return pg_ctl(arguments, **{**options, "timeout": LIMIT_S})
 
     folder = Path(tempfile.mkdtemp(prefix="ablate-pg-")).resolve()
     end_with_this_process(folder)
@@ -244,7 +243,7 @@ def receipts_of(
 ) -> list[dict[str, Any]]:
     """Sealed receipts of a claimed block of the factories' spec; `changed` by arm, as in make_receipt."""
     plan: Plan = make_plan(AblationSpec.model_validate(spec_values(**changes)))
-    found = []
+    receipts = []
     for trial in block["trials"]:
         ids = {
             "ablation": block["ablation_id"],
@@ -256,18 +255,18 @@ def receipts_of(
         receipt = make_receipt(
             plan, block["block_index"], trial["arm"], ids=ids, **(changed or {}).get(trial["arm"], {})
         )
-        found.append(receipt.model_dump(mode="json"))
-    return found
+        receipts.append(receipt.model_dump(mode="json"))
+    return receipts
 
 
 def parse_events(body: str) -> list[tuple[str, dict[str, Any]]]:
     """Parse a finished stream of server-sent events into (name, data)."""
-    found = []
+    events = []
     for block in body.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":") and ": " in line)
         if "event" in fields:
-            found.append((fields["event"], json.loads(fields["data"])))
-    return found
+            events.append((fields["event"], json.loads(fields["data"])))
+    return events
 
 
 @contextmanager
@@ -296,12 +295,11 @@ def served_api(kind: str, folder: Path, **changes: Any) -> Iterator[Api]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
+    until(lambda: server.started or not thread.is_alive())
+    assert thread.is_alive()
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=LIMIT_S) as client:
             yield Api(client, store)
     finally:
         server.should_exit = True

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from tests.waiting import LIMIT_S
+
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -23,9 +25,9 @@ MISSING = "Chromium is not installed; tests/install-browser.sh installs Debian's
 
 def executable() -> str:
     """Return Chromium's path; without one, skip the test, or fail it where CI=true."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is not None:
-        return found
+    program = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if program is not None:
+        return program
     if os.environ.get("CI") == "true":
         pytest.fail(MISSING)
     pytest.skip(MISSING)
@@ -36,7 +38,7 @@ def chromium() -> Iterator[Browser]:
     """Start a headless Chromium and close it again."""
     path = executable()
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=120_000)
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=1000 * LIMIT_S)
         try:
             yield browser
         finally:

@@ -53,6 +53,11 @@ def group_of(nodeid: str) -> str:
     return found[0] if found else nodeid.partition("::")[0]
 
 
+def seed_of(item):
+    """Return the value of the parameter `seed`, None where there is none."""
+    return item.callspec.params.get("seed") if hasattr(item, "callspec") else None
+
+
 def pytest_addoption(parser):
     """Add --length."""
     parser.addoption("--length", choices=LENGTHS, help="run tests that are (long) or are not (short) in long_tests.py")
@@ -80,7 +85,7 @@ def pytest_collection_modifyitems(config, items):
     """Keep the tests of the wanted length, and put the long groups first."""
     if (wanted := config.getoption("--length")) is not None:
         every = {item.nodeid for item in items}
-        kept = {item for item in items if is_long(item.nodeid, every) == (wanted == "long")}
+        kept = {item for item in items if is_long(item.nodeid, every, seed_of(item)) == (wanted == "long")}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: group_of(item.nodeid) not in GROUPS)

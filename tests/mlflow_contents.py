@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 
 from experiments.reporting.mlflow.content import ID_TAG, RUN_TAG
+from tests.waiting import LIMIT_S
 
 _PAGE = 1000
 
@@ -12,12 +13,12 @@ _PAGE = 1000
 def contents(url: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Return every living run by (ablation, identity): parameters, metrics with their history, tags, files, status."""
     api = f"{url}/api/2.0/mlflow"
-    found = httpx.get(f"{api}/experiments/search", params={"max_results": 100}, timeout=60, trust_env=False).json()[
-        "experiments"
-    ]
-    ids = [one["experiment_id"] for one in found]
+    experiments = httpx.get(
+        f"{api}/experiments/search", params={"max_results": 100}, timeout=LIMIT_S, trust_env=False
+    ).json()["experiments"]
+    ids = [one["experiment_id"] for one in experiments]
     body = {"experiment_ids": ids, "max_results": _PAGE}
-    runs = httpx.post(f"{api}/runs/search", json=body, timeout=60, trust_env=False).json().get("runs", [])
+    runs = httpx.post(f"{api}/runs/search", json=body, timeout=LIMIT_S, trust_env=False).json().get("runs", [])
     parents = {run["info"]["run_id"]: _identity(run) for run in runs}
     return {_identity(run): _told(api, run, parents) for run in runs}
 
@@ -45,11 +46,11 @@ def _told(api: str, run: dict[str, Any], parents: dict[str, tuple[str, str]]) ->
 
 def _history(api: str, run_id: str, key: str) -> list[tuple[float, int, int]]:
     answer = httpx.get(
-        f"{api}/metrics/get-history", params={"run_id": run_id, "metric_key": key}, timeout=60, trust_env=False
+        f"{api}/metrics/get-history", params={"run_id": run_id, "metric_key": key}, timeout=LIMIT_S, trust_env=False
     ).json()
     return sorted((one["value"], one["step"], one["timestamp"]) for one in answer["metrics"])
 
 
 def _files(api: str, run_id: str) -> list[tuple[str, int]]:
-    answer = httpx.get(f"{api}/artifacts/list", params={"run_id": run_id}, timeout=60, trust_env=False).json()
+    answer = httpx.get(f"{api}/artifacts/list", params={"run_id": run_id}, timeout=LIMIT_S, trust_env=False).json()
     return sorted((one["path"], int(one.get("file_size", 0))) for one in answer.get("files", []))

@@ -14,8 +14,7 @@ from service.settings import generated_secret
 from service.stack.layout import MLFLOW_USER
 from service.stack.parts import mlflow_command
 from tests.ports import free_port
-
-START_S = 240
+from tests.waiting import LIMIT_S, POLL_S
 
 
 class EndedEarly(AssertionError):
@@ -46,15 +45,15 @@ def _serving(folder: Path, port: int) -> Iterator[str]:
         finally:
             with suppress(ProcessLookupError):  # it ended by itself
                 os.killpg(server.pid, signal.SIGTERM)
-            server.wait(timeout=60)
+            server.wait(timeout=LIMIT_S)
 
 
 def wait_until_it_answers(url: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
     """Wait for a server that writes to `log`. Raises EndedEarly or AssertionError with what it wrote."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and server.poll() is None:
         try:
-            httpx.get(f"{url}/health", timeout=2, trust_env=False).raise_for_status()
+            httpx.get(f"{url}/health", timeout=POLL_S, trust_env=False).raise_for_status()
             return
         except httpx.HTTPError:
             time.sleep(0.2)

@@ -21,8 +21,8 @@ from redis import Redis, RedisError
 
 from tests import certificates
 from tests.ports import free_port
+from tests.waiting import LIMIT_S, POLL_S
 
-START_S = 60
 _numbers = itertools.count()
 
 
@@ -43,8 +43,8 @@ def no_postgres() -> str | None:
 
 def no_redis() -> str | None:
     """Return why there is no Redis server here, or None."""
-    found = shutil.which("redis-server")
-    return None if found else "no redis-server is installed (Debian: apt-get install redis-server)"
+    program = shutil.which("redis-server")
+    return None if program else "no redis-server is installed (Debian: apt-get install redis-server)"
 
 
 def _unprivileged() -> str | None:
@@ -80,7 +80,7 @@ class Server:
         """Start the server and wait until it answers."""
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, user=self._user, cwd=self.folder)
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while not answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"{command[0]} did not start: {(self.folder / 'server.log').read_text()[-2000:]}")
@@ -90,7 +90,7 @@ class Server:
         """Send a signal to the server and wait for its end."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
-            self._process.wait(START_S)
+            self._process.wait(LIMIT_S)
 
 
 class Postgres(Server):
@@ -121,7 +121,7 @@ class Postgres(Server):
         }
         words = [word for key, value in options.items() for word in ("-c", f"{key}={value}")]
         command = [str(self._bin / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port), *words]
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while True:
             try:
                 return self.run(command, self._answers)
@@ -153,13 +153,13 @@ class Postgres(Server):
 
     @property
     def _bin(self) -> Path:
-        found = postgres_folder()
-        assert found is not None
-        return found
+        folder = postgres_folder()
+        assert folder is not None
+        return folder
 
     def _answers(self) -> bool:
         try:
-            psycopg.connect(self.conninfo("postgres"), connect_timeout=2).close()
+            psycopg.connect(self.conninfo("postgres"), connect_timeout=int(POLL_S)).close()
         except psycopg.OperationalError:
             return False
         return True

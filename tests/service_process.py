@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.waiting import POLL_S
+
 API, BACKGROUND = "service.app", "service.background.main"
 
 
@@ -34,6 +36,6 @@ def service_process(module: str, log: Path, **settings: object) -> Iterator["sub
 def is_up(url: str) -> bool:
     """Return whether an API answers at `url`."""
     try:
-        return httpx.get(f"{url}/healthz", trust_env=False, timeout=5).is_success
+        return httpx.get(f"{url}/healthz", trust_env=False, timeout=POLL_S).is_success
     except httpx.TransportError:
         return False

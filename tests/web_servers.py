@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import LIMIT_S
+
 ANSWER = {"items": [], "experiment": {"experiment_id": "1", "lifecycle_stage": "deleted", "name": "x", "tags": []}}
 """Good enough for the client, for a worker and for the SDK of MLflow."""
 
@@ -89,7 +91,7 @@ class ReverseProxy:
                     self.send_error(404)
                     return
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                upstream = http.client.HTTPConnection("127.0.0.1", target_port, timeout=60)
+                upstream = http.client.HTTPConnection("127.0.0.1", target_port, timeout=LIMIT_S)
                 path = self.path.removeprefix(prefix) if strips else self.path
                 upstream.request(self.command, path, body, dict(self.headers.items()))
                 with closing(upstream), upstream.getresponse() as answer:

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.runtime.processes import wait_until
 from service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,7 +25,7 @@ RUNS = 1 + 2 + 4
 
 def runs_in(mlflow: str) -> int:
     body = {"experiment_ids": ["0", "1"], "max_results": 1000}
-    answer = httpx.post(f"{mlflow}/api/2.0/mlflow/runs/search", json=body, trust_env=False, timeout=30)
+    answer = httpx.post(f"{mlflow}/api/2.0/mlflow/runs/search", json=body, trust_env=False, timeout=LIMIT_S)
     return len(answer.json().get("runs", []))
 
 
@@ -53,7 +53,7 @@ def test_damaged_files_are_refused_with_their_remedies_which_lose_no_result(tmp_
         assert home.run("run", str(spec)).returncode == 0
         assert home.run("backup", str(backup)).returncode == 0
         os.kill(first["supervisor_pid"], signal.SIGKILL)
-        assert wait_until(lambda: not part_processes.stack_mark(first["stack_id"]).members(), patience_s=60)
+        until(lambda: not part_processes.stack_mark(first["stack_id"]).members())
         for path in (files.state, files.home / "data", files.broker_password, files.home / "tokens" / "worker"):
             text = refusal(home, path)
             assert "remove it, then run: ablate up" in text or "remove the file, and run: ablate up" in text
@@ -66,7 +66,7 @@ def test_damaged_files_are_refused_with_their_remedies_which_lose_no_result(tmp_
         assert home.run("restore", str(backup)).returncode == 0
         home.up()
         assert home.run("mlflow", "rebuild").returncode == 0
-        assert wait_until(lambda: runs_in(home.mlflow()) == RUNS, patience_s=120), runs_in(home.mlflow())
+        until(lambda: runs_in(home.mlflow()) == RUNS)
         assert home.run("run", str(spec)).returncode == 0
         files.state.write_bytes(GARBAGE)
         for command in ("status", "down", "up"):
@@ -74,7 +74,7 @@ def test_damaged_files_are_refused_with_their_remedies_which_lose_no_result(tmp_
             assert refused.returncode == 5
             assert f"{files.state} cannot be read: it is damaged; remove it" in " ".join(refused.stderr.split())
         files.state.unlink()
-        assert wait_until(files.state.exists, patience_s=60), "the running supervisor writes it again"
+        until(files.state.exists, what="the file that the supervisor writes again")
         assert home.run("status").returncode == 0
         assert json.loads(home.run("down", "--json").stdout)["was_running"] is True
     finally:

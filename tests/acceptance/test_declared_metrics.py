@@ -10,9 +10,10 @@ import pytest
 
 from experiments.records.receipt_check import verify
 from tests.acceptance.test_own_code import answer, is_projected
-from tests.acceptance.test_stack import Home
+from tests.acceptance.test_stack import PAUSE_S, Home
 from tests.mlflow_contents import contents
 from tests.programs import write_program
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -97,7 +98,7 @@ def test_a_recipe_shows_the_operators_of_its_arms(home: Home, tmp_path: Path) ->
     for receipt in json.loads(home.run("receipts", "get", "profiled").stdout):
         assert verify({name: value for name, value in receipt.items() if name != "signature"}) == []
         assert sum(calls for name, calls, _us in receipt["step_kernels"] if "mm" in name) > 10
-    assert home.wait_until(lambda: is_projected(home, "profiled"), patience_s=120)
+    until(lambda: is_projected(home, "profiled"), pause_s=PAUSE_S)
     shown = contents(home.mlflow())
     assert any("chunked" in run["name"] for run in shown.values() if "kernels.csv" in dict(run["files"]))
     rebuilt = json.loads(home.run("mlflow", "rebuild", "--json").stdout)
@@ -133,7 +134,7 @@ def _everywhere(home: Home, tmp_path: Path) -> None:
     history = answer(home, "history", "command", "--metric", "val_bpb")
     assert [point["name"] for point in history[0]["points"]].count("quality") == 2
     assert home.run("history", "command", "--metric", "val_bpb").returncode == 0
-    assert home.wait_until(lambda: is_projected(home, "latest"), patience_s=120)
+    until(lambda: is_projected(home, "latest"), pause_s=PAUSE_S)
 
 
 def variant(home: Home, ablation: str, name: str) -> Any:
@@ -154,7 +155,7 @@ def test_a_plan_with_a_declared_metric_runs_without_a_service(home: Home, tmp_pa
     assert changes["aten::addmm"]["baseline"] is None
     brought = home.run("import", str(tmp_path / "profiled" / "bundle"), "--trust", key, "--json")
     assert brought.returncode == 0, brought.stderr
-    assert home.wait_until(lambda: home.run("verdict", "operators", "--json").returncode in range(5), patience_s=60)
+    until(lambda: home.run("verdict", "operators", "--json").returncode in range(5), pause_s=PAUSE_S)
     shown = home.run("show", "operators").stdout
     assert "Operators of fused against the baseline" in shown
     assert "only in the variant" in shown

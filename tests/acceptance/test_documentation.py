@@ -93,7 +93,6 @@ class Stack:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=600,
             check=False,
         )
         assert done.returncode == 0, f"{text}: {done.stdout}{done.stderr}"

@@ -17,7 +17,7 @@ from tests.factories import spec_values
 from tests.integration.worker_service import TOKEN, corpus, processes_of, worker
 from tests.ports import free_port
 from tests.service_process import API, BACKGROUND, is_up, service_process
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 _ADMIN = "admin-key-of-this-test"
 _OVERRIDES = {"d_model": 32, "headdim": 16, "d_state": 16, "seq_len": 64, "vocab_size": 512, "threads": 1}
@@ -32,7 +32,7 @@ class Stack:
         self.url = url
         self.broker = broker
         self.http = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {_ADMIN}"}, timeout=30, trust_env=False
+            base_url=url, headers={"Authorization": f"Bearer {_ADMIN}"}, timeout=LIMIT_S, trust_env=False
         )
 
     def get(self, path: str) -> Any:
@@ -42,9 +42,9 @@ class Stack:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with sqlite3.connect(f"file:{self.home / 'ablate.db'}?mode=ro", uri=True) as database:
-            found = database.execute(query).fetchall()
+            rows = database.execute(query).fetchall()
         database.close()
-        return found
+        return rows
 
     def worker(self, name: str, key: str = TOKEN) -> Any:
         """Run the worker of node `name` with its key; the service's settings hold that of `first`."""
@@ -71,7 +71,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         "mlflow_url": nobody_url(),
     }
     server = ValkeyServer(unix_socket_path=str(socket_path), data_dir=str(tmp_path))
-    server.start(timeout=60)
+    server.start(timeout=LIMIT_S)
     try:
         with ExitStack() as running:
             stack = Stack(tmp_path, f"http://127.0.0.1:{port}", broker)
@@ -117,7 +117,7 @@ def test_kill_9_reruns_the_block_whole_and_counts_it_once(stack: Stack) -> None:
 
     added = stack.http.post("/v1/nodes", json={"name": "second", "node_class": "cpu"})
     with stack.worker("second", added.json()["secret"]):
-        until(lambda: stack.get(f"/v1/ablations/{ablation}")["state"] == "completed", 240)
+        until(lambda: stack.get(f"/v1/ablations/{ablation}")["state"] == "completed")
     late = httpx.post(
         f"{stack.url}/v1/attempts/{dead}:report",
         json={"token": token, "failure_class": "infra_node", "message": "late"},

@@ -16,8 +16,9 @@ import yaml
 
 from experiments.records.code_archive import pack_code, pack_commit
 from experiments.records.receipt_check import verify
-from tests.acceptance.test_stack import Home
+from tests.acceptance.test_stack import PAUSE_S, Home
 from tests.programs import LOOP, write_program
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -104,7 +105,7 @@ def test_a_program_goes_from_its_spec_to_a_verdict_and_every_receipt_verifies(
     assert home.run("report", name, "-o", str(page)).returncode == 0
     assert "Commands: declared, not attested" in page.read_text()
     assert "val_bpb" in page.read_text()
-    assert home.wait_until(lambda: is_projected(home, name), patience_s=120)
+    until(lambda: is_projected(home, name), pause_s=PAUSE_S)
     again = home.run("aa", "cpu", "--like", name, "--blocks", "6")
     assert again.returncode in range(5), again.stdout + again.stderr
     assert answer(home, "calibration")["items"][0]["calibration"]["key"]["recipe"] == "command"
@@ -165,7 +166,10 @@ def _nothing_runs(home: Home, tmp_path: Path) -> None:
     accepted = home.run("submit", str(spec))
     assert accepted.returncode == 0, accepted.stderr
     assert "command" in accepted.stdout + accepted.stderr, "it waits for a node that takes commands"
-    assert not home.wait_until(lambda: answer(home, "show", "sleeper")["ablation"]["state"] != "queued", patience_s=12)
+    for _ in range(2):  # it asks for work again
+        (asked,) = answer(home, "nodes")
+        until(lambda asked=asked: answer(home, "nodes")[0]["seen_at"] != asked["seen_at"], pause_s=PAUSE_S)
+    assert answer(home, "show", "sleeper")["ablation"]["state"] == "queued"
 
 
 def committed(repository: Path, source: str) -> str:

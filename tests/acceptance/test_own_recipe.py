@@ -15,6 +15,7 @@ import yaml
 from experiments.records.receipt_check import verify
 from tests.acceptance.test_own_code import answer
 from tests.acceptance.test_stack import ROOT, Home
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,10 +29,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = shutil.copytree(EXAMPLE, folder / "source")
     venv.create(folder / "own", with_pip=False)
     interpreter = folder / "own" / "bin" / "python"
-    (own,) = (folder / "own").glob("lib/python*/site-packages")
-    own.joinpath("ablate.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n", encoding="utf-8")
+    (site,) = (folder / "own").glob("lib/python*/site-packages")
+    site.joinpath("ablate.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n", encoding="utf-8")
     install = ["-m", "pip", "--python", str(interpreter), "install", "--no-deps", "--no-build-isolation", str(source)]
-    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, *install], check=True, capture_output=True, timeout=LIMIT_S)
     return interpreter
 
 

@@ -18,11 +18,11 @@ import psutil
 import pytest
 from redis import AuthenticationError, Redis
 
-from experiments.runtime.processes import wait_until
 from experiments.runtime.wake import celery_app, wake_subscription
 from service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
 from tests.receiver import Receiver, receiving
+from tests.waiting import LIMIT_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,7 +59,7 @@ def _search(home: Home, spec: Path, receiver: Receiver) -> None:
         with _watching_trials(stack["stack_id"]) as environments:
             ran = home.run("run", str(spec))
         assert ran.returncode in range(5), ran.stderr
-        assert wait_until(lambda: _is_projected(stack["api_url"], planted["admin"]), patience_s=120)
+        until(lambda: _is_projected(stack["api_url"], planted["admin"]))
         said = [ran.stdout, ran.stderr, *_refusals(stack["api_url"], planted)]
         del home.environment["ABLATE_TOKEN"]
         with sqlite3.connect(f"file:{home.files.home / 'ablate.db'}?mode=ro", uri=True) as database:
@@ -141,7 +141,7 @@ def test_no_secret_of_a_program_is_in_anything_that_the_stack_keeps_or_serves(tm
         admin = (home.files.home / "tokens" / "admin").read_text().strip()
         ran = home.run("run", str(spec))
         assert ran.returncode in range(5), ran.stderr
-        assert wait_until(lambda: _is_projected(stack["api_url"], admin), patience_s=120)
+        until(lambda: _is_projected(stack["api_url"], admin))
         link = json.loads(home.run("share", "latest", "--json").stdout)["url"]
         texts = [ran.stdout, ran.stderr, httpx.get(link, trust_env=False).text, *_answers(stack["api_url"], admin)]
         texts += [*_commands(home), home.run("verdict", "latest", "--explain").stdout]
@@ -208,12 +208,15 @@ def hears_a_submission(home: Home, broker_url: str, spec: Path) -> bool:
     with celery_app(broker_url, name="elsewhere").connection_for_read() as connection:
         queue = wake_subscription("cpu")
         with connection.Consumer([queue], callbacks=[lambda body, _message: heard.append(body)], accept=["json"]):
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=0.5)  # it subscribes when it first waits
+
+            def hears() -> bool:
+                with suppress(TimeoutError):
+                    connection.drain_events(timeout=0.5)
+                return bool(heard)
+
+            hears()  # it subscribes when it first waits
             assert home.run("submit", str(spec)).returncode == 0
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=30)
-    return bool(heard)
+            return bool(until(hears))
 
 
 @contextmanager
@@ -285,8 +288,10 @@ def _is_projected(url: str, admin: str) -> bool:
 
 def _answers(url: str, admin: str) -> list[str]:
     """Every answer to a GET, for the newest ablation and all of its trials."""
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {admin}"}, trust_env=False, timeout=60) as http:
-        own = http.get("/v1/ablations").json()["items"][0]["links"]["self"]
+    with httpx.Client(
+        base_url=url, headers={"Authorization": f"Bearer {admin}"}, trust_env=False, timeout=LIMIT_S
+    ) as http:
+        ablation = http.get("/v1/ablations").json()["items"][0]["links"]["self"]
         paths = [
             "/v1/tokens",
             "/v1/nodes",
@@ -297,8 +302,11 @@ def _answers(url: str, admin: str) -> list[str]:
             "/readyz",
             "/version",
         ]
-        paths += [own, *(f"{own}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec"))]
-        for trial in http.get(f"{own}/trials?limit=500").json()["items"]:
+        paths += [
+            ablation,
+            *(f"{ablation}/{part}" for part in ("blocks", "trials", "verdict", "report", "events", "spec")),
+        ]
+        for trial in http.get(f"{ablation}/trials?limit=500").json()["items"]:
             paths += [f"/v1/trials/{trial['id']}/receipt", f"/v1/trials/{trial['id']}/log"]
         answers = [http.get(path) for path in paths]
     assert {answer.status_code for answer in answers} == {200}

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.test_stack import Home
+from tests.acceptance.test_stack import PAUSE_S, Home
 from tests.factories import spec_values
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,7 +46,7 @@ def calibrated(home: Home, spec: Path) -> dict[str, Any]:
     """Run A/A ablations until the node is admitted: one in a hundred is refused by chance."""
     for _ in range(3):
         home.run("aa", "cpu", "--like", str(spec), "--json")
-        assert home.wait_until(lambda: answer(home, "calibration")["items"] != [], patience_s=30)
+        until(lambda: answer(home, "calibration")["items"] != [], pause_s=PAUSE_S)
         (known,) = answer(home, "calibration")["items"]
         if known["problem"] is None:
             return dict(known["calibration"])
@@ -62,8 +63,8 @@ def test_the_stack_asks_for_sentinels_by_itself_and_counts_what_they_say(home: H
     home.up()
     before = calibrated(home, spec)
     assert {block["source"] for block in before["samples"]} == {"calibration"}
-    assert home.wait_until(lambda: bool(sentinels(home)), patience_s=EVERY_S + 180)
-    assert home.wait_until(lambda: blocks_of(home) >= before["blocks"] + 6, patience_s=30)
+    until(lambda: bool(sentinels(home)), pause_s=PAUSE_S)
+    until(lambda: blocks_of(home) >= before["blocks"] + 6, pause_s=PAUSE_S)
     (known,) = answer(home, "calibration")["items"]
     assert sum(block["source"] == "sentinel" for block in known["calibration"]["samples"]) >= 6
     assert known["calibration"]["variance_p"] is not None

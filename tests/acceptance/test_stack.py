@@ -6,22 +6,23 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.runtime.processes import is_alive, wait_until
+from experiments.runtime.processes import is_alive
 from service.stack import part_processes
 from service.stack.layout import MLFLOW_USER, StackFiles
 from tests.architecture.pages import ROOT
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LONG = "a home whose path is longer than the kernel allows for the path of a Unix socket " * 2
 PAUSE_S = 0.5
+"""Between two conditions that start a command: each takes a third of a second of a processor."""
 ABLATE = str(Path(sys.executable).with_name("ablate"))
 
 
@@ -45,7 +46,6 @@ class Home:
             errors="replace",
             cwd=self.current,
             check=False,
-            timeout=600,
         )
 
     def up(self) -> dict[str, Any]:
@@ -58,16 +58,6 @@ class Home:
         """Return the address of the running stack's MLflow server, with its password."""
         port = json.loads(self.files.state.read_bytes())["mlflow_port"]
         return f"http://{MLFLOW_USER}:{self.files.mlflow_password.read_text().strip()}@127.0.0.1:{port}"
-
-    def wait_until(self, condition: Callable[[], bool], *, patience_s: float) -> bool:
-        """Wait with a pause between two conditions: each starts a command, a third of a second of a processor."""
-
-        deadline = time.monotonic() + patience_s
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(PAUSE_S)
-        return True
 
 
 def test_up_joins_a_running_stack_and_works_again_after_down_and_after_a_kill_without_a_worker(tmp_path: Path) -> None:
@@ -95,7 +85,7 @@ def _ups_and_downs(home: Home) -> None:
     second = home.up()
     assert second["stack_id"] != first["stack_id"]
     os.kill(second["supervisor_pid"], signal.SIGKILL)
-    assert wait_until(lambda: not part_processes.stack_mark(second["stack_id"]).members(), patience_s=30)
+    until(lambda: not part_processes.stack_mark(second["stack_id"]).members())
     again = home.run("up", "--no-worker", "--json")
     assert again.returncode == 0
     assert "supervisor had died" in again.stderr
@@ -127,9 +117,9 @@ def _killed_parts_start_again(home: Home, first: dict[str, Any]) -> None:
     assert started_by_parts, "the worker starts processes"
     for pid in first["pids"].values():
         os.kill(pid, signal.SIGKILL)
-    assert home.wait_until(lambda: home.run("status").returncode == 6, patience_s=30)
-    assert wait_until(lambda: all_started_again(home), patience_s=180), home.files.state.read_text()
-    assert home.wait_until(lambda: home.run("status").returncode == 0, patience_s=180), home.run("status").stdout
+    until(lambda: home.run("status").returncode == 6, pause_s=PAUSE_S)
+    until(lambda: all_started_again(home))
+    until(lambda: home.run("status").returncode == 0, what="a stack that is well", pause_s=PAUSE_S)
     stack = json.loads(home.run("status", "--json").stdout)["stack"]
     assert {name: part["restarts"] for name, part in stack["parts"].items()} == dict.fromkeys(first["pids"], 1)
     assert not set(stack["pids"].values()) & set(first["pids"].values())
@@ -144,7 +134,7 @@ def _killed_parts_start_again(home: Home, first: dict[str, Any]) -> None:
 def _one_part_is_given_up(home: Home) -> None:
     home.files.broker_config.write_text("no-such-option yes\n")
     os.kill(json.loads(home.files.state.read_text())["pids"]["valkey"], signal.SIGKILL)
-    assert wait_until(lambda: phase_of(home, "valkey") == "given_up", patience_s=120)
+    until(lambda: phase_of(home, "valkey") == "given_up")
     status = home.run("status")
     assert status.returncode == 6
     assert "given up after 8 failures in a row" in status.stdout.replace("\n", " ")

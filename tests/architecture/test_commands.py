@@ -77,34 +77,6 @@ def typed_in(page: str) -> list[str]:
     return [re.sub(f"^{prefix}", "", part) for part in parts]
 
 
-@pytest.mark.parametrize(
-    ("line", "options"),
-    [
-        ("ablate nodes revoke-key cpu-2    # --reason is asked for", ["--reason"]),
-        ("ablate nodes revoke-key cpu-2 --reason='taken down'", []),
-        ("ablate nodes revoke-key --help", []),
-        ("ablate nodes", []),
-    ],
-)
-def test_a_missing_option_is_found(line: str, options: list[str]) -> None:
-    assert lacking_in(line) == options
-
-
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("ablate nodes drain NODE --reason x", "--reason"),
-        ("ablate nodes evict gpu-7", None),  # an argument, as far as the program can tell
-        ("ablate tokens make ada", "make"),
-        ("ablate verdict latest --explain --requires adopt", "--requires"),
-        ("ablate verdict latest --explain > file --no-option", None),
-        ("ablate verdicts", "verdicts"),
-    ],
-)
-def test_a_wrong_word_is_found(line: str, word: str | None) -> None:
-    assert unknown_in(line) == word
-
-
 def test_make_targets_that_pages_name_exist() -> None:
     named = {
         target

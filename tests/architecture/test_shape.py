@@ -15,6 +15,13 @@ MAY_READ_THE_ENVIRONMENT = {
     "experiments/in_trial/ablate.py",  # it runs in programs of users, which have no settings of ours
     *("kernels/xla_device.py", "kernels/xla_compiler.py"),  # variables of torch_xla and jax, not ours
 }
+MAY_READ_THE_CLOCK = {
+    "tests/integration/slice_schedules.py",  # in which order trainers ran
+    "tests/integration/test_clock_steps.py",  # its clocks are moved by hand
+    "tests/integration/test_part_run.py",  # a clock that a test moves
+    "tests/integration/test_planted.py",  # a receipt says how long its trial took
+    "tests/integration/test_worker_processes.py",  # a clock that a test moves
+}
 MAX_LINES, MAX_FUNCTION_LINES = 600, 60
 MAX_FILES, MAX_FILES_OF_A_FOLDER, SMALL = 496, 22, 60
 MANY_FILES = {"service/cli/commands"}  # a command is a file of its name, imported when somebody asks for it
@@ -155,14 +162,41 @@ OPERATIONS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__in
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_only_the_layer_that_calls_an_operation_and_the_declaration_of_its_facts_spell_its_name(operation: str) -> None:
     strangers = [path for path in SOURCES if operation not in path.parts]
-    found = [path.relative_to(ROOT) for path in strangers if operation in path.read_text(encoding="utf-8")]
-    assert sorted(path.parent.as_posix() for path in found) in (["model/layers"], ["kernels", "model/layers"])
+    spelling = [path.relative_to(ROOT) for path in strangers if operation in path.read_text(encoding="utf-8")]
+    assert sorted(path.parent.as_posix() for path in spelling) in (["model/layers"], ["kernels", "model/layers"])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_tests_outside_the_kernels_read_fact_names_from_their_owner(operation: str) -> None:
     strangers = (path for path in TESTS if "kernels" not in path.parts)
     assert [_name(path) for path in strangers if f"{operation}." in path.read_text(encoding="utf-8")] == []
+
+
+def test_no_test_depends_on_speed() -> None:
+    """Only `tests/waiting.py` has a limit, which ends a test that hangs. A poll of a second asks again."""
+    kinds = tuple(ROOT / "tests" / kind for kind in ("unit", "integration", "acceptance"))
+    places = [
+        f"{_name(path)}:{node.lineno}"
+        for path in TESTS
+        if path.is_relative_to(kinds[0]) or path.is_relative_to(kinds[1]) or path.is_relative_to(kinds[2])
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and _name(path) not in MAY_READ_THE_CLOCK and _depends_on_speed(node)
+    ]
+    assert places == []
+
+
+def _depends_on_speed(call: ast.Call) -> bool:
+    """Reading a stopwatch, a limit of its own, and a pause that is to be long enough."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    limits = [value for word in call.keywords if word.arg == "timeout" for value in [word.value]]
+    limits += call.args[:1] if name in {"wait", "join", "result"} else []
+    has_limit = name != "timeout" and any(isinstance(limit, ast.Constant) and _number(limit) > 1 for limit in limits)
+    sleeps = name == "sleep" and isinstance(call.args[0], ast.Constant) and 0.1 <= _number(call.args[0]) < 60
+    return name in {"monotonic", "perf_counter"} or has_limit or sleeps
+
+
+def _number(constant: ast.Constant) -> float:
+    return float(constant.value) if isinstance(constant.value, int | float) else 0.0
 
 
 @pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX"])

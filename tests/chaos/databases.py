@@ -102,7 +102,7 @@ class Postgres:
         command = [str(_binaries() / "initdb"), "-D", str(self._data), "-A", "trust", "-U", "postgres", "-E", "utf8"]
         subprocess.run(command, check=True, capture_output=True, user=self._user, group=self._user, extra_groups=[])
         self.part.start()
-        until(self._made, patience_s=60, what="PostgreSQL")
+        until(self._made, what="PostgreSQL")
 
     def slow(self, seconds: float) -> AbstractContextManager[None] | None:
         """Delay every message."""

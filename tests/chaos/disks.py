@@ -72,7 +72,7 @@ class SmallDisk:
             fcntl.ioctl(handle, _SHUTDOWN, _NOTHING_WRITTEN_BACK)
         finally:
             os.close(handle)
-        until(lambda: _run("umount", str(self.folder)), patience_s=20, what=f"end of the use of {self.folder}")
+        until(lambda: _run("umount", str(self.folder)), what=f"end of the use of {self.folder}")
         self._image = self._copied(self._image)
         if not self._mount():
             raise OSError(f"{self._image} cannot be mounted")

@@ -95,14 +95,14 @@ class System:
             self.parts[part.name] = part
             part.start()
         self.trainers = self._stack.enter_context(TrainerWatch(self.home / "disks"))
-        until(lambda: self.answers("/readyz"), patience_s=_START_S, what="the service")
+        until(lambda: self.answers("/readyz"), what="the service")
         for name in self.apis[1:]:  # the first one migrates the database
             self.parts[name] = self._api(name)
             self.parts[name].start()
-            until(lambda part=self.parts[name]: part.is_up, patience_s=_START_S, what=name)  # type: ignore[misc]
+            until(lambda part=self.parts[name]: part.is_up, what=name)  # type: ignore[misc]
         for name, core in zip(self.nodes, self.cores, strict=False):
             self._start_node(name, core)
-        until(lambda: len(self._live_nodes()) == len(self.nodes), patience_s=_START_S, what="the nodes")
+        until(lambda: len(self._live_nodes()) == len(self.nodes), what="the nodes")
 
     def client(self, api: str = "api") -> httpx.Client:
         """Return a client of an API process with an admin token that bypasses the proxies."""
@@ -233,7 +233,7 @@ class System:
         if not disk.mounted or not pids:
             return False
         signal_all(pids, signal.SIGKILL)
-        until(lambda: not any(map(look, pids)), patience_s=20, what=f"the processes of {name} are still there")
+        until(lambda: not any(map(look, pids)), what=f"the processes of {name} are still there")
         disk.lose_power()
         return True
 

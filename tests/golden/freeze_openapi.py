@@ -1,6 +1,6 @@
-"""`python -m tests.golden.freeze_openapi`: freeze the REST interface after a wanted breaking change.
+"""`python -m tests.golden.freeze_openapi`: freeze the REST interface again, after a wanted change.
 
-The frozen file holds only the parts that `breaking_changes` compares, without descriptions and examples.
+The frozen file has no descriptions and no examples.
 """
 
 import json

@@ -1,6 +1,8 @@
 """A worker whose fork server starts slowly; a trial that it ordered before writes a result if it survives."""
 
+import os
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 from tests.integration.worker_family import order
@@ -16,7 +18,15 @@ def late(order: TrialOrder) -> None:
 
 
 def main() -> None:
-    """Start one trial; the test kills this process before the trial has begun."""
+    """Start one trial; the test kills this process before the trial has begun, once the request is sent."""
+    os.environ["WORKER_OF_THE_TEST"] = str(os.getpid())
+    answer_of_the_server = forkserver.read_signed
+
+    def sent(pipe: int) -> int:
+        (Path(sys.argv[1]) / "sent").touch()
+        return int(answer_of_the_server(pipe))
+
+    forkserver.read_signed = sent
     ForkServer(preload="tests.integration.slow_preload", target=late).start(order(Path(sys.argv[1])))
 
 

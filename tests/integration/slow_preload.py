@@ -1,8 +1,10 @@
-"""A preload that is as slow as the import of torch, and ties the server to its worker only then."""
+"""A preload that lasts until the worker is gone, and ties the server to its worker only then."""
 
+import os
 import time
 
 from experiments.runtime.processes import die_with_parent
 
-time.sleep(2)
+while os.getppid() == int(os.environ["WORKER_OF_THE_TEST"]):
+    time.sleep(0.01)
 die_with_parent()

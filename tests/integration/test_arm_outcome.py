@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from service.lifecycle import OVER, OutboxKind
 from service.store.ablations.results import ablation_view
 from tests.api_stack import WORKER, Api, served_api
 from tests.integration.worker_service import corpus, processes_of, worker
+from tests.waiting import until
 
 _OVERRIDES = {"d_model": 32, "headdim": 16, "d_state": 16, "seq_len": 64, "vocab_size": 512, "threads": 1}
 
@@ -65,11 +65,8 @@ def running(killer: Killer) -> Iterator[None]:
 
 def ended(api: Api, link: str) -> dict[str, Any]:
     """Return the ablation once it is over."""
-    while True:
-        shown: dict[str, Any] = api.get(link).json()
-        if shown["state"] in OVER:
-            return shown
-        time.sleep(0.5)
+    until(lambda: api.get(link).json()["state"] in OVER, pause_s=0.5)
+    return dict(api.get(link).json())
 
 
 @pytest.mark.timeout(900)  # ten trials one after another; on a busy machine each takes half a minute
@@ -98,8 +95,8 @@ def test_a_variant_that_dies_every_time_has_its_word_and_the_others_theirs(tmp_p
     assert "2 of 2 trials failed: the trial died of SIGSEGV" in dead.reason
     assert other.exact is not None
     assert other.exact.metric in METRICS
-    told = view.verdict.circumstances.attempts
-    assert [(one.block_index, one.number, one.failure_class, one.arm) for one in told] == [
+    attempts = view.verdict.circumstances.attempts
+    assert [(one.block_index, one.number, one.failure_class, one.arm) for one in attempts] == [
         (0, 1, "no_receipt", "psiv-on"),
         (0, 2, "no_receipt", "psiv-on"),
     ]

@@ -1,4 +1,7 @@
-"""Every bad spec through the real submission path, on both stores: a problem with its pointer, and nothing stored."""
+"""Bad specs through the real submission path, on both stores: a problem with its pointer, and nothing stored.
+
+Which problem each of them has is tested without a service (tests/unit/experiments/design/test_load.py).
+"""
 
 import json
 import uuid
@@ -61,7 +64,7 @@ def test_a_spec_cannot_choose_the_level_of_its_tests(api: Api, verb: str) -> Non
     assert not any(stored(api).values())
 
 
-@pytest.mark.parametrize(("changes", "where"), [row[1:3] for row in BAD], ids=[row[0] for row in BAD])
+@pytest.mark.parametrize(("changes", "where"), [row[1:3] for row in BAD[::40]], ids=[row[0] for row in BAD[::40]])
 def test_bad_spec_gets_a_problem_and_leaves_nothing(api: Api, changes: dict[str, Any], where: str) -> None:
     answer = post(api, json.dumps(bad_values(changes)).encode(), JSON)
     assert where in pointers(answer, 422)
@@ -69,7 +72,7 @@ def test_bad_spec_gets_a_problem_and_leaves_nothing(api: Api, changes: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "where"), [row[1:4] for row in BAD_TEXTS[:-1]], ids=[row[0] for row in BAD_TEXTS[:-1]]
+    ("body", "kind", "where"), [row[1:4] for row in BAD_TEXTS[::20]], ids=[row[0] for row in BAD_TEXTS[::20]]
 )
 def test_bad_text_gets_a_problem_and_leaves_nothing(api: Api, body: bytes, kind: str, where: str) -> None:
     assert where in pointers(post(api, body, kind), 422)

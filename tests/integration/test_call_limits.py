@@ -1,7 +1,6 @@
 """Long calls delay others of their kind, but neither workers nor readers."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from service.routes import imports, submissions
 from service.store import session
 from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, make_bundle, make_file
+from tests.waiting import LIMIT_S, until
 
 CALLS = session.OTHERS_AT_ONCE + 4
 
@@ -32,7 +32,7 @@ class Held:
         def waits(*given: Any, **named: Any) -> Any:
             with self._lock:
                 self.begun += 1
-            assert self.go_on.wait(120)
+            assert self.go_on.wait(LIMIT_S)
             return call(*given, **named)
 
         patch.setattr(module, call.__name__, waits)
@@ -45,16 +45,13 @@ def crowd(api: Api, held: Held, call: Callable[[], httpx.Response]) -> list[int]
     with ThreadPoolExecutor(CALLS + 2) as pool:
         try:
             calls: list[Future[httpx.Response]] = [pool.submit(call) for _ in range(CALLS)]
-            deadline = time.monotonic() + 60
-            while held.begun < session.LONG_AT_ONCE or limiter.statistics().tasks_waiting < CALLS - held.begun:
-                assert time.monotonic() < deadline, f"{held.begun} began, {limiter.statistics()}"
-                time.sleep(0.02)
-            assert pool.submit(api.get, "/v1/ablations").result(60).status_code == 200
-            assert pool.submit(api.claim, node).result(60) is None
+            until(lambda: held.begun + limiter.statistics().tasks_waiting == CALLS)
+            assert pool.submit(api.get, "/v1/ablations").result(LIMIT_S).status_code == 200
+            assert pool.submit(api.claim, node).result(LIMIT_S) is None
             assert held.begun == session.LONG_AT_ONCE
         finally:
             held.go_on.set()
-        return [one.result(60).status_code for one in calls]
+        return [one.result(LIMIT_S).status_code for one in calls]
 
 
 def test_many_imports_at_once_delay_neither_readers_nor_workers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from experiments.runtime.isolation import short_link
 from experiments.runtime.kernel_limits import has_admin
 from tests.architecture.pages import ROOT
 from tests.programs import LOOP, write_program
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 ABLATE = [sys.executable, "-c", "from experiments.runtime.console import main; main()"]
@@ -26,7 +26,7 @@ def checked(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]
     command = [*ABLATE, "check", "--json", *options, "--", "python", "train.py", "--seed", "{seed}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
     rows = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {row["name"]: row for row in rows}, done.stderr
@@ -104,7 +104,7 @@ def test_the_installed_copy_of_a_program_is_found_before_its_steps(tmp_path: Pat
     folder = write_program(tmp_path / "code/scripts", "import experiments.outcomes\n" + LOOP).parent
     shutil.copytree(ROOT / "experiments", folder / "src/experiments")
     command = [*ABLATE, "check", "--json", "--", "python", "scripts/train.py", "--seed", "{seed}"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 6
     detail = json.loads(done.stdout)[0]["detail"]
     assert f"'experiments' from {ROOT}/experiments, and not from the sent code, which has it in src/experi" in detail
@@ -155,7 +155,7 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
     temporary.mkdir()
     code = write_program(tmp_path / "code", LEAVES.format(mark=mark, began=began))
     process = subprocess.Popen(
-        [*ABLATE, "check", "--", "python", "train.py"],
+        ["env", "--default-signal=HUP", *ABLATE, "check", "--", "python", "train.py"],  # nohup would hand it down
         cwd=code,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stderr=subprocess.DEVNULL,
@@ -163,13 +163,13 @@ def test_a_check_that_is_ended_leaves_nothing(tmp_path: Path, number: signal.Sig
     )
     if moment == "drawn":
         part = random.Random(number).choice([code, temporary])  # noqa: S311
-        until(lambda: process.poll() is not None or any(part.glob("*.py" if part == code else "ablate-*")), 60.0)
+        until(lambda: process.poll() is not None or any(part.glob("*.py" if part == code else "ablate-*")))
     else:
-        until(lambda: process.poll() is not None or began.exists(), 60.0)
+        until(lambda: process.poll() is not None or began.exists())
         assert left_by(mark, temporary), "it is running"
     os.killpg(process.pid, number)  # as a terminal does
     process.wait()
-    until(lambda: not left_by(mark, temporary), 60.0, what=f"nothing left of {temporary} and sleep {mark}")
+    until(lambda: not left_by(mark, temporary), what=f"nothing left of {temporary} and sleep {mark}")
     if began.exists() and has_admin():
         assert not segments() & set(enumerate(began.read_text().split())), "of an own namespace, or removed"
 

@@ -23,6 +23,7 @@ from tests.calibrations import noisy_blocks
 from tests.cli import ablate, speaking_to
 from tests.factories import make_receipt, make_spec, spec_values
 from tests.integration.test_exec import tiny
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +43,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert code == 0, err
     command = [sys.executable, "-m", "workers.offline", str(folder / "plan.json"), "--out", str(folder / "bundle")]
     environment = {**os.environ, "ABLATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -101,10 +102,10 @@ def test_imported_blocks_are_known_to_the_service(api: Api, executed: Path) -> N
     assert known["mended_by"] == (known["problem"] and f"ablate aa cpu --like {imported}")
     code, out, err = ablate("aa", "cpu", "--like", imported, "--print")
     assert code == 0, err
-    mine = read_plan_file((executed / "plan.json").read_bytes()).spec.model_dump(mode="json")
+    values = read_plan_file((executed / "plan.json").read_bytes()).spec.model_dump(mode="json")
     again: dict[str, Any] = yaml.safe_load(out)
-    assert again["workload"]["overrides"] == mine["workload"]["overrides"]
-    assert (again["ablation"], again["design"]["blocks"]) == (mine["ablation"], {"count": 20})
+    assert again["workload"]["overrides"] == values["workload"]["overrides"]
+    assert (again["ablation"], again["design"]["blocks"]) == (values["ablation"], {"count": 20})
 
 
 def read_key(bundle: Path) -> str:

@@ -11,6 +11,7 @@ from service.client.settings import get_client_settings
 from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, nobody_url, served_api
 from tests.cli import ablate, speaking_to, start
+from tests.waiting import LIMIT_S
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +172,8 @@ def test_the_shell_is_left_alone_where_nobody_answers(api: Api, monkeypatch: pyt
 
 
 def test_gates_can_be_asked_for_by_name() -> None:
-    found = ablate("gates", "psiv_cache", "compile", "--json")
-    assert [row["name"] for row in json.loads(found.out)] == ["psiv_cache", "compile"]
+    gates = ablate("gates", "psiv_cache", "compile", "--json")
+    assert [row["name"] for row in json.loads(gates.out)] == ["psiv_cache", "compile"]
     done = ablate("gates", "psiv_cach", "compil")
     assert (done.code, done.err.count("did you mean")) == (5, 2)
 
@@ -183,9 +184,9 @@ def test_a_reader_that_leaves_ends_a_command_quietly(api: Api, made: dict[str, s
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        told = process.stderr.read()
+        errors = process.stderr.read()
         process.stderr.close()
-        assert (process.wait(timeout=60), told) == (141, ""), words
+        assert (process.wait(timeout=LIMIT_S), errors) == (141, ""), words
 
 
 def test_json_is_one_document_or_a_line_for_everything_that_happens(api: Api, made: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import ADMIN, Api, api_fixture, served_api
 from tests.cli import ablate, speaking_to, start
 from tests.factories import spec_values
+from tests.waiting import LIMIT_S
 
 api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
@@ -101,7 +102,7 @@ def test_leaving_is_told_by_its_own_code_and_cancels_nothing(api: Api, tmp_path:
     while "waits for" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _out, err = process.communicate(timeout=60)
+    _out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, "Come back: ablate watch" in err) == (130, True), err
     assert client.ablations.find("long").state == "queued"
     with pytest.raises(StillRunning, match=r"not over after 0\.1 s; it goes on"):
@@ -118,9 +119,9 @@ def test_the_client_takes_a_path_waits_and_names_every_problem(api: Api, tmp_pat
     wrong = written(tmp_path, "wrong", seed=1, variants={"a": {"gates": {"chunk_siz": 16, "psiv_cach": True}}})
     with pytest.raises(Refused) as refusal:
         client.ablations.submit(wrong)
-    told = str(refusal.value)
+    message = str(refusal.value)
     assert len(refusal.value.problem.errors) == 3
     for entry in refusal.value.problem.errors:
-        assert f"{entry.pointer}: {entry.detail}" in told
+        assert f"{entry.pointer}: {entry.detail}" in message
     with pytest.raises(FileNotFoundError):
         client.ablations.submit(tmp_path / "nowhere.yaml")

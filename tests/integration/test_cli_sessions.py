@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.answering import EXACT, LESS_MEMORY, answering
 from tests.api_stack import Api, api_fixture, served_api
 from tests.cli import Done, ablate, speaking_to
 from tests.factories import command_values, spec_values
+from tests.waiting import until
 
 api = api_fixture(served_api, kinds=["sqlite"], scope="module")
 
@@ -67,12 +67,8 @@ def cancelling(api: Api) -> threading.Thread:
     """Cancel the next ablation that waits, from another thread."""
 
     def cancel() -> None:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            for row in api.get("/v1/ablations?state=queued").json()["items"]:
-                api.cancel(row["id"])
-                return
-            time.sleep(0.05)
+        (row,) = until(lambda: api.get("/v1/ablations?state=queued").json()["items"])
+        api.cancel(row["id"])
 
     thread = threading.Thread(target=cancel)
     thread.start()

@@ -41,7 +41,7 @@ from tests.factories import command_values
 from tests.ports import free_port
 from tests.programs import write_program
 from tests.service_process import API, is_up, service_process
-from tests.waiting import at_once, until
+from tests.waiting import LIMIT_S, at_once, until
 
 DAY_S = 86_400.0
 GZIP = {"Content-Type": "application/gzip"}
@@ -139,8 +139,8 @@ def test_a_spec_needs_its_archives_and_no_relative_folder(api: Api) -> None:
     upload(api, content)
     refused = submit_with(api, digest_of(content), missing[0], missing[1])
     assert refused.status_code == 422
-    found = {error["pointer"]: error["detail"] for error in refused.json()["errors"]}
-    assert found == {
+    reasons = {error["pointer"]: error["detail"] for error in refused.json()["errors"]}
+    assert reasons == {
         f"#/variants/v{number}/code": f"the service has no archive {one} of yours" for number, one in enumerate(missing)
     }
     with api.store.read() as connection:
@@ -257,7 +257,7 @@ def test_a_submission_and_a_deletion_at_once_end_in_one_of_two_orders(kind: str,
             keeper.start()
             keeper.join(0.5)
             assert keeper.is_alive(), "the deletion waits for the submission"
-        keeper.join(20)
+        keeper.join(LIMIT_S)
         assert result == [None]
         age(api, 31)
         finish(api)
@@ -268,7 +268,7 @@ def test_a_submission_and_a_deletion_at_once_end_in_one_of_two_orders(kind: str,
             sender.start()
             sender.join(0.5)
             assert sender.is_alive(), "the submission waits for the deletion"
-        sender.join(20)
+        sender.join(LIMIT_S)
         assert [answer.status_code for answer in answers] == [422]
         assert "has no archive" in answers[0].text
 
@@ -364,14 +364,14 @@ def test_the_client_sends_a_folder_once(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_process_that_is_killed_during_uploads_leaves_whole_archives_only(kind: str, tmp_path: Path) -> None:
     url, ports = migrated_url(kind, tmp_path), [free_port(), free_port()]
-    own = {"home": tmp_path, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
+    settings = {"home": tmp_path, "database_url": url, "admin_token": ADMIN, "worker_token": WORKER}
     contents = [content_of(number, 8_000_000) for number in range(4)]
 
     def send(port: int, content: bytes) -> int:
         headers = {**bearer(ADMIN), **GZIP}
         address = f"http://127.0.0.1:{port}/v1/code:upload"
         try:
-            with httpx.Client(trust_env=False, timeout=60) as client:
+            with httpx.Client(trust_env=False, timeout=LIMIT_S) as client:
                 answer = client.post(address, params={"digest": digest_of(content)}, content=content, headers=headers)
                 return answer.status_code
         except httpx.TransportError:
@@ -379,7 +379,8 @@ def test_a_process_that_is_killed_during_uploads_leaves_whole_archives_only(kind
 
     with ExitStack() as running:
         processes = [
-            running.enter_context(service_process(API, tmp_path / f"log-{port}", port=port, **own)) for port in ports
+            running.enter_context(service_process(API, tmp_path / f"log-{port}", port=port, **settings))
+            for port in ports
         ]
         until(lambda: all(is_up(f"http://127.0.0.1:{port}") for port in ports), what="both processes are up")
         killer = threading.Timer(0.3, processes[0].kill)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,54 +53,39 @@ def test_sqlite_writes_a_commit_to_the_disk(tmp_path: Path) -> None:
 
 
 def test_silent_server_is_given_up_and_its_connection_replaced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session._Limited, "answer_s", 1.0)
     now = text("SELECT pg_backend_pid()")
     connection = store.writer.connect()
     pid = connection.scalar(now)
     os.kill(pid, signal.SIGSTOP)
     try:
-        began = time.monotonic()
+        monkeypatch.setattr(connection.connection.driver_connection, "answer_s", 1.0)
         with pytest.raises(OperationalError, match="no answer from PostgreSQL for 1 s"):
             connection.scalar(now)
         with store.read() as other:
             assert other.scalar(now) != pid
-        assert time.monotonic() - began < 10
     finally:
         os.kill(pid, signal.SIGCONT)
         connection.close()
 
 
-def test_connection_that_went_silent_in_the_pool_is_replaced(store: Store) -> None:
-    now = text("SELECT pg_backend_pid()")
-    with store.read() as connection:
-        pid = connection.scalar(now)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with store.read() as connection:
-            assert connection.scalar(now) != pid
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def test_silent_pooled_connections_are_replaced_long_before_an_answer_would_be_given_up(tmp_path: Path) -> None:
-    """A database that was replaced leaves connections behind which nobody answers; its readers wait for 10 s."""
-    store = Store(migrated_url("postgresql", tmp_path))
+def test_silent_pooled_connections_are_replaced_long_before_an_answer_would_be_given_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that was replaced leaves connections behind which nobody answers. Readers do not wait for those."""
     now = text("SELECT pg_backend_pid()")
     with store.read() as first, store.read() as second, store.write() as third:
         pids = [connection.scalar(now) for connection in (first, second, third)]
+    monkeypatch.setattr(session, "ANSWER_S", 10_000.0)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        began = time.monotonic()
         with store.read() as connection:
             assert connection.scalar(now) not in pids
         with store.write() as connection:
             assert connection.scalar(now) not in pids
-        assert time.monotonic() - began < 2 * session.PING_S
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-        store.close()
 
 
 def test_long_statement_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,17 +104,24 @@ def test_migration_may_take_longer(store: Store, monkeypatch: pytest.MonkeyPatch
     upgrade(store)
 
 
+def test_nobody_waits_long_for_a_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch, lock_timeout="300ms")
+    with store.write() as connection:
+        connection.execute(insert(leaders).values(ROW))
+    with store.writer.connect() as holder:
+        holder.execute(update(leaders).values(until=1.0))
+        with pytest.raises(OperationalError, match="lock timeout"), store.write() as connection:
+            connection.execute(update(leaders).values(until=2.0))
+
+
 def test_lock_of_a_client_that_went_silent_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    shorten(monkeypatch, lock_timeout="300ms", idle_in_transaction_session_timeout="2s")
+    shorten(monkeypatch, lock_timeout="0", idle_in_transaction_session_timeout="2s")
     with store.write() as connection:
         connection.execute(insert(leaders).values(ROW))
     other = Store(store.url)
     silent = other.writer.connect()
     silent.execute(update(leaders).values(until=1.0))
-    with pytest.raises(OperationalError, match="lock timeout"), store.write() as connection:
-        connection.execute(update(leaders).values(until=2.0))
-    time.sleep(3)  # ends after its limit
-    with store.write() as connection:
+    with store.write_for_long() as connection:  # waits until the silent one has ended
         assert connection.execute(update(leaders).values(until=3.0)).rowcount == 1
     with pytest.raises(DBAPIError, match="idle-in-transaction"):
         silent.execute(text("SELECT 1"))

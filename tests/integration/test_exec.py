@@ -24,7 +24,7 @@ from tests.api_stack import running_api
 from tests.bundles import archive_of, make_file
 from tests.integration.worker_service import corpus, processes_of
 from tests.projectors import projector
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = "celery kombu httpx mlflow sqlalchemy scipy tenacity pydantic_settings fastapi jinja2 matplotlib"
@@ -60,7 +60,7 @@ class Run:
 
     def execute(self, *options: str) -> tuple[int, str, str]:
         process = self.start(*options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=LIMIT_S)
         return process.returncode, out, err
 
     def read(self) -> Bundle:
@@ -174,7 +174,7 @@ def test_stop_ends_the_trials_and_keeps_what_is_done(tmp_path: Path, slice_steps
     process = run.start("--no-rehearse")
     until(lambda: len(list(run.bundle.glob("work/att_*/*/steps.jsonl"))) == (2 if slice_steps else 1))
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 6
     assert "it was stopped (preempted); block 1 will run again whole" in err
     assert "0 of 6 blocks" in out
@@ -216,8 +216,8 @@ def test_arms_that_are_late_again_have_it_as_their_result(tmp_path: Path) -> Non
     bundle = slow.read()
     assert [(record.attempt_no, record.arm) for record in bundle.broken] == [*enumerate(order, start=1)]
     assert [trial.receipt.outcome for trial in bundle.blocks[0].trials] == ["timeout"] * len(order)
-    told = judge_bundle(bundle).circumstances.attempts
-    assert [(one.number, one.failure_class, one.arm) for one in told] == [
+    attempts = judge_bundle(bundle).circumstances.attempts
+    assert [(one.number, one.failure_class, one.arm) for one in attempts] == [
         (number, "timeout", arm) for number, arm in enumerate(order, start=1)
     ]
 
@@ -229,17 +229,17 @@ def test_import_follows_to_verdict_report_and_mlflow(killed: Run, tmp_path: Path
         body = archive_of(read_bundle_files(killed.bundle))
         answer = api.client.post("/v1/ablations:import", headers=headers, params=keys, content=body)
         assert answer.status_code == 200, answer.text
-        own = f"/v1/ablations/{killed.file.ablation_id}"
+        ablation = f"/v1/ablations/{killed.file.ablation_id}"
         handlers = OutboxHandlers(api.store)
         for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
             assert handlers.run_due(kind)
         assert projector(api.store, Sink(tracking_uri=url, experiment="ablate")).run_due()
-        verdict = api.get(f"{own}/verdict").json()
+        verdict = api.get(f"{ablation}/verdict").json()
         assert verdict["blocks_counted"] == len(killed.read().blocks)
         assert verdict["variants"][0]["decision"] == "inconclusive"
         assert "planned blocks counted: the imported bundles do not hold every block" in json.dumps(verdict)
-        assert killed.file.ablation_id in api.get(f"{own}/report").text
-        assert api.get(own).json()["mlflow_url"].startswith(without_credentials(url))
+        assert killed.file.ablation_id in api.get(f"{ablation}/report").text
+        assert api.get(ablation).json()["mlflow_url"].startswith(without_credentials(url))
 
 
 def test_exec_imports_nothing_that_an_air_gapped_node_lacks() -> None:

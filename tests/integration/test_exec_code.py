@@ -25,6 +25,7 @@ from experiments.records.signing import Signer
 from tests.api_stack import running_api
 from tests.bundles import archive_of, sealed
 from tests.programs import write_program
+from tests.waiting import LIMIT_S
 from workers.identity.node_key import KEY_FILE, node_signer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def ablate(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a command of `ablate` in `folder`."""
     environment = {**os.environ, "ABLATE_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [str(Path(sys.executable).with_name("ablate")), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import httpx
 from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 SERVES = "Uvicorn running"
 
@@ -23,7 +23,7 @@ def test_the_first_submission_finds_imported_what_it_needs(tmp_path: Path) -> No
     with log.open("wb") as sink, subprocess.Popen(command, env=environment, stdout=sink, stderr=sink) as process:
         try:
             until(lambda: SERVES in log.read_text() or process.poll() is not None, what="the API")
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=LIMIT_S) as client:
                 Api(client, Store(f"sqlite:///{tmp_path / 'ablate.db'}")).submit()
         finally:
             process.terminate()

@@ -13,9 +13,9 @@ from experiments.design.kinds.command import CommandArm
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import report_contradictions
 from experiments.runtime.kernel_limits import keeps_signals_in
-from experiments.runtime.processes import wait_until
 from tests.integration.worker_service import is_gone
 from tests.programs import order_for, program_config, write_program
+from tests.waiting import LIMIT_S, until
 from workers.isolation import isolation_problem
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import Usage, WorkPaths
@@ -80,8 +80,8 @@ def hostile(home: Path, tmp_path: Path, runner: TrialRunner) -> Hostile:
         order = replace(order, dataset=copy_code(order).data_folder)
         order = order.isolated((home,)) if isolated else order
         ending = runner.run(order, Lease(300.0, sent_at=boot_time_s()), timeout_s=timeout_s)
-        told = order.paths.folder / "out" / "answer"
-        return (json.loads(told.read_text()) if told.exists() else None), ending, read_result(order.paths.result)
+        answer = order.paths.folder / "out" / "answer"
+        return (json.loads(answer.read_text()) if answer.exists() else None), ending, read_result(order.paths.result)
 
     return run
 
@@ -165,7 +165,7 @@ def test_a_daemon_ends_with_its_trial(hostile: Hostile) -> None:
     assert result is not None
     assert result.failure_class is None, result.message
     assert pid > 1
-    assert wait_until(lambda: is_gone(pid), patience_s=10)
+    until(lambda: is_gone(pid))
 
 
 @pytest.mark.skipif(not keeps_signals_in(), reason="a program could end this test here")
@@ -206,7 +206,7 @@ def test_a_command_that_ends_itself_or_all_that_it_can_reach_answers_for_it(
 def test_a_command_that_fills_the_disk_or_never_ends_is_stopped(
     hostile: Hostile, source: str, stopped: StopReason
 ) -> None:
-    _answer, ending, _result = hostile(source, timeout_s=8.0)
+    _answer, ending, _result = hostile(source, timeout_s=8.0 if stopped is StopReason.TIMEOUT else LIMIT_S)
     assert ending.stopped is stopped
 
 
@@ -285,8 +285,8 @@ def forge(*messages):
     ],
 )
 def test_forged_events_end_the_trial_as_the_programs_fault(hostile: Hostile, forged: str) -> None:
-    told, _ending, result = hostile(f"{FORGED}\ntrain()\n{forged}\nanswer('sent')")
-    assert told == "sent"
+    answer, _ending, result = hostile(f"{FORGED}\ntrain()\n{forged}\nanswer('sent')")
+    assert answer == "sent"
     assert result is not None
     assert result.failure_class is FailureClass.USER_ERROR, result.message
 
@@ -314,8 +314,8 @@ answer(answers)
 
 def test_a_command_changes_neither_its_own_result_nor_the_process_that_writes_it(hostile: Hostile) -> None:
     answers, _ending, result = hostile(PARENT)
-    told = dict(answers)
-    assert {name: told[name] for name in ("mem", "environ", "maps", "ptrace") if told[name] not in REFUSED} == {}
+    by_name = dict(answers)
+    assert {name: by_name[name] for name in ("mem", "environ", "maps", "ptrace") if by_name[name] not in REFUSED} == {}
     assert result is not None
     assert result.failure_class is None, result.message
     assert [step.tokens for step in result.program_steps] == [10] * 5

@@ -13,7 +13,7 @@ import pytest
 from tests.api_stack import ADMIN, WORKER, Api, api_fixture, served_api
 from tests.bundles import archive_of
 from tests.factories import spec_values
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 MIB = 2**20
 SMALL_REPORTS = 65_536
@@ -23,7 +23,7 @@ api = api_fixture(served_api, kinds=["sqlite"], scope="module", max_report_bytes
 
 
 def _connect(api: Api) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", api.client.base_url.port or 0), timeout=20)
+    return socket.create_connection(("127.0.0.1", api.client.base_url.port or 0), timeout=LIMIT_S)
 
 
 def _head(path: str, token: str | None = None, *, method: str = "POST", **headers: str) -> bytes:

@@ -23,6 +23,7 @@ from experiments.runtime.kernel_limits import FileRight
 from experiments.runtime.processes import group_members
 from tests.integration.attacker import order_of, server
 from tests.integration.worker_service import is_gone
+from tests.waiting import LIMIT_S
 from workers.blocks.slices import _waits
 from workers.isolation import isolation_problem, own_tree_problem
 from workers.lease import Lease, StopReason, boot_time_s
@@ -178,15 +179,15 @@ def test_a_trial_signals_no_process_and_reaches_no_socket(home: Path, runner: Tr
         network.bind(("127.0.0.1", 0))
         address = f"ablate-test-{os.getpid()}:{network.getsockname()[1]}"
         abstract.bind(f"\0{address}")
-        for one in (broker, network, abstract):
-            one.listen()
+        for place in (broker, network, abstract):
+            place.listen()
         order = order_of(home, TRY + REACHES)
         assert order.isolation is not None
         order = replace(order, isolation=replace(order.isolation, sockets=sockets, own_network=False))
         (home / "address").write_text(address)
         (home / "names").write_text("\n".join(_sockets_of(runner)))
-        told = (home / "address", home / "names")
-        isolation = replace(order.isolation, readable=(*order.isolation.readable, *told))
+        notes = (home / "address", home / "names")
+        isolation = replace(order.isolation, readable=(*order.isolation.readable, *notes))
         runner.run(replace(order, isolation=isolation), Lease(300.0, sent_at=boot_time_s()), timeout_s=60.0)
     answers = json.loads((order.paths.folder / "answer").read_text())
     reached = [name for name, answer in answers if answer == "None"]
@@ -198,7 +199,7 @@ def test_a_trial_signals_no_process_and_reaches_no_socket(home: Path, runner: Tr
 
 def test_the_socket_of_the_fork_server_has_no_name(runner: TrialRunner) -> None:
     """Who connects to it runs code that is not isolated, as the worker's user."""
-    assert runner.server.call(os.getpid, patience_s=60.0) != os.getpid()
+    assert runner.server.call(os.getpid, patience_s=LIMIT_S) != os.getpid()
     names = _sockets_of(runner)
     assert names
     assert [name for name in names if Path(name).exists()] == []
@@ -206,7 +207,7 @@ def test_the_socket_of_the_fork_server_has_no_name(runner: TrialRunner) -> None:
 
 def _sockets_of(runner: TrialRunner) -> list[str]:
     """Return the paths at which the fork server listens or has listened."""
-    runner.server.call(os.getpid, patience_s=60.0)
+    runner.server.call(os.getpid, patience_s=LIMIT_S)
     files = Path(f"/proc/{runner.server.pid}/fd")
     inodes = {str(link.readlink()) for link in files.iterdir()}
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -243,7 +244,7 @@ def test_the_worker_follows_no_link_and_waits_for_no_pipe_that_a_trial_left(
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(LIMIT_S)
     assert not thread.is_alive()
     assert answers == [None, 0, (), None]
     assert secret.read_text() == SECRET
@@ -380,7 +381,7 @@ def test_a_trial_cannot_announce_a_message_and_let_the_worker_wait_for_it() -> N
         answers: list[bool] = []
         thread = threading.Thread(target=lambda: answers.append(_waits(ours)), daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(LIMIT_S)
         assert answers == [True]
         assert not ours.poll()
     assert not _waits_on_closed()

@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -32,7 +31,7 @@ from tests.chaos.ledger import Ledger, books_of
 from tests.integration.test_outbox import RecordingSink
 from tests.projectors import projector
 from tests.service_process import BACKGROUND, service_process
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 LEASE_S = 2
 ABLATIONS = 2
@@ -72,7 +71,7 @@ def test_one_process_leads_until_it_resigns_or_another_takes_over(api: Api) -> N
 def test_a_duty_that_hangs_ends_the_lead(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.background.leader.ROUND_S", 0.5)
     leader, stop, over = Leader(api.store, lease_s=LEASE_S), threading.Event(), threading.Event()
-    works = {"quick": lambda: False, "stuck": lambda: over.wait(60)}
+    works = {"quick": lambda: False, "stuck": lambda: over.wait(LIMIT_S)}
     threads = [duty(leader, name, work, stop=stop) for name, work in works.items()]
     for thread in (leader.thread, *threads):
         thread.start()
@@ -124,8 +123,8 @@ def test_a_projection_of_a_deposed_leader_is_repaired_after_its_last_call(api: A
 
 def background(home: Path, url: str, mlflow: str) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     home.mkdir()
-    own = {"home": home, "projector_lease_s": LEASE_S, "broker_url": "memory://"}
-    return service_process(BACKGROUND, home / "log", database_url=url, mlflow_url=mlflow, **own)
+    settings = {"home": home, "projector_lease_s": LEASE_S, "broker_url": "memory://"}
+    return service_process(BACKGROUND, home / "log", database_url=url, mlflow_url=mlflow, **settings)
 
 
 def is_done(api: Api) -> bool:
@@ -136,7 +135,8 @@ def is_done(api: Api) -> bool:
 
 def freeze_between_writes(process: "subprocess.Popen[bytes]", url: str) -> None:
     """Stop `process` while it does not hold SQLite's write lock, which it would keep as long as it is stopped."""
-    for _ in range(30):
+
+    def is_frozen() -> bool:
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # until the last of its threads has stopped
         with closing(sqlite3.connect(str(make_url(url).database), timeout=1, isolation_level=None)) as connection:
@@ -144,11 +144,11 @@ def freeze_between_writes(process: "subprocess.Popen[bytes]", url: str) -> None:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:  # locked
                 process.send_signal(signal.SIGCONT)
-                time.sleep(0.1)
-            else:
-                connection.execute("ROLLBACK")
-                return
-    raise AssertionError("SQLite was locked each time the process was stopped")
+                return False
+            connection.execute("ROLLBACK")
+            return True
+
+    until(is_frozen, what="a moment without SQLite's lock", pause_s=0.1)
 
 
 @pytest.mark.slow
@@ -174,11 +174,11 @@ def test_another_process_takes_over_and_mlflow_equals_the_database(
             freeze_between_writes(first, url)
         else:
             first.send_signal(fault)
-        until(lambda: "leads as" in logs[second].read_text(), 40 * LEASE_S)
+        until(lambda: "leads as" in logs[second].read_text())
         if fault == signal.SIGSTOP:
             until(lambda: "project of" in logs[second].read_text())
             first.send_signal(signal.SIGCONT)
-            assert first.wait(240) == 1, "a deposed leader ends"
+            assert first.wait(LIMIT_S) == 1, "a deposed leader ends"
         until(lambda: is_done(api), what="the outbox")
         books = books_of(api.store, Ledger())
         books.runs = read_runs(tmp_path / "mlflow")

@@ -14,7 +14,7 @@ import pytest
 from experiments.reporting.mlflow.sink import connect
 from tests.mlflow_server import wait_until_it_answers
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 SERVER = Path(__file__).parents[2] / "docker" / "mlflow" / "server.py"
 PASSWORD = "the-service-writes-with-this%2"
@@ -50,12 +50,14 @@ class Mlflow:
 
     def account(self, *words: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, str(SERVER), *words]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
 
     def get(self, name: str, password: str) -> int:
         query = {"max_results": 5}
         return httpx.get(
-            self.url + SEARCH, params=query, auth=(name, password), timeout=60, trust_env=False
+            self.url + SEARCH, params=query, auth=(name, password), timeout=LIMIT_S, trust_env=False
         ).status_code
 
 
@@ -74,12 +76,12 @@ def mlflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mlflow]:
             yield served
         finally:
             os.killpg(server.pid, signal.SIGTERM)
-            server.wait(timeout=60)
+            server.wait(timeout=LIMIT_S)
 
 
 def test_nobody_reads_or_writes_without_the_password(mlflow: Mlflow) -> None:
     for method, path in (("GET", SEARCH), ("POST", CREATE), ("GET", "/"), ("GET", "/ajax-api/2.0/mlflow/users/list")):
-        answer = httpx.request(method, mlflow.url + path, timeout=60, trust_env=False)
+        answer = httpx.request(method, mlflow.url + path, timeout=LIMIT_S, trust_env=False)
         assert answer.status_code == 401, (method, path)
         assert answer.headers["WWW-Authenticate"].startswith("Basic")
     assert mlflow.get("ablate", "wrong") == 401

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from experiments.runtime.setting_values import without_credentials
 from tests import mlflow_server
+from tests.waiting import LIMIT_S
 from workers.isolation import isolation_problem
 
 SECRET = "s3cret-of-this-user"
@@ -35,12 +36,12 @@ class World:
         (self.trial / "out").symlink_to(folder)
         (self.trial / "file").symlink_to(self.secret)
         self.folder, self.url = folder, url
-        self.client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        self.client = httpx.Client(base_url=url, timeout=LIMIT_S, trust_env=False)
 
     def files(self) -> set[Path]:
         """Return all files except the server's own."""
-        own = self.folder / "mlflow"
-        return {path for path in self.folder.rglob("*") if path.is_file() and not path.is_relative_to(own)}
+        home = self.folder / "mlflow"
+        return {path for path in self.folder.rglob("*") if path.is_file() and not path.is_relative_to(home)}
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         """Call MLflow's REST interface."""

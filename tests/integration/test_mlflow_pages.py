@@ -14,6 +14,7 @@ from service.web.mlflow_pages import _READS
 from service.web.sessions import COOKIE
 from tests import mlflow_server
 from tests.api_stack import ADMIN, Api, bearer, nobody_url, running_api
+from tests.waiting import LIMIT_S
 from tests.web_pages import Person
 
 SEARCH = "/mlflow/ajax-api/2.0/mlflow/runs/search"
@@ -37,7 +38,7 @@ def api(mlflow: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 @pytest.fixture(scope="module")
 def run_id(mlflow: str) -> str:
     """A run with an HTML file."""
-    with httpx.Client(base_url=mlflow, timeout=60, trust_env=False) as server:
+    with httpx.Client(base_url=mlflow, timeout=LIMIT_S, trust_env=False) as server:
         body = {"experiment_id": "0", "start_time": 1, "run_name": "planted"}
         info = server.post("/api/2.0/mlflow/runs/create", json=body).json()["run"]["info"]
         files = info["artifact_uri"].replace("mlflow-artifacts:/", "/api/2.0/mlflow-artifacts/artifacts/")

@@ -15,6 +15,7 @@ from experiments.records.plan_archive import PlanWithCode
 from tests.factories import command_values
 from tests.programs import write_program
 from tests.repositories import git
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKING = ("test_code_archive.py", "test_spec_code.py", "test_bundle_files.py")
@@ -48,7 +49,7 @@ def ablate(python: Path, *arguments: str, folder: Path) -> "subprocess.Completed
     command = [str(python), "-c", "from experiments.runtime.console import main; main()", *arguments]
     environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "ABLATE_HOME": str(folder / "home")}
     return subprocess.run(
-        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S
     )
 
 
@@ -71,7 +72,7 @@ def test_archives_are_packed_and_hostile_ones_refused(python: Path) -> None:
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     options = ("-q", "-p", "pytest_timeout", "-p", "no:cacheprovider")
     command = [str(python), "-m", "pytest", *options, *files]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout[-3000:]
 
 

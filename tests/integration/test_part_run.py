@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from experiments.runtime.processes import is_alive, wait_until
+from experiments.runtime.processes import is_alive
 from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.part_processes import PartRun, describe_exit
 from service.stack.parts import LOOPBACK, StackPart, free_port
 from service.stack.state import PartPhase
+from tests.waiting import LIMIT_S, until
 
 SLEEPER = "import time; time.sleep(600)"
 SERVER = """
@@ -59,12 +60,12 @@ class Stack:
         self.runs.append(run)
         return run
 
-    def look(self, run: PartRun, until: Callable[[], bool], *, patience_s: float = 60) -> None:
+    def look(self, run: PartRun, condition: Callable[[], bool]) -> None:
         def looked() -> bool:
             run.update()
-            return until()
+            return condition()
 
-        assert wait_until(looked, patience_s=patience_s), (run.phase, self.findings)
+        until(looked, what=f"{run.phase}, {self.findings}")
 
 
 @pytest.fixture
@@ -73,7 +74,23 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     yield made
     part_processes.kill_members(made.stack_id)
     for run in made.runs:
-        run.process.wait(10)
+        run.process.wait(LIMIT_S)
+
+
+class Clock:
+    """The supervisor's clock, which a test moves."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(part_processes, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -129,14 +146,13 @@ def test_pauses_grow_and_a_part_that_never_stays_is_given_up(stack: Stack, monke
 
 
 def test_a_part_that_was_well_for_a_while_begins_anew_with_short_pauses(
-    stack: Stack, hasty: None, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, hasty: None, clock: Clock
 ) -> None:
-    monkeypatch.setattr(part_processes, "STEADY_S", 0.3)
     run = stack.run(SLEEPER)
-    for _ in range(3 * part_processes.MAX_FAILURES):
+    for _ in range(part_processes.MAX_FAILURES + 2):
         stack.look(run, lambda: run.phase == PartPhase.READY)
-        began = time.monotonic()
-        stack.look(run, lambda began=began: time.monotonic() - began > 0.4)
+        clock.ahead_s += part_processes.STEADY_S
+        run.update()
         os.kill(run.pid, signal.SIGKILL)
         stack.look(run, lambda: run.phase == PartPhase.RESTARTING)
     assert {then for _, _, then in stack.findings} == {"restarts after 0.01 s"}
@@ -179,21 +195,23 @@ def test_another_part_s_processes_are_left_alone(stack: Stack, hasty: None) -> N
     other.wait()
 
 
-def test_a_part_that_stopped_answering_is_left_alone(stack: Stack, hasty: None) -> None:
+def test_a_part_that_stopped_answering_is_left_alone(stack: Stack, hasty: None, clock: Clock) -> None:
     answers = iter([True])
     run = stack.run(SLEEPER, answers=lambda: next(answers, False), patience_s=0.2)
     stack.look(run, lambda: run.phase == PartPhase.READY)
-    for _ in range(20):
+    for _ in range(3):
+        clock.ahead_s += 1000.0
         run.update()
-        time.sleep(0.02)
     assert (stack.findings, run.phase, run.process.poll()) == ([], PartPhase.READY, None)
 
 
 @pytest.mark.parametrize("depends", [False, True])
-def test_silence_restarts_only_a_part_whose_answer_is_its_own(stack: Stack, hasty: None, depends: bool) -> None:
+def test_silence_restarts_only_a_part_whose_answer_is_its_own(
+    stack: Stack, hasty: None, clock: Clock, depends: bool
+) -> None:
     run = stack.run(SLEEPER, answers=lambda: False, patience_s=0.2, depends=depends)
-    began = time.monotonic()
-    stack.look(run, lambda: bool(stack.findings) or time.monotonic() - began > 1)
+    clock.ahead_s = 1000.0
+    run.update()
     assert [what for _, what, _ in stack.findings] == (
         [] if depends else ["did not answer within 0 s; its processes end now"]
     )

@@ -12,6 +12,7 @@ from itertools import count
 import pytest
 
 from experiments.runtime.processes import Ended, Mark, die_with_parent, end_all, group_members, is_alive
+from tests.waiting import LIMIT_S
 
 _SLEEP = "print('ready', flush=True); time.sleep(600)"
 WILLING = f"import time; {_SLEEP}"
@@ -63,17 +64,17 @@ def test_end_all_asks_first_and_kills_who_does_not_listen(family: Family) -> Non
 
     def find() -> list[int]:
         if next(looks):  # asked already: the willing one gets the time that it needs
-            willing.wait(60)
+            willing.wait(LIMIT_S)
         return family.pids()
 
     assert end_all(find, grace_s=0.5) == Ended(killed=(deaf.pid,), survivors=())
-    assert (willing.wait(10), deaf.wait(10)) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert (willing.wait(LIMIT_S), deaf.wait(LIMIT_S)) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_end_all_without_grace_kills_at_once(family: Family) -> None:
     willing = family.start(WILLING)
     assert end_all(family.pids, grace_s=0) == Ended(killed=(willing.pid,), survivors=())
-    assert willing.wait(10) == -signal.SIGKILL
+    assert willing.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_end_all_names_who_survives(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +97,10 @@ def test_mark_finds_a_process_from_its_first_moment(family: Family) -> None:
     """Popen returns inside exec, when the old environment is gone and the new one is not there yet."""
     for _ in range(200):
         process = subprocess.Popen(["sleep", "600"], env=family.mark.environment)
-        found = family.pids()
+        pids = family.pids()
         process.kill()
         process.wait()
-        assert found == [process.pid]
+        assert pids == [process.pid]
 
 
 def test_die_with_parent_ends_an_orphan_at_once() -> None:

@@ -18,6 +18,7 @@ from tests.api_stack import ADMIN, WORKER, database_url, nobody_url
 from tests.factories import spec_values
 from tests.ports import free_port
 from tests.service_process import is_up
+from tests.waiting import LIMIT_S, until
 
 CLIENTS = 4
 PAUSE_S = 0.04
@@ -50,17 +51,13 @@ class ApiProcess:
         with self.log.open("ab") as out:
             command = [sys.executable, "-m", "service.app"]
             self.process = subprocess.Popen(command, env={**os.environ, **self._environment}, stdout=out, stderr=out)
-        deadline = time.monotonic() + 120
-        while not is_up(self.url):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: is_up(self.url) or self.process.poll() is not None, what=self.url)
+        assert self.process.poll() is None, self.log.read_text()
 
-    def restart(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
-        assert self.process.wait(60) == (0 if number == signal.SIGTERM else -number), self.log.read_text()
-        self.start()
+        assert self.process.wait(LIMIT_S) == (0 if number == signal.SIGTERM else -number), self.log.read_text()
 
     def end(self) -> None:
         if self.process is not None:
@@ -94,7 +91,7 @@ class Client(threading.Thread):
             try:
                 headers = {**HEADERS, "Idempotency-Key": key}
                 url = f"{api.url}/v1/ablations"
-                answer = httpx.post(url, json=values, headers=headers, trust_env=False, timeout=30)
+                answer = httpx.post(url, json=values, headers=headers, trust_env=False, timeout=LIMIT_S)
             except httpx.TransportError:
                 time.sleep(0.02)
                 continue
@@ -127,26 +124,36 @@ def test_what_was_answered_is_stored_once_whatever_process_was_restarted(apis: l
     for client in clients:
         client.start()
     for api, number in zip(apis, (signal.SIGTERM, signal.SIGKILL), strict=True):
-        time.sleep(0.5)
-        api.restart(number)
+        more_answers(clients)
+        api.stop(number)
+        more_answers(clients)
+        api.start()
+    more_answers(clients)
     stop.set()
     for client in clients:
-        client.join(60)
+        client.join(LIMIT_S)
         assert not client.is_alive()
         assert client.odd == []
     answered = {key: ablation_id for client in clients for key, ablation_id in client.answered.items()}
     stored = {row["name"]: row["id"] for row in listed(apis[0])}
     assert answered == {key: stored.get(key) for key in answered}
     assert len(list(listed(apis[1]))) == len(stored), "no name is there twice"
-    assert len(answered) > 20
     assert any(count > 1 for client in clients for count in client.tries.values()), "the restarts were felt"
+
+
+def more_answers(clients: list[Client]) -> None:
+    """Wait until each client has two more answers, the second of which it asked the other process for first."""
+    goals = {client: len(client.answered) + 2 for client in clients}
+    until(lambda: all(len(client.answered) >= goal or not client.is_alive() for client, goal in goals.items()))
 
 
 def listed(api: ApiProcess) -> Iterator[dict[str, Any]]:
     cursor: str | None = None
     while True:
         params = {"limit": 100, **({"cursor": cursor} if cursor else {})}
-        page = httpx.get(f"{api.url}/v1/ablations", params=params, headers=HEADERS, trust_env=False, timeout=60).json()
+        page = httpx.get(
+            f"{api.url}/v1/ablations", params=params, headers=HEADERS, trust_env=False, timeout=LIMIT_S
+        ).json()
         yield from page["items"]
         cursor = page.get("next_cursor")
         if cursor is None:

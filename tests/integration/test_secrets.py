@@ -1,9 +1,9 @@
 """Secrets planted in processes that cannot start or cannot connect, and searched in all that they print and keep."""
 
 import os
+import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -169,10 +169,7 @@ def _run(command: list[str], home: Path, **settings: str) -> str:
             command, env=_environment(home, settings), stdout=out, stderr=out, start_new_session=True
         )
         try:
-            deadline = time.monotonic() + 60
-            while process.poll() is None and time.monotonic() < deadline and "cannot" not in log.read_text():
-                time.sleep(0.1)
-            time.sleep(0.2)
+            until(lambda: process.poll() is not None or re.search("cannot.*\n", log.read_text()))
         finally:
             end_all(lambda: [process.pid] if process.poll() is None else [], grace_s=5)
             process.wait()

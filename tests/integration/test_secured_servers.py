@@ -41,8 +41,8 @@ def redis() -> Iterator[RedisServer]:
 
 def process(module: str, log: Path, **settings: object) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     """Run a module of the service with settings as an installation has them."""
-    own = {"admin_token": ADMIN, "worker_token": WORKER, "mlflow_url": nobody_url()}
-    return service_process(module, log, **own, **settings)
+    secrets = {"admin_token": ADMIN, "worker_token": WORKER, "mlflow_url": nobody_url()}
+    return service_process(module, log, **secrets, **settings)
 
 
 @needs_postgres
@@ -226,7 +226,7 @@ def test_the_background_process_runs_on_both(postgres: Postgres, redis: RedisSer
         postgres.start()
         made = api.submit()
         api.finish(node)
-        until(lambda: api.get(made["links"]["report"]).status_code == 200, 120)
+        until(lambda: api.get(made["links"]["report"]).status_code == 200)
         ear.close()
         with api.store.read() as connection:
             query = text("SELECT count(*) FROM outbox WHERE kind = :kind")

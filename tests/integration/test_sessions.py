@@ -22,6 +22,7 @@ from service.submitting import accepted
 from tests.answering import report
 from tests.api_stack import Api, api_fixture
 from tests.factories import GIB, spec_values
+from tests.waiting import LIMIT_S
 from tests.web_pages import Person
 
 MEMORY = {"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": "1%"}
@@ -141,7 +142,7 @@ def test_simultaneous_proposals_take_one_level_only(api: Api, monkeypatch: pytes
     spec, answers, barrier = opened(api)["spec"], [], threading.Barrier(4)
 
     def together(*arguments: Any) -> Any:
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=LIMIT_S)
         return accepted(*arguments)
 
     monkeypatch.setattr(sessions, "accepted", together)
@@ -179,15 +180,15 @@ def test_what_must_stay_in_a_session_is_named_with_its_place(api: Api) -> None:
     opened(api)
     step_s = {"metric": "step_s", "margin": "1%", "adopt_if": "2%"}
     wrong = values_of(verdict__primary=step_s, placement__node_class="h100", baseline={"gates": {"chunk_size": 32}})
-    found = problems(post(api, "night:try", wrong))
-    assert set(found) == {
+    problem_of = problems(post(api, "night:try", wrong))
+    assert set(problem_of) == {
         *(f"#/verdict/primary/{name}" for name in ("metric", "margin", "adopt_if")),
         "#/placement/node_class",
         "#/baseline/gates/chunk_size",
     }
-    assert "session 'night' has 'peak_allocated_gib' here; given: 'step_s'" in found["#/verdict/primary/metric"]
-    assert "session 'night' has 'cpu' here; given: 'h100'" in found["#/placement/node_class"]
-    assert "ablate sessions spec night" in found["#/baseline/gates/chunk_size"]
+    assert "session 'night' has 'peak_allocated_gib' here; given: 'step_s'" in problem_of["#/verdict/primary/metric"]
+    assert "session 'night' has 'cpu' here; given: 'h100'" in problem_of["#/placement/node_class"]
+    assert "ablate sessions spec night" in problem_of["#/baseline/gates/chunk_size"]
     two = values_of(variants={**GATES, "less": {"gates": {"chunk_size": 32}}})
     assert "given: 2 (psiv-on, less)" in problems(post(api, "night:try", two))["#/variants"]
     same = values_of(variants={"same": {"gates": {"chunk_size": 16}}})
@@ -227,10 +228,10 @@ def test_a_session_keeps_a_limited_number(api: Api, monkeypatch: pytest.MonkeyPa
 def test_a_proposal_whose_noise_nobody_measured_is_refused_before_it_spends(api: Api) -> None:
     rule = spec_values()["verdict"]["primary"]
     opened(api, verdict__primary=rule)
-    found = problems(post(api, "night:try", values_of(verdict__primary=rule)))
-    assert list(found) == ["#/placement/node_class"]
-    assert "there are none on node class cpu" in found["#/placement/node_class"]
-    assert "ablate aa cpu --like SPEC" in found["#/placement/node_class"]
+    problem_of = problems(post(api, "night:try", values_of(verdict__primary=rule)))
+    assert list(problem_of) == ["#/placement/node_class"]
+    assert "there are none on node class cpu" in problem_of["#/placement/node_class"]
+    assert "ablate aa cpu --like SPEC" in problem_of["#/placement/node_class"]
     assert shown(api)["next_level"] == session_level(1)
 
 

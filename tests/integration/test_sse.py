@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,16 +18,16 @@ from service.store.session import Store
 from tests.api_stack import ADMIN, WORKER, Api, parse_events, running_api, served_api
 from tests.ports import free_port
 from tests.service_process import API, is_up, service_process
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     port = free_port()
-    url, own = f"http://127.0.0.1:{port}", {"admin_token": ADMIN, "worker_token": WORKER}
+    url, tokens = f"http://127.0.0.1:{port}", {"admin_token": ADMIN, "worker_token": WORKER}
     with (
-        service_process(API, tmp_path / "log", home=tmp_path, port=port, **own) as process,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
+        service_process(API, tmp_path / "log", home=tmp_path, port=port, **tokens) as process,
+        httpx.Client(base_url=url, trust_env=False, timeout=LIMIT_S) as client,
     ):
         until(lambda: is_up(url))
         yield client, process
@@ -47,12 +46,12 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     first_event = threading.Event()
 
     def follow(path: str) -> list[httpx_sse.ServerSentEvent]:
-        found = []
+        events = []
         with httpx_sse.connect_sse(client, "GET", path, headers=api.admin) as source:
             for event in source.iter_sse():
-                found.append(event)
+                events.append(event)
                 first_event.set()
-        return found
+        return events
 
     pool = ThreadPoolExecutor()
     follower = pool.submit(follow, made["links"]["events"])
@@ -62,7 +61,7 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     api.cancel(made["id"])
     asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
     assert api.attempt(block, "release", **asked).status_code == 200
-    told = follower.result(60)
+    told = follower.result(LIMIT_S)
     assert [event.json()["to"] for event in told if event.event == "ablation.state"] == [
         "queued",
         "running",
@@ -76,10 +75,10 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     waiting = api.submit()
     first_event.clear()
     open_stream = pool.submit(follow, waiting["links"]["events"])
-    assert first_event.wait(60)
+    assert first_event.wait(LIMIT_S)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
-    assert open_stream.result(60)[-1].event != "end", (
+    assert process.wait(LIMIT_S) == 0
+    assert open_stream.result(LIMIT_S)[-1].event != "end", (
         "a stream that is cut off raises, one that the server ends does not"
     )
 
@@ -88,11 +87,11 @@ def test_last_event_id_replays_only_what_came_after(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         made = api.submit()
         api.cancel(made["id"])
-        told = api.events(made["id"])
-        middle = told[3][1]["seq"]
+        events = api.events(made["id"])
+        middle = events[3][1]["seq"]
         answer = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": str(middle)})
         replayed = [line for line in answer.text.splitlines() if line.startswith("id: ")]
-        assert replayed == [f"id: {event['seq']}" for _, event in told[4:]]
+        assert replayed == [f"id: {event['seq']}" for _, event in events[4:]]
         bad = api.get(f"/v1/ablations/{made['id']}/events", headers={"Last-Event-ID": "x"})
         assert bad.status_code == 422
 
@@ -104,43 +103,42 @@ def test_a_stream_ends_when_nothing_more_can_come_and_not_before(
 ) -> None:
     monkeypatch.setattr("service.http.event_streams.POLL_S", 0.02)
     with served_api(kind, tmp_path) as api:
-        made, told = api.submit(), list[tuple[str, str | None]]()
-        follower = threading.Thread(target=_follow, args=(api, made["links"]["events"], told))
+        made, received, polls = api.submit(), list[tuple[str, str | None]](), list[str]()
+        event.listen(api.store.reader, "before_cursor_execute", lambda *asked: polls.append(asked[2]))
+        follower = threading.Thread(target=_follow, args=(api, made["links"]["events"], received))
         follower.start()
         _end(api, made["id"], state)
-        deadline = time.monotonic() + 30
-        while ("ablation.state", state) not in told:
-            assert time.monotonic() < deadline, told
-            time.sleep(0.02)
+        until(lambda: ("ablation.state", state) in received, what=state)
         if state != "cancelled":
-            follower.join(0.4)  # many polls
+            polls.clear()
+            until(lambda: sum("events.seq >" in poll for poll in polls) > 5, what="polls")
             assert follower.is_alive(), "the verdict is still to come"
             assert OutboxHandlers(api.store).run_due(OutboxKind.JUDGE)
-        follower.join(30)
+        follower.join(LIMIT_S)
         assert not follower.is_alive()
         _check_places(api, made["id"])
-    last = [name for name, _ in told][-2:]
+    last = [name for name, _ in received][-2:]
     assert last == (["ablation.state", "end"] if state == "cancelled" else ["verdict", "end"])
 
 
 def _check_places(api: Api, ablation_id: str) -> None:
     """Compare block and arm of every event with the lists of blocks and trials."""
-    own = f"/v1/ablations/{ablation_id}"
-    blocks = {one["id"]: (one["index"], None) for one in api.get(f"{own}/blocks").json()["items"]}
-    trials = {one["id"]: (one["block_index"], one["arm"]) for one in api.get(f"{own}/trials").json()["items"]}
+    ablation = f"/v1/ablations/{ablation_id}"
+    blocks = {one["id"]: (one["index"], None) for one in api.get(f"{ablation}/blocks").json()["items"]}
+    trials = {one["id"]: (one["block_index"], one["arm"]) for one in api.get(f"{ablation}/trials").json()["items"]}
     events = [event for _, event in api.events(ablation_id)]
-    found = {event["subject"]: (event["block_index"], event["arm"]) for event in events}
-    assert found.keys() > blocks.keys() | trials.keys()
-    assert found.items() >= (blocks | trials).items()
-    assert found[ablation_id] == (None, None)
-    attempts = [place for subject, place in found.items() if subject.startswith("att_")]
+    places = {event["subject"]: (event["block_index"], event["arm"]) for event in events}
+    assert places.keys() > blocks.keys() | trials.keys()
+    assert places.items() >= (blocks | trials).items()
+    assert places[ablation_id] == (None, None)
+    attempts = [place for subject, place in places.items() if subject.startswith("att_")]
     assert attempts
     assert all((index, None) in blocks.values() and arm is None for index, arm in attempts)
 
 
-def _follow(api: Api, path: str, told: list[tuple[str, str | None]]) -> None:
+def _follow(api: Api, path: str, received: list[tuple[str, str | None]]) -> None:
     with httpx_sse.connect_sse(api.client, "GET", path, headers=api.admin) as source:
-        told.extend((event.event, event.json()["to"]) for event in source.iter_sse())
+        received.extend((event.event, event.json()["to"]) for event in source.iter_sse())
 
 
 def _end(api: Api, ablation_id: str, state: str) -> None:
@@ -161,8 +159,8 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
     with running_api("sqlite", tmp_path) as api:
         made = api.submit()
         api.cancel(made["id"])
-        told = api.events(made["id"])
-    name, first = told[0]
+        events = api.events(made["id"])
+    name, first = events[0]
     assert name == first["kind"] == "ablation.state"
     assert list(first) == [
         *("seq", "at", "kind", "subject", "block_index", "arm"),
@@ -170,25 +168,7 @@ def test_event_says_what_moved_who_moved_it_and_why(tmp_path: Path) -> None:
     ]
     assert (first["subject"], first["from"], first["to"], first["data"]) == (made["id"], None, "queued", {})
     assert (first["actor"], first["reason"]) == ("admin", "submitted")
-    assert {name for name, _ in told} <= set(EventKind)
-
-
-def test_stream_that_its_reader_left_asks_the_database_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.event_streams.POLL_S", 0.02)
-    with served_api("sqlite", tmp_path) as api:
-        made, polls = api.submit(), list[str]()
-        event.listen(api.store.reader, "before_cursor_execute", lambda *asked: polls.append(asked[2]))
-        with api.client.stream("GET", made["links"]["events"], headers=api.admin) as answer:
-            lines = answer.iter_lines()  # kept: an iterator that is dropped closes the connection
-            assert "event: ablation.state" in lines
-            until(lambda: sum("events.seq >" in poll for poll in polls) > 5, what="polls")
-
-        def is_quiet() -> bool:
-            polls.clear()
-            time.sleep(0.5)
-            return not any("events.seq >" in poll for poll in polls)
-
-        until(is_quiet, what="the end of the polls")
+    assert {name for name, _ in events} <= set(EventKind)
 
 
 def test_a_stream_hears_all_of_what_is_more_than_one_look_finds(
@@ -250,7 +230,7 @@ def test_a_log_that_is_followed_begins_again_with_the_next_attempt(lengths: tupl
         back.until(lambda told: "".join(told) == texts[1][: lengths[1]])
         api.attempt(block, "report", failure_class="user_error", message="over")
         for one in (follower, back):
-            one.thread.join(30)
+            one.thread.join(LIMIT_S)
             assert not one.thread.is_alive()
         assert api.get(url, headers={"Accept": "text/event-stream", "Last-Event-ID": "-1"}).status_code == 422
 
@@ -259,7 +239,7 @@ class _Follower:
     """Reads the texts of a log's stream in a thread."""
 
     def __init__(self, client: httpx.Client, url: str, headers: dict[str, str]) -> None:
-        self.told: list[str] = []
+        self.texts: list[str] = []
         self.thread = threading.Thread(target=self._read, args=(client, url, headers), daemon=True)
         self.thread.start()
 
@@ -269,13 +249,10 @@ class _Follower:
                 if event.event == EventKind.END:
                     return
                 if event.event == EventKind.LOG:
-                    self.told.append(event.json()["text"])
+                    self.texts.append(event.json()["text"])
 
     def until(self, is_told: Callable[[list[str]], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not is_told(self.told):
-            assert time.monotonic() < deadline, self.told
-            time.sleep(0.02)
+        until(lambda: is_told(self.texts), what=f"more than {self.texts}")
 
 
 @pytest.mark.parametrize("page_bytes", range(4, 9))
@@ -292,6 +269,6 @@ def test_pages_of_a_log_cut_no_character_in_two(
         logs = [{"trial_id": trial, "offset": 0, "text": text}]
         api.attempt(block, "report", logs=logs, failure_class="user_error", message="over")
         answer = api.get(f"/v1/trials/{trial}/log", headers={"Accept": "text/event-stream"})
-    told = [data["text"] for name, data in parse_events(answer.text) if name == "log"]
-    assert "".join(told) == text
-    assert len(told) > 2
+    pieces = [data["text"] for name, data in parse_events(answer.text) if name == "log"]
+    assert "".join(pieces) == text
+    assert len(pieces) > 2

@@ -12,6 +12,7 @@ from service.errors import PartFailed
 from service.stack import part_processes, supervisor
 from service.stack.layout import StackFiles
 from service.stack.parts import LOOPBACK, Addresses, StackPart, free_port, is_ok, listeners
+from tests.waiting import LIMIT_S
 
 SLEEPER = ("-c", "import time; time.sleep(600)")
 
@@ -46,7 +47,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[supervisor
     monkeypatch.setattr(supervisor, "_choose_ports", lambda _files, _report: where)
     one = supervisor._Supervisor(files, lambda _kind, _text: None, with_worker=True)
     yield one
-    part_processes.end([run.process for run in one._runs.values()], patience_s=10)
+    part_processes.end([run.process for run in one._runs.values()], patience_s=LIMIT_S)
     assert part_processes.stack_mark(one._state.stack_id).members() == []
 
 
@@ -56,7 +57,7 @@ def part(command: tuple[str, ...], port: int) -> StackPart:
         command=(sys.executable, *command),
         environment={},
         answers=lambda: is_ok(f"http://{LOOPBACK}:{port}", "/"),
-        patience_s=60,
+        patience_s=LIMIT_S,
         port=port,
     )
 
@@ -70,9 +71,9 @@ def test_answer_of_another_process_does_not_make_a_part_ready(made: supervisor._
 
 def test_answer_of_its_own_process_does(made: supervisor._Supervisor) -> None:
     port = free_port(18700)
-    own = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
-    made._launch(own)
-    made._wait(own)
+    server = part(("-m", "http.server", "--bind", LOOPBACK, str(port)), port)
+    made._launch(server)
+    made._wait(server)
     assert listeners(port) == set(part_processes.stack_mark(made._state.stack_id).members())
 
 

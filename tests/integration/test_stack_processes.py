@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runtime.processes import wait_until
 from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.parts import BACKGROUND, Addresses, StackPart, all_parts
+from tests.waiting import LIMIT_S, until
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 DEAF = [
@@ -48,14 +48,14 @@ def stack_id() -> str:
 def _start(command: list[str], stack_id: str, log: Path, *, says: str = "") -> subprocess.Popen[bytes]:
     part = StackPart(name="part", command=tuple(command), environment={}, answers=lambda: True)
     process = part_processes.start(part, stack_id=stack_id, log=log)
-    assert wait_until(lambda: says in log.read_text(), patience_s=60)
+    until(lambda: says in log.read_text())
     return process
 
 
 def test_end_stops_a_willing_process_and_members_see_it_go(stack_id: str, tmp_path: Path) -> None:
     process = _start(SLEEPER, stack_id, tmp_path / "log")
     assert part_processes.stack_mark(stack_id).members() == [process.pid]
-    part_processes.end([process], patience_s=60)
+    part_processes.end([process], patience_s=LIMIT_S)
     assert process.returncode == -signal.SIGTERM
     assert part_processes.stack_mark(stack_id).members() == []
 
@@ -65,7 +65,7 @@ def test_kill_members_ends_a_process_that_ignores_the_request(stack_id: str, tmp
     part_processes.end([process], patience_s=0.2)
     assert process.poll() is None
     assert part_processes.kill_members(stack_id) == 1
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_kill_members_finds_a_grandchild_in_a_session_of_its_own(stack_id: str, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_children_end_when_the_supervisor_is_killed(stack_id: str, tmp_path: Pat
         assert supervisor.stdout.readline() == b"started\n"
         assert len(part_processes.stack_mark(stack_id).members()) == 1
         supervisor.kill()
-    assert wait_until(lambda: not part_processes.stack_mark(stack_id).members(), patience_s=60)
+    until(lambda: not part_processes.stack_mark(stack_id).members())
 
 
 OF_THE_SHELL = (

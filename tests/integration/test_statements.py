@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from service.store.blocks.turns import raise_reached
 from service.store.session import Store
 from service.store.tables import turns
 from tests.api_stack import Api, api_fixture, running_api
+from tests.waiting import LIMIT_S, until
 
 api = api_fixture()
 
@@ -68,15 +68,13 @@ def test_calls_of_workers_run_few_at_a_time_and_hold_up_nobody_else(tmp_path: Pa
             for headers, node in nodes:
                 ask = {"headers": headers, "json": {"node_id": node}}
                 answers.append(calls.submit(api.client.post, "/v1/blocks:claim", **ask))
-            deadline = time.monotonic() + 30
-            while _waiting(api) < session.WORKERS_AT_ONCE and time.monotonic() < deadline:
-                threading.Event().wait(0.05)
+            until(lambda: _waiting(api) == session.WORKERS_AT_ONCE, what="calls that wait")
             assert api.get("/v1/ablations").status_code == 200
             assert _waiting(api) == session.WORKERS_AT_ONCE
-        found = [answer.result(timeout=60) for answer in answers]
+        responses = [answer.result(timeout=LIMIT_S) for answer in answers]
         calls.shutdown()
-    blocks = [answer.json()["block_id"] for answer in found if answer.status_code == 200]
-    assert {answer.status_code for answer in found} == {200, 204}
+    blocks = [answer.json()["block_id"] for answer in responses if answer.status_code == 200]
+    assert {answer.status_code for answer in responses} == {200, 204}
     assert len(blocks) == len(set(blocks)) == 6
 
 
@@ -100,7 +98,7 @@ class Patient(Store):
         if getattr(self.slow, "is_mine", False):
             self.reads += 1
             self.entered.set()
-            assert self.leave.wait(60)
+            assert self.leave.wait(LIMIT_S)
         with super().read() as connection:
             yield connection
 
@@ -115,13 +113,13 @@ def test_who_asks_for_a_plan_that_is_being_read_waits_for_it_and_nobody_else_doe
     try:
         before = plan_of(store, known)
         answers = [pool.submit(store.slowly, slow)]
-        assert store.entered.wait(60)
+        assert store.entered.wait(LIMIT_S)
         answers += [pool.submit(store.slowly, slow) for _ in range(5)]
-        assert pool.submit(plan_of, store, known).result(60) is before
-        assert pool.submit(plan_of, store, new).result(60) == before
+        assert pool.submit(plan_of, store, known).result(LIMIT_S) is before
+        assert pool.submit(plan_of, store, new).result(LIMIT_S) == before
         assert not any(answer.done() for answer in answers)
         store.leave.set()
-        assert [answer.result(60) for answer in answers] == ["cpu"] * 6
+        assert [answer.result(LIMIT_S) for answer in answers] == ["cpu"] * 6
         assert store.reads == 1
     finally:
         store.leave.set()

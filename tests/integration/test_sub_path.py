@@ -14,6 +14,7 @@ from service.web.sessions import COOKIE
 from tests import browser as browsers
 from tests import web_world
 from tests.api_stack import ADMIN, Api, served_api
+from tests.waiting import LIMIT_S
 from tests.web_pages import link_of, sign_in_path
 from tests.web_servers import ReverseProxy, proxying
 from tests.web_world import WebWorld
@@ -42,7 +43,7 @@ def proxy(api: Api, request: pytest.FixtureRequest) -> Iterator[ReverseProxy]:
 
 
 def test_every_link_of_every_page_leads_below_the_path(api: Api, world: WebWorld, proxy: ReverseProxy) -> None:
-    with httpx.Client(timeout=60, trust_env=False) as browser:
+    with httpx.Client(timeout=LIMIT_S, trust_env=False) as browser:
         link = link_of(sign_in_path(api, api.admin, operate=True))
         answer = browser.post(f"{proxy.url}/sign-in?to=/a/{world.judged}", data={"link": link})
         assert answer.headers["Location"] == f"{PREFIX}/a/{world.judged}"
@@ -75,7 +76,7 @@ def _form_token(browser: httpx.Client, proxy: ReverseProxy) -> str:
 def test_locations_links_and_the_client_work_below_the_path(api: Api, world: WebWorld, proxy: ReverseProxy) -> None:
     with Client(f"{proxy.url}/", ADMIN) as client:
         accepted = client.ablations.submit(web_world_spec())
-        with httpx.Client(headers=api.admin, timeout=60, trust_env=False) as http:
+        with httpx.Client(headers=api.admin, timeout=LIMIT_S, trust_env=False) as http:
             links = accepted.links
             assert http.get(urljoin(proxy.origin, links.self)).status_code == 200
             assert http.get(urljoin(proxy.origin, links.verdict)).status_code == 409
@@ -112,10 +113,10 @@ def test_a_page_is_live_in_a_browser_below_the_path(api: Api, world: WebWorld, p
         assert page.evaluate("getComputedStyle(document.querySelector('nav.top')).display") == "flex"
         name = f"appears-{proxy.name}"
         api.submit(ablation=name)
-        expect(page.get_by_text(name).first).to_be_visible(timeout=60_000)
+        expect(page.get_by_text(name).first).to_be_visible(timeout=1000 * LIMIT_S)
         page.get_by_role("link", name=name).first.click()
         page.get_by_role("link", name="Cancel").click()
         page.get_by_role("button", name="Cancel").click()
-        expect(page.get_by_text("cancelled").first).to_be_visible(timeout=60_000)
+        expect(page.get_by_text("cancelled").first).to_be_visible(timeout=1000 * LIMIT_S)
         assert page.url.startswith(proxy.url)
     assert proxy.outside == []

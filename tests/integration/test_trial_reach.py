@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from experiments.digest import digest_bytes
-from experiments.runtime.processes import wait_until
 from service.stack import broker
 from service.stack.layout import StackFiles
 from tests import mlflow_server
 from tests.api_stack import ADMIN, served_api
 from tests.integration.attacker import order_of, server
+from tests.waiting import until
 from workers.isolation import isolation_problem
 from workers.lease import Lease, boot_time_s
 from workers.paths import Usage, WorkPaths
@@ -122,15 +122,15 @@ def valkey(files: StackFiles) -> Iterator[None]:
     files.broker_socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     broker.configure(files, host="127.0.0.1", port=None)
     with subprocess.Popen(broker.command(files), stdout=subprocess.DEVNULL) as process:
-        assert wait_until(lambda: broker.answers(files), patience_s=60)
+        until(lambda: broker.answers(files))
         yield
         process.terminate()
 
 
 def contents(home: Path) -> dict[Path, str]:
     """Return a digest of every file of the home but the trial's own and the databases of API and MLflow."""
-    own = WorkPaths(home=home).trial("att_1", "trl_attacks").folder
-    files = [path for path in home.rglob("*") if path.is_file() and not path.is_relative_to(own)]
+    folder = WorkPaths(home=home).trial("att_1", "trl_attacks").folder
+    files = [path for path in home.rglob("*") if path.is_file() and not path.is_relative_to(folder)]
     moving = ("server.log", ".db", ".db-wal", ".db-shm")
     return {path: digest_bytes(path.read_bytes()) for path in files if not path.name.endswith(moving)}
 

@@ -11,6 +11,7 @@ import pytest
 from service.background import webhooks
 from service.background.webhooks import Webhook, key_of
 from service.errors import WebhookRefused
+from tests.waiting import LIMIT_S
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -32,20 +33,18 @@ def raw_receiver(status: bytes, part: bytes, *, pause_s: float) -> Iterator[str]
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}/"
-        thread.join(10)
+        thread.join(LIMIT_S)
         assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("status", [b"", b"HTTP/1.1 500 No\r\n\r\n"], ids=["header", "body"])
-def test_receiver_that_drips_is_given_up_in_time(status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_that_drips_for_ever_is_given_up(status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "_TIMEOUT_S", 1.0)
-    began = time.monotonic()
     with (
         raw_receiver(status, b"x", pause_s=0.1) as url,
         pytest.raises(WebhookRefused, match="no whole answer within 1 s"),
     ):
         Webhook(url=url, key=key_of(SECRET)).send("msg_1", {})
-    assert time.monotonic() - began < 30
 
 
 def test_endless_answer_is_not_read_to_its_end() -> None:

@@ -57,39 +57,43 @@ def test_signature_is_the_one_of_the_standard() -> None:
 
 
 def test_end_of_an_ablation_is_told_once_it_is_taken(api: Api, receiver: Receiver) -> None:
-    ablation = finished(api)
+    ablation, began = finished(api), time.time()
     receiver.statuses = [500]
-    own = handlers(api, receiver.url)
+    outbox_handlers = handlers(api, receiver.url)
     for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.HOOK):
-        assert own.run_due(kind)
+        assert outbox_handlers.run_due(kind)
     (row,) = rows(api)
     assert (row.tries, "answered 500" in row.last_error) == (1, True)
-    assert own.run_due(OutboxKind.HOOK) is False
+    assert outbox_handlers.run_due(OutboxKind.HOOK) is False
     with api.store.write() as connection:
         connection.execute(update(outbox).values(due_at=db_now()))
-    assert own.run_due(OutboxKind.HOOK)
+    assert outbox_handlers.run_due(OutboxKind.HOOK)
     assert rows(api) == []
     (first, body), (second, again) = receiver.got
     assert body == again
     assert first["webhook-id"] == second["webhook-id"] == f"msg_{ablation}"
-    told = json.loads(body)
-    assert (told["type"], told["data"]["ablation"], told["data"]["state"]) == ("ablation.over", ablation, "completed")
+    message = json.loads(body)
+    assert (message["type"], message["data"]["ablation"], message["data"]["state"]) == (
+        "ablation.over",
+        ablation,
+        "completed",
+    )
     verdict = api.get(f"/v1/ablations/{ablation}/verdict").json()
-    assert told["data"]["verdict_digest"] == verdict["digest"]
+    assert message["data"]["verdict_digest"] == verdict["digest"]
     words = {one["arm"]: {"word": one["verdict"], "decision": one["decision"]} for one in verdict["variants"]}
-    assert told["data"]["variants"] == words
+    assert message["data"]["variants"] == words
     signed = f"{second['webhook-id']}.{second['webhook-timestamp']}.".encode() + again
     expected = hmac.new(base64.b64decode(SECRET[6:]), signed, hashlib.sha256).digest()
     assert second["webhook-signature"] == f"v1,{base64.b64encode(expected).decode()}"
-    assert abs(time.time() - int(second["webhook-timestamp"])) < 60
+    assert int(began) <= int(second["webhook-timestamp"]) <= time.time()
 
 
 def test_cancelled_ablation_is_told_without_a_verdict(api: Api, receiver: Receiver) -> None:
     made = api.submit()
     api.cancel(made["id"])
-    own = handlers(api, receiver.url)
-    assert own.run_due(OutboxKind.REPORT)
-    assert own.run_due(OutboxKind.HOOK)
+    outbox_handlers = handlers(api, receiver.url)
+    assert outbox_handlers.run_due(OutboxKind.REPORT)
+    assert outbox_handlers.run_due(OutboxKind.HOOK)
     ((_, body),) = receiver.got
     data = json.loads(body)["data"]
     assert (data["state"], data["verdict_digest"], data["variants"]) == ("cancelled", None, {})
@@ -97,17 +101,17 @@ def test_cancelled_ablation_is_told_without_a_verdict(api: Api, receiver: Receiv
 
 def test_nothing_is_asked_for_without_an_address(api: Api) -> None:
     finished(api)
-    own = handlers(api, None)
+    outbox_handlers = handlers(api, None)
     for kind in (OutboxKind.JUDGE, OutboxKind.REPORT):
-        assert own.run_due(kind)
+        assert outbox_handlers.run_due(kind)
     assert rows(api) == []
 
 
 def test_webhook_that_nobody_takes_for_a_day_is_given_up(api: Api) -> None:
     finished(api)
-    own = handlers(api, nobody_url())
+    outbox_handlers = handlers(api, nobody_url())
     for kind in (OutboxKind.JUDGE, OutboxKind.REPORT, OutboxKind.HOOK):
-        assert own.run_due(kind)
+        assert outbox_handlers.run_due(kind)
     (row,) = rows(api)
     assert "nothing listens there" in row.last_error
     Reconciler(api.store).tick()
@@ -137,6 +141,6 @@ def test_settings_without_a_secret_or_with_another_scheme_are_refused() -> None:
         webhook_of(ServiceSettings(webhook_url="https://x.example/hook"))
     with pytest.raises(ValidationError, match="the scheme 'ftp'; allowed: https"):
         ServiceSettings(webhook_url="ftp://x.example")
-    found = webhook_of(ServiceSettings(webhook_url="https://x.example/hook", webhook_secret=SecretStr(SECRET)))
-    assert found is not None
-    assert found.url == "https://x.example/hook"
+    webhook = webhook_of(ServiceSettings(webhook_url="https://x.example/hook", webhook_secret=SecretStr(SECRET)))
+    assert webhook is not None
+    assert webhook.url == "https://x.example/hook"

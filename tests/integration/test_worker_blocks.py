@@ -205,7 +205,7 @@ def test_where_compile_time_decides_every_trial_compiles_from_nothing(rig: Rig) 
     for attempt, cold, asked in (("warm", False, trials), ("cold", True, trials[:1])):
         changes = {"attempt_id": f"att_{attempt}", "cold_caches": cold, "timed": False, "trials": asked}
         rig.service.blocks.append(claimed.model_copy(update=changes))
-        report = until(lambda attempt=attempt: _report_of(rig, attempt), patience_s=500.0)
+        report = until(lambda attempt=attempt: _report_of(rig, attempt))
         assert report["failure_class"] is None, report["message"]
         assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured"] * len(asked)
         assert all(receipt["compile_s"] > 0 for receipt in report["receipts"])
@@ -220,8 +220,8 @@ def _compiled(trial: ClaimedTrial) -> ClaimedTrial:
 
 
 def _report_of(rig: Rig, attempt: str) -> dict[str, Any] | None:
-    found = [body for body in rig.service.bodies(":report") if f"att_{attempt}" in str(body) or body["failure_class"]]
-    return found[-1] if found else None
+    reports = [body for body in rig.service.bodies(":report") if f"att_{attempt}" in str(body) or body["failure_class"]]
+    return reports[-1] if reports else None
 
 
 def test_a_stored_report_whose_lease_is_lost_is_dropped_and_work_goes_on(rig: Rig) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from model.config import StepsConfig
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from workers.processes.wake_event import ENDING
 from workers.serve import ENDED
 
@@ -37,7 +37,7 @@ def test_sigterm_finishes_the_block_and_claims_no_other(tmp_path: Path, service:
         _begin(service, tmp_path, process, steps=_SOME)
         assert service.bodies(":report") == []
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+        assert process.wait(LIMIT_S) == 0
     (report,) = service.bodies(":report")
     assert [receipt["outcome"] for receipt in report["receipts"]] == ["measured", "measured"]
     assert service.bodies(":release") == []
@@ -57,7 +57,7 @@ def test_a_second_signal_or_the_limit_gives_the_block_back(tmp_path: Path, servi
         if how == "second signal":
             until(lambda: ENDING in (tmp_path / "worker.log").read_text())
             process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT_S) == 0
     assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
     assert service.bodies(":report") == []
 

@@ -11,7 +11,7 @@ from model.config import StepsConfig
 from tests.api_stack import Api, served_api
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, processes_of, worker
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 
@@ -30,7 +30,7 @@ def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> Non
         assert registration["lanes"] == {"reference": None, "command": refused}
         assert (registration["device_state"], registration["device_reason"]) == ("ok", None)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT_S) == 0
         assert [body["failure_class"] for body in service.bodies(":release")] == ["preempted"]
         until(lambda: not processes_of(tmp_path))
         service.close()
@@ -39,7 +39,7 @@ def test_worker_waits_for_the_service_and_sigint_releases(tmp_path: Path) -> Non
 def test_refused_key_ends_with_a_sentence(tmp_path: Path) -> None:
     service = Service()
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_WORKER_TOKEN="another-key") as process:
-        assert process.wait(120) == ExitCode.ERROR
+        assert process.wait(LIMIT_S) == ExitCode.ERROR
         assert b"the service answered 401: unknown key" in (tmp_path / "worker.log").read_bytes()
         until(lambda: not processes_of(tmp_path))
     service.close()
@@ -48,7 +48,7 @@ def test_refused_key_ends_with_a_sentence(tmp_path: Path) -> None:
 def test_class_without_its_device_ends_with_a_sentence_and_registers_nothing(tmp_path: Path) -> None:
     service = Service()
     with worker(tmp_path, f"http://127.0.0.1:{service.port}", ABLATE_NODE_CLASS="tpu-v6e") as process:
-        assert process.wait(120) == ExitCode.ERROR
+        assert process.wait(LIMIT_S) == ExitCode.ERROR
         log = " ".join((tmp_path / "worker.log").read_text().split())
         assert "worker cannot run: node class 'tpu-v6e' is configured, but this machine has no such device" in log
     assert service.calls == []
@@ -78,7 +78,7 @@ def test_a_replaced_key_goes_on_and_a_revoked_one_ends_its_worker(tmp_path: Path
             assert process.poll() is None, "the key before it still counts"
             answer = api.client.post("/v1/nodes/gpu-7:revoke-key", headers=api.admin, json={"reason": "sold"})
             assert answer.status_code == 204
-            assert process.wait(120) == ExitCode.ERROR
+            assert process.wait(LIMIT_S) == ExitCode.ERROR
         assert "the service answered 401: this key of node 'gpu-7' was revoked; an operator" in log_of(tmp_path / "old")
         assert old not in (tmp_path / "old" / "worker.log").read_text()
 
@@ -97,7 +97,7 @@ def test_changed_code_spoils_the_block_and_ends_the_worker(tmp_path: Path) -> No
         until(service.steps_done)
         with (tmp_path / "source" / "model" / "counts.py").open("a") as file:
             file.write("# other code\n")
-        assert process.wait(120) == ExitCode.ERROR
+        assert process.wait(LIMIT_S) == ExitCode.ERROR
         (report,) = service.bodies(":report")
         assert (report["failure_class"], report["arm"], report["receipts"]) == ("infra_node", None, [])
         assert "receipts would name the wrong software: the source code changed" in report["message"]

@@ -16,7 +16,7 @@ from experiments.runtime.processes import Mark
 from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import is_gone
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from workers.environment_variables import trial_mark
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.processes.guardian import Guardian, end_trial
@@ -98,7 +98,6 @@ def test_run_that_must_stop_at_its_start_does(
     ending = runner[0].run(order(tmp_path / "early"), lease, timeout_s=600.0)
     assert (ending.stopped, ending.exit_code) == (StopReason.FENCED, -signal.SIGKILL)
     assert ending.survivors == ()
-    assert ending.wall_s < 100
     assert trial_mark("trl_early").members() == []
 
 
@@ -151,7 +150,7 @@ def test_kill_9_of_the_fork_server_leaves_nothing_either(tmp_path: Path) -> None
     members = _family(tmp_path)
     until((tmp_path / "watched").exists)
     psutil.Process(members[0]).parent().kill()  # type: ignore[union-attr]
-    assert owner.wait(60) == 0
+    assert owner.wait(LIMIT_S) == 0
     assert len(members) == 4
     assert [pid for pid in members if not is_gone(pid)] == []
 
@@ -161,7 +160,7 @@ def test_trial_on_its_way_to_a_starting_fork_server_ends_with_its_worker(tmp_pat
     command = [sys.executable, "-m", "tests.integration.late_trial", str(tmp_path)]
     owner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **mark.environment})
     until(lambda: len(mark.members()) >= 3)  # with the server and multiprocessing's tracker
-    time.sleep(0.3)  # the request is written within a millisecond of the server's start
+    until((tmp_path / "sent").exists)
     owner.kill()
     owner.wait()
     until(lambda: not mark.members())
@@ -199,7 +198,7 @@ def test_check_passes_where_the_worker_is_process_1_of_its_container() -> None:
 
 def test_check_names_the_import_that_failed() -> None:
     code = "from workers.processes.forkserver import ForkServer; ForkServer(preload='workers.absent').check()"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert "PreloadError" in answer.stderr
     assert "No module named 'workers.absent'" in answer.stderr
 
@@ -215,7 +214,7 @@ def test_processes_start_whatever_the_length_of_tmpdir(tmp_path: Path, length: i
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.stdout == "up\n", done.stderr

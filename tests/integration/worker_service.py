@@ -21,7 +21,7 @@ from experiments.design.kinds.built_in import BuiltInArm
 from experiments.records.identity import ClaimedBlock, ClaimedTrial
 from experiments.records.messages import PROBLEM_TYPES
 from model.config import DataConfig, HybridConfig, MambaConfig, StepsConfig
-from tests.waiting import until
+from tests.waiting import LIMIT_S, until
 from workers.lease import boot_time_s
 from workers.processes.lanes import FILE as LANES
 
@@ -245,7 +245,7 @@ def worker(
             process.send_signal(signal.SIGINT)  # gives a running block back at once
             process.send_signal(signal.SIGCONT)  # in case a test has stopped it
             try:
-                process.wait(60)
+                process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -256,16 +256,16 @@ def worker(
 def processes_of(home: Path) -> dict[int, str]:
     """Living processes that were started with this state folder in their environment, by command line."""
     mark = f"ABLATE_HOME={home}".encode()
-    found = {}
+    commands = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
             continue
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-    return found
+    return commands
 
 
 def children_of(pid: int) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels.mamba3_mimo
 from kernels.backends import Lane
@@ -18,6 +19,19 @@ from kernels.scan_switches import ScanSwitches
 Run = Callable[[], object]
 CASE = Case(B=1, S=64, H=1)
 """A small problem."""
+
+
+class Watching(TorchDispatchMode):
+    """Sees what the dispatcher is given; keeps which of our operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "mamba3_scan" in str(function):
+            self.seen.append(str(function))
+        return function(*args, **kwargs or {})
 
 
 @contextmanager

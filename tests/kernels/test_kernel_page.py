@@ -14,6 +14,8 @@ from tests.kernels import fuzz_on_cpu
 from tests.kernels.fuzz import problems
 
 NAME = "docs/kernels.md"
+if not (ROOT / NAME).exists():
+    pytest.skip(f"{NAME} is not on this machine", allow_module_level=True)
 PAGE = (ROOT / NAME).read_text(encoding="utf-8")
 FILES = [*(ROOT / "kernels").rglob("*.py"), *(ROOT / "tests" / "kernels").rglob("*.py")]
 

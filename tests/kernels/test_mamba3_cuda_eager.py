@@ -14,7 +14,6 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("tilelang")
@@ -28,7 +27,7 @@ from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
-from tests.kernels.host_time import unlaunched
+from tests.kernels.host_time import Watching, unlaunched
 from tests.kernels.interpreted_lane import interpreted_lane
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
@@ -36,19 +35,6 @@ CASE = Case(B=1, S=20, H=1, G=1, N=16, P=32, R=2)
 STATE = torch.linspace(-1, 1, 16 * 32).view(1, 1, 16, 32)
 STATE_GRAD = STATE.flip(2)
 BOTH = ["ablate.mamba3_scan.default", "ablate.mamba3_scan_backward.default"]
-
-
-class Watching(TorchDispatchMode):
-    """Sees what the dispatcher is given; keeps which of our operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if "mamba3_scan" in str(function):
-            self.seen.append(str(function))
-        return function(*args, **kwargs or {})
 
 
 def leaves_of(case: Case = CASE, **changes) -> ScanInputs:
@@ -149,25 +135,25 @@ def test_a_pass_may_be_watched_that_goes_back_through_one_that_was_not(monkeypat
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 def test_a_pass_without_gradients_calls_no_operator(without, monkeypatch):
     with interpreted_lane(), without_operators(monkeypatch), without():
-        found = mamba3_mimo(leaves_of(), CUDA, return_final_state=True)
-    assert torch.equal(found.out, expected()["out"])
-    assert torch.equal(found.final_state.state, expected()["state"])
-    assert not found.out.requires_grad
-    assert not found.final_state.state.requires_grad
+        result = mamba3_mimo(leaves_of(), CUDA, return_final_state=True)
+    assert torch.equal(result.out, expected()["out"])
+    assert torch.equal(result.final_state.state, expected()["state"])
+    assert not result.out.requires_grad
+    assert not result.final_state.state.requires_grad
 
 
 def test_both_ways_record_equal_facts(monkeypatch):
     monkeypatch.setattr(
         op, "_attested", lambda _shape, _variant, names, handed: ((), {"names": str(names), "handed": handed})
     )
-    found = []
+    results = []
     for watching in (nullcontext(), Watching()):
         with unlaunched(), facts.collect() as seen, watching:
             both_passes(leaves_of())
-        found.append(seen)
-    assert found[0] == found[1]
-    assert {"handed", "mamba3_mimo.remat"} <= set(found[0])
-    assert found[0]["names"] == "mixed"  # recorded by both passes
+        results.append(seen)
+    assert results[0] == results[1]
+    assert {"handed", "mamba3_mimo.remat"} <= set(results[0])
+    assert results[0]["names"] == "mixed"  # recorded by both passes
 
 
 @cache
@@ -181,10 +167,10 @@ def test_an_eager_call_equals_the_scan_without_autograd():
     """Also in its dtypes: the biases are rounded for the kernels, their gradients are not."""
     inputs = make_inputs(CASE, "cpu")
     with interpreted_lane():
-        found = ours(inputs, make_grad(inputs, 1), Variant())
-    assert {found[name].dtype for name in ("q_bias", "k_bias", "psi")} == {torch.float32}
-    assert not torch.equal(found["q_bias"], found["q_bias"].bfloat16().float())
-    assert_equal(found, expected())
+        results = ours(inputs, make_grad(inputs, 1), Variant())
+    assert {results[name].dtype for name in ("q_bias", "k_bias", "psi")} == {torch.float32}
+    assert not torch.equal(results["q_bias"], results["q_bias"].bfloat16().float())
+    assert_equal(results, expected())
 
 
 def test_only_the_gradients_that_are_asked_for_come_back():
@@ -284,8 +270,8 @@ def test_what_is_kept_lives_as_long_as_the_graph_and_no_longer():
         finally:
             gc.enable()
     assert all(held)
-    own = {tensor.untyped_storage()._cdata for tensor in inputs.tensors()}
-    assert [one for one in left if one is not None and one._cdata not in own] == []
+    storages = {tensor.untyped_storage()._cdata for tensor in inputs.tensors()}
+    assert [one for one in left if one is not None and one._cdata not in storages] == []
 
 
 class Named(torch.Tensor):

@@ -25,10 +25,9 @@ from kernels.mamba3_mimo.cuda.shape import Variant
 from kernels.mamba3_mimo.problem import Case, make_grad, make_inputs
 from kernels.scan_switches import ScanSwitches
 from tests.kernels.checked import ours
-from tests.kernels.host_time import unlaunched
+from tests.kernels.host_time import Watching, unlaunched
 from tests.kernels.scan_cases import each, scan_problem
 from tests.kernels.states import piece
-from tests.kernels.test_mamba3_cuda_eager import Watching
 from tests.scan_inputs import ScanSizes, global_error, random_inputs
 
 CUDA = ScanSwitches(lane=Lane.CUDA)
@@ -278,9 +277,9 @@ class TestOnGpu:
             assert needs_dispatcher((grad_out, *leaves.tensors())) is watched
             result = mamba3_mimo(leaves, CUDA, return_final_state=True)
             grads = torch.autograd.grad(result.out, leaves.tensors(), grad_out)
-        found = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))
-        assert set(found) == set(expected) == {"out", "state", *inputs.names}
-        assert all(torch.equal(found[name], expected[name].to(found[name].dtype)) for name in found)
+        results = {"out": result.out, "state": result.final_state.state} | dict(zip(leaves.names, grads, strict=True))
+        assert set(results) == set(expected) == {"out", "state", *inputs.names}
+        assert all(torch.equal(results[name], expected[name].to(results[name].dtype)) for name in results)
 
     @scan_of(length=64)
     def test_operators_keep_torchs_rules(self):
@@ -295,8 +294,8 @@ class TestOnGpu:
         inputs = trained_inputs("cuda")
         eager = torch.autograd.grad(small_model(inputs, *inputs.tensors()), inputs.tensors())
         compiled = torch.compile(small_model, fullgraph=True)
-        found = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
-        for name, own, other in zip(inputs.names, found, eager, strict=True):
+        compiled_grads = torch.autograd.grad(compiled(inputs, *inputs.tensors()), inputs.tensors())
+        for name, own, other in zip(inputs.names, compiled_grads, eager, strict=True):
             assert global_error(own, other) < 1e-2, name
 
     @scan_of()

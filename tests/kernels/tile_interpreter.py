@@ -19,7 +19,10 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+
+pytest.importorskip("greenlet", reason="threads of an interpreted kernel are greenlets, and greenlet is not installed")
 from greenlet import getcurrent, greenlet
 
 from tests.kernels.open_sizes import sizes
@@ -80,8 +83,8 @@ class Buffer:
             outside = (place < 0) | (place >= size)
             if np.any(outside if mask is None else outside & mask):
                 raise ProgramError(f"{self.name}: reads index {place[outside].flat[0]} of {size}")
-        found = self.data[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, self.data.shape, strict=True))]
-        return _same_for_all_threads(found)
+        values = self.data[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, self.data.shape, strict=True))]
+        return _same_for_all_threads(values)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         places, value = self._written(index, value)

@@ -18,6 +18,7 @@ from model.data.dataset import Dataset, in_turn, open_prepared, prepare
 from model.data.packing import epoch_order
 from model.errors import DataError, DatasetDamaged
 from tests.corpora import copy_headers, small_config, small_dataset
+from tests.waiting import LIMIT_S
 
 VOCAB_SIZE = 512
 
@@ -108,8 +109,8 @@ def test_two_corpora_are_mixed_row_by_row_with_one_tokenizer(corpus: Path, tmp_p
                 rows = getattr(both, side)
                 epoch, row = divmod(taken[side], len(rows))
                 expected = rows.batch(epoch_order(len(rows), 7, epoch)[row : row + 1])
-                for own, wanted in zip(batch, expected, strict=True):
-                    np.testing.assert_array_equal(own[place], wanted[0])
+                for batch_part, expected_part in zip(batch, expected, strict=True):
+                    np.testing.assert_array_equal(batch_part[place], expected_part[0])
                 taken[side] += 1
         assert abs(taken["second"] - 60 * share) < 1
     with pytest.raises(DataError, match="there is no second corpus"):
@@ -282,7 +283,7 @@ def test_prepare_rebuilds_a_damaged_dataset_and_says_so(
 
 def test_two_processes_build_once(corpus: Path, tmp_path: Path) -> None:
     processes = [build_elsewhere(corpus, tmp_path) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert sum("training a tokenizer" in output for output in outputs) == 1
     assert len({output.split("digest ")[1] for output in outputs}) == 1
@@ -297,7 +298,7 @@ def test_prepare_builds_again_after_a_builder_was_killed(corpus: Path, tmp_path:
             if line.startswith("encoding"):
                 victim.send_signal(signal.SIGKILL)
                 break
-    assert victim.wait(timeout=30) == -signal.SIGKILL
+    assert victim.wait(timeout=LIMIT_S) == -signal.SIGKILL
     assert list(tmp_path.glob("*.building"))
     rebuilt, log = prepare_logged(small_config(corpus), tmp_path)
     assert "not in the cache yet" in log[0]

@@ -14,13 +14,7 @@ import pytest
 from model.training import measurement
 from model.training.measurement import HostLoad, core_times
 
-SPIN = "import time; end = time.perf_counter() + 30\nwhile time.perf_counter() < end: pass"
-
-
-def spin(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+SPIN = "print('begun', flush=True)\nwhile True: pass"
 
 
 def test_a_busy_process_beside_us_is_seen_as_load() -> None:
@@ -28,15 +22,17 @@ def test_a_busy_process_beside_us_is_seen_as_load() -> None:
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
     os.sched_setaffinity(0, one)
-    other = subprocess.Popen([sys.executable, "-c", SPIN])
+    other = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
     try:
-        time.sleep(0.3)
-        load = HostLoad()
-        spin(1.5)
+        load, spent_s = HostLoad(), time.process_time()
+        while time.process_time() < spent_s + 0.5:
+            pass
         share = load.shares().foreign
     finally:
         other.kill()
-        other.wait()
+        other.communicate()
         os.sched_setaffinity(0, cores)
     assert share is not None
     assert 0.2 < share <= 1.0
@@ -53,9 +49,9 @@ def test_core_times_are_those_of_our_cores_without_idle_and_waiting(
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
     write(tmp_path / "stat", busy=300, idle=900, cores=4, steal=70)
     tick = 1 / os.sysconf("SC_CLK_TCK")
-    found = core_times({0, 2})
-    assert found is not None
-    assert (found.busy_s, found.stolen_s) == (pytest.approx(740 * tick), pytest.approx(140 * tick))
+    times = core_times({0, 2})
+    assert times is not None
+    assert (times.busy_s, times.stolen_s) == (pytest.approx(740 * tick), pytest.approx(140 * tick))
     assert core_times({0, 4}) is None  # a core that the kernel does not list
 
 
@@ -71,8 +67,8 @@ def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
     write(tmp_path / "stat", busy=0, idle=900, cores=max(os.sched_getaffinity(0)) + 1)
     load = HostLoad()
     clock[0] += 1.0
-    own, stolen = round(ticks / cores), round(ticks / 2)
-    write(tmp_path / "stat", busy=own, idle=900, cores=max(os.sched_getaffinity(0)) + 1, steal=stolen)
+    ours, stolen = round(ticks / cores), round(ticks / 2)
+    write(tmp_path / "stat", busy=ours, idle=900, cores=max(os.sched_getaffinity(0)) + 1, steal=stolen)
     shares = load.shares()
     assert shares.foreign is not None
     assert shares.stolen == pytest.approx(0.5, abs=0.03)  # less two ticks of the counters
@@ -81,12 +77,13 @@ def test_time_that_a_hypervisor_stole_is_load_by_others_and_told(
 
 def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some sandboxes print constants: less than this process used itself is no answer."""
+    clock = [0.0]
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
+    times = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0])
+    monkeypatch.setattr(measurement, "time", times)
     write(tmp_path / "stat", busy=300, idle=900, cores=os.cpu_count() or 1)
     load = HostLoad()
-    spent = time.process_time()
-    while time.process_time() < spent + 0.5:
-        pass
+    clock[0] += 0.5
     assert (load.shares().foreign, load.shares().stolen) == (None, None)
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "missing")
     assert HostLoad().shares().foreign is None
@@ -116,5 +113,5 @@ def test_load_counts_in_the_measured_parts_and_not_in_pauses(tmp_path: Path, mon
         pass_s(*parts[-1])
         whole = sum(seconds for seconds, _ in parts)
         slack = 2 * cores / ticks * math.sqrt(len(parts))
-        wanted = (sum(seconds * share for seconds, share in parts) * cores - slack) / (whole * cores)
-        assert load.shares().foreign == pytest.approx(max(0.0, wanted), abs=0.005 * len(parts))
+        expected = (sum(seconds * share for seconds, share in parts) * cores - slack) / (whole * cores)
+        assert load.shares().foreign == pytest.approx(max(0.0, expected), abs=0.005 * len(parts))

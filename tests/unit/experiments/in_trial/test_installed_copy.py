@@ -126,7 +126,7 @@ def test_modules_of_the_code_itself_of_python_and_folders_of_data_are_no_copies(
 def test_drawn_layouts_are_named_exactly_if_the_sent_module_lost(places: Places) -> None:
     """The oracle knows which root wins, because it puts the copy there."""
     draw = random.Random(44)  # noqa: S311 - a drawn test
-    for number in range(300):
+    for number in range(100):
         code = places.code.parent / f"code-{number}"
         root = draw.choice(["", "src", "lib/python"])
         files = [f"mylib/{name}.py" for name in ("__init__", *(f"m{i}" for i in range(draw.randrange(1, 6))))]

@@ -17,6 +17,7 @@ from experiments.records.bundle import Bundle
 from experiments.records.bundle_files import MAX_BUNDLE_BYTES, MAX_BUNDLE_FILES, read_bundle_files, write_tar
 from experiments.records.bundle_reader import open_bundle
 from tests.bundles import make_bundle, make_file
+from tests.waiting import LIMIT_S
 
 FILES = make_bundle(make_file(), [0, 1])
 MIB = 2**20
@@ -111,7 +112,11 @@ def test_an_archive_that_grows_is_refused_before_it_has_grown(
     path = make(tmp_path / "b.tar.gz")
     assert path.stat().st_size < 8 * MIB
     done = subprocess.run(
-        [sys.executable, "-c", READ_WITH_LITTLE, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", READ_WITH_LITTLE, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert (done.stdout.strip(), done.stderr) == (said, "")
 
@@ -208,5 +213,5 @@ def test_damaged_files_of_a_bundle_are_refused_with_their_names(seed: int) -> No
 def test_this_test_can_measure_memory() -> None:
     """The limit that the other test relies on holds in a process of its own."""
     code = f"import resource; resource.setrlimit({resource.RLIMIT_AS}, (2**30, 2**30)); bytearray(1600 * 2**20)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert "MemoryError" in done.stderr

@@ -33,9 +33,9 @@ DRAWS = random.Random(20261126)  # noqa: S311  # reproducible draws
 
 
 @pytest.mark.parametrize(
-    ("name", "holder", "seed"),
+    ("name", "holder", "place"),
     [(DRAWS.choice(sorted(EDITS)), DRAWS.choice(sorted(HOLDERS)), DRAWS.randint(1, 10**6)) for _ in range(20)],
 )
-def test_another_place_and_value_is_caught_alike(name: str, holder: str, seed: int) -> None:
-    files = forged(name, HOLDERS[holder], seed)
+def test_another_place_and_value_is_caught_alike(name: str, holder: str, place: int) -> None:
+    files = forged(name, HOLDERS[holder], place)
     assert caught_by(files) == TABLE[name][list(HOLDERS).index(holder)]

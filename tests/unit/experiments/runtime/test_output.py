@@ -12,6 +12,7 @@ import pytest
 
 from experiments.runtime.logs import accept_every_text
 from tests.architecture.pages import ROOT
+from tests.waiting import LIMIT_S
 
 ABLATE = str(Path(sys.executable).with_name("ablate"))
 TABLE = str(next((ROOT / "docs" / "published").glob("*.yaml")))
@@ -26,7 +27,9 @@ SHELLS = {
 
 def run(*words: str | bytes, shell: dict[str, str], **options: object) -> "subprocess.CompletedProcess[bytes]":
     environment = {**os.environ, "ABLATE_HOME": "/no/such/home", **shell}
-    return subprocess.run([ABLATE, *words], env=environment, capture_output=True, check=False, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(
+        [ABLATE, *words], env=environment, capture_output=True, check=False, timeout=LIMIT_S, **options
+    )  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -62,21 +65,26 @@ def test_a_full_disk_is_an_error_in_one_sentence(unbuffered: str) -> None:
     variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [ABLATE, "recipes"], stdout=full, stderr=subprocess.PIPE, env=variables, check=False, timeout=60
+            [ABLATE, "recipes"], stdout=full, stderr=subprocess.PIPE, env=variables, check=False, timeout=LIMIT_S
         )
     assert (done.returncode, done.stderr) == (5, b"error: [Errno 28] No space left on device\n")
 
 
 def test_closed_streams_give_no_traceback() -> None:
     for closed in (">&-", "2>&-", ">&- 2>&-"):
-        shell = subprocess.run(["sh", "-c", f"{ABLATE} recipes {closed}"], capture_output=True, check=False, timeout=60)
+        shell = subprocess.run(
+            ["sh", "-c", f"{ABLATE} recipes {closed}"], capture_output=True, check=False, timeout=LIMIT_S
+        )
         assert (shell.returncode, b"Traceback" in shell.stderr) == (0, False)
 
 
 def test_a_pipe_that_ends_early_is_quiet() -> None:
     for words in ("recipes", "schema", "show missing/x.yaml"):
         shell = subprocess.run(
-            ["sh", "-c", f"{ABLATE} {words} 2>&1 | head -c 1 >/dev/null"], capture_output=True, check=False, timeout=60
+            ["sh", "-c", f"{ABLATE} {words} 2>&1 | head -c 1 >/dev/null"],
+            capture_output=True,
+            check=False,
+            timeout=LIMIT_S,
         )
         assert shell.stderr == b""
 

@@ -2,11 +2,11 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import psutil
 
 from experiments.records.receipts import DeviceEvents, ForeignProcess
+from tests.waiting import until
 from workers.blocks.surroundings import MOST, busiest, changes, process_times, worst_of
 from workers.devices.probe_types import DeviceState
 
@@ -46,8 +46,7 @@ def test_busiest_names_a_busy_process() -> None:
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         watched = psutil.Process(other.pid)
-        while watched.cpu_times().user < 0.3:
-            time.sleep(0.05)
+        until(lambda: watched.cpu_times().user > 0.3)
         after = process_times()
     finally:
         other.kill()

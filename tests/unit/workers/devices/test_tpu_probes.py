@@ -1,11 +1,11 @@
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from kernels.backends import NODE_CLASSES
+from tests.waiting import until
 from workers.blocks.surroundings import changes
 from workers.devices.inventory import PROBES, find_devices
 from workers.devices.node_health import ReleaseProof
@@ -35,10 +35,10 @@ def put_chips(root: Path, *pci_devices: str, node: str = "vfio/{}") -> TpuProbe:
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_chips_are_found_on_the_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setitem(PROBES, "tpu", put_chips(tmp_path, *([V6E] * count)))
-    for found in (find_devices("tpu-v6e"), find_devices()):
-        assert found.node_class is NODE_CLASSES["tpu-v6e"]
-        assert [device.index for device in found.devices] == list(range(count))
-        assert {(device.name, device.memory_bytes) for device in found.devices} == {("TPU v6e", 32 * 2**30)}
+    for inventory in (find_devices("tpu-v6e"), find_devices()):
+        assert inventory.node_class is NODE_CLASSES["tpu-v6e"]
+        assert [device.index for device in inventory.devices] == list(range(count))
+        assert {(device.name, device.memory_bytes) for device in inventory.devices} == {("TPU v6e", 32 * 2**30)}
 
 
 @pytest.mark.parametrize(("device", "name"), [(V5E, "TPU v5e"), (V4, "TPU v4")])
@@ -48,9 +48,9 @@ def test_other_chips_are_named_and_not_used(
     monkeypatch.setitem(PROBES, "tpu", put_chips(tmp_path, device, device))
     with pytest.raises(DeviceMissing, match=f"2 chips are {name}, which has no node class"):
         find_devices("tpu-v6e")
-    found = find_devices()
-    assert found.node_class is NODE_CLASSES["cpu"]
-    assert found.lacks == (f"2 chips are {name}, which has no node class",)
+    inventory = find_devices()
+    assert inventory.node_class is NODE_CLASSES["cpu"]
+    assert inventory.lacks == (f"2 chips are {name}, which has no node class",)
 
 
 def test_a_machine_without_chips_is_not_a_tpu_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,7 @@ def test_a_process_that_has_a_chip_open_holds_it_until_it_ends(tmp_path: Path, n
         assert proof.problem(patience_s=0) == f"processes [{process.pid}] are on the device, but no trial runs"
     finally:
         process.communicate()
-    deadline = time.monotonic() + 10
-    while probe.memory_used() != before and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: probe.memory_used() == before)
     assert proof.problem(patience_s=0) is None
 
 

@@ -41,7 +41,7 @@ def test_watch_ends_the_trainers_before_it_searches_for_strays(monkeypatch: pyte
     searches = []
 
     def members(mark: Mark) -> list[int]:
-        until(lambda: not is_alive(trainer), 10, what="the end of the trainer")
+        until(lambda: not is_alive(trainer), what="the end of the trainer")
         searches.append(mark.value)
         return []
 

@@ -12,6 +12,7 @@ import pytest
 from experiments.in_trial import ablate
 from experiments.outcomes import FailureClass
 from tests.programs import order_for, program_config, ran, write_program
+from tests.waiting import LIMIT_S
 from workers.processes.printed_results import ProgramOutput
 from workers.processes.result import TrialResult
 
@@ -124,10 +125,10 @@ def test_a_log_that_cannot_grow_ends_the_program_and_names_the_limit(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         try:
             output.follow(ended.set)
-            assert ended.wait(60)
+            assert ended.wait(LIMIT_S)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert program.wait(60) == -signal.SIGPIPE, "a program that goes on printing does not wait for a reader"
+        assert program.wait(LIMIT_S) == -signal.SIGPIPE, "a program that goes on printing does not wait for a reader"
         with pytest.raises(OSError, match="File too large") as caught:
             output.finish()
     os.close(log)

@@ -17,6 +17,7 @@ from experiments.outcomes import FailureClass
 from experiments.runtime.isolation import Isolation
 from experiments.runtime.kernel_limits import enclose, keep_apart, landlock_version
 from experiments.runtime.processes import children_of, is_alive
+from tests.waiting import LIMIT_S, until
 from workers.isolation import system_folders
 from workers.processes.rank_group import result_path, run_ranks
 from workers.processes.result import TrialResult, read_result
@@ -36,7 +37,7 @@ def ends_well(rank: int) -> TrialResult:
 def second_fails(rank: int) -> TrialResult:
     if rank == 1:
         return failure(rank)
-    time.sleep(60)  # as in a collective that waits for rank 1
+    time.sleep(600)  # as in a collective that waits for rank 1
     return ends_well(rank)
 
 
@@ -44,7 +45,7 @@ def dies_of(number: signal.Signals) -> Callable[[int], TrialResult]:
     def work(rank: int) -> TrialResult:
         if rank == 1:
             os.kill(os.getpid(), number)
-        time.sleep(60)
+        time.sleep(600)
         return ends_well(rank)
 
     return work
@@ -53,14 +54,14 @@ def dies_of(number: signal.Signals) -> Callable[[int], TrialResult]:
 def exits(rank: int) -> TrialResult:
     if rank == 1:
         os._exit(75)
-    time.sleep(60)
+    time.sleep(600)
     return ends_well(rank)
 
 
 def raises(rank: int) -> TrialResult:
     if rank == 1:
         raise KeyboardInterrupt
-    time.sleep(60)
+    time.sleep(600)
     return ends_well(rank)
 
 
@@ -73,7 +74,7 @@ def outcome(work: Callable[[int], TrialResult], folder: Path) -> tuple[int, Tria
 
     process = _fork.Process(target=first_process)
     process.start()
-    process.join(60)
+    process.join(LIMIT_S)
     assert process.exitcode is not None, "it hangs"
     left = folder / "left"
     assert not left.exists() or left.read_text() == "[]"
@@ -125,21 +126,16 @@ def test_a_rank_that_ended_without_a_result_ends_the_trial_with_its_code(
 def test_ranks_end_with_the_first_process(tmp_path: Path) -> None:
     def waits(rank: int) -> TrialResult:
         (tmp_path / f"pid-{rank}").write_text(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(600)
         return ends_well(rank)
 
     process = _fork.Process(target=run_ranks, args=(WORLD, waits, tmp_path))
     process.start()
     pids = [tmp_path / f"pid-{rank}" for rank in range(WORLD)]
-    deadline = time.monotonic() + 20
-    while not all(path.exists() and path.read_text() for path in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(path.exists() and path.read_text() for path in pids))
     process.kill()
     process.join()
-    while any(is_alive(int(path.read_text())) for path in pids):
-        assert time.monotonic() < deadline, "a rank outlived the trial's first process"
-        time.sleep(0.01)
+    until(lambda: not any(is_alive(int(path.read_text())) for path in pids), what="the end of every rank")
 
 
 @pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock keeps no sockets apart")
@@ -159,16 +155,14 @@ def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None
     def work(rank: int) -> TrialResult:
         isolation.enter(alone=False)
         Path("/proc/self/clear_refs").write_text("5")
-        with socket.socket(socket.AF_UNIX) as own:
+        with socket.socket(socket.AF_UNIX) as link:
             if rank == 0:
-                own.bind(name)
-                own.listen()
-                own.accept()[0].close()
+                link.bind(name)
+                link.listen()
+                link.accept()[0].close()
                 return ends_well(0)
-            deadline = time.monotonic() + 10
-            while own.connect_ex(name) == errno.ECONNREFUSED and time.monotonic() < deadline:
-                time.sleep(0.01)
-            own.getpeername()  # raises unless it is connected
+            until(lambda: link.connect_ex(name) != errno.ECONNREFUSED)
+            link.getpeername()  # raises unless it is connected
         with socket.socket(socket.AF_UNIX) as other:
             answers = [refused(lambda: other.connect(f"{name}-outside")), refused(lambda: os.kill(outer, 0))]
         return TrialResult.partial(message=str(answers))
@@ -182,7 +176,7 @@ def test_isolated_ranks_reach_each_other_and_nobody_else(tmp_path: Path) -> None
         outside.listen()
         process = _fork.Process(target=first_process)
         process.start()
-        process.join(60)
+        process.join(LIMIT_S)
     assert process.exitcode == 0
     result = read_result(result_path(tmp_path, 1))
     assert result is not None
@@ -202,6 +196,6 @@ def test_an_enclosed_process_moves_and_links_files_between_folders(tmp_path: Pat
 
     enclosed = _fork.Process(target=process)
     enclosed.start()
-    enclosed.join(20)
+    enclosed.join(LIMIT_S)
     assert enclosed.exitcode == 0
     assert (tmp_path / "from" / "link").read_text() == "text"

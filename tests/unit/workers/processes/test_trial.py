@@ -13,6 +13,7 @@ from model.data.corpus import BUILT_IN
 from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
 from tests.integration.worker_service import built_in_arm, corpus
+from tests.waiting import LIMIT_S
 from workers.environment_variables import chosen_caches, keep_kernels
 from workers.errors import DeviceMissing
 from workers.paths import TrialPaths, WorkPaths
@@ -127,7 +128,7 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
     monkeypatch.setattr(trial, "_work", chatters)
     child = multiprocessing.get_context("fork").Process(target=trial.main, args=(order,))
     child.start()
-    child.join(60)
+    child.join(LIMIT_S)
     assert child.exitcode == 0
     result = read_result(paths.result)
     assert result is not None
