@@ -107,37 +107,24 @@ def test_free_port_skips_ports_in_use_and_ports_of_other_parts() -> None:
 
 FOLDERS = ["run", "logs", "mlflow", "data", "work", "reports", "tokens"]
 FILES = ["run/stack.lock", "run/valkey.conf", "run/valkey.sock", "logs/valkey.log"]
+DUMP = "run/dump.rdb"
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_file_in_the_place_of_a_folder_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(GARBAGE)
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES, DUMP])
+def test_what_is_in_the_way_of_the_stack_is_refused_by_name_and_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    if name in FILES:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(GARBAGE)
+    problem = {DUMP: "is not from this stack, and the broker would load it"}.get(
+        name, f"is no {'file' if name in FILES else 'folder'} that this user can write to"
+    )
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(StackError) as refusal:
         StackFiles(home=tmp_path).make_folders()
-    assert str(refusal.value) == (
-        f"{tmp_path / name} is no folder that this user can write to; remove it, then run: ablate up"
-    )
-    assert [path.name for path in tmp_path.iterdir()] == [name], "nothing is changed"
-    (tmp_path / name).unlink()
-    StackFiles(home=tmp_path).make_folders()
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_folder_in_the_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(StackError) as refusal:
-        StackFiles(home=tmp_path).make_folders()
-    assert str(refusal.value) == (
-        f"{tmp_path / name} is no file that this user can write to; remove it, then run: ablate up"
-    )
-    assert (tmp_path / name).is_dir()
-
-
-def test_a_dump_that_the_broker_would_load_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "dump.rdb").write_bytes(GARBAGE)
-    with pytest.raises(StackError, match=r"run/dump\.rdb is not from this stack, .*; remove it, then run: ablate up"):
-        StackFiles(home=tmp_path).make_folders()
+    assert str(refusal.value) == f"{tmp_path / name} {problem}; remove it, then run: ablate up"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", FILES)
