@@ -152,6 +152,7 @@ def freeze_between_writes(process: "subprocess.Popen[bytes]", url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "fault"), [("sqlite", signal.SIGSTOP), ("postgresql", signal.SIGKILL)])
 def test_another_process_takes_over_and_mlflow_equals_the_database(
     kind: str, tmp_path: Path, fault: signal.Signals
