@@ -27,8 +27,8 @@ from model.parallel.ranks import Ranks
 
 HSDP_COPIES = 2
 """Whole copies of the parameters with `hsdp`."""
-GATHERED_BLOCKS = 2
-"""Blocks whose weights in bfloat16 are gathered together."""
+GATHERED_BLOCKS = 4
+"""Blocks whose weights are gathered together."""
 _IN_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 LossOfHidden = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
