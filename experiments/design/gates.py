@@ -46,8 +46,10 @@ def _attested_by(fact: str) -> dict[str, Any]:
 
 
 def _psiv_cached(facts: Facts) -> bool | str | None:
-    saved = facts.get(ScanFact.PSIV_SAVED_BYTES, 0) > 0
-    recomputed = facts.get(ScanFact.PSIV_RECOMPUTES, 0) > 0
+    counts = facts.get(ScanFact.PSIV_SAVED_BYTES, 0), facts.get(ScanFact.PSIV_RECOMPUTES, 0)
+    if "mixed" in counts:  # ranks counted differently
+        return "mixed"
+    saved, recomputed = (count > 0 for count in counts)
     if (saved and recomputed) or facts.get(ScanFact.PSIV_CACHE, saved) != saved:
         return "mixed"
     return saved if saved or recomputed else None
@@ -457,7 +459,7 @@ _ENTRIES = (
         unused_with=NOT_XLA,
         of_devices=True,
         proof="lane xla: the runtime's layout of the weight matrices on the devices after the first step, or before it "
-        "where nothing runs; other lanes: the placements of every parameter on each rank after the first step",
+        "where nothing runs; other lanes: the placements of every matrix on each rank after the first step",
         blind_to="what is gathered and when; one device, where nothing is recorded",
         **_attested_by(ModelFact.SHARDING),
     ),

@@ -1,9 +1,11 @@
 """Ranks with equal parameters and different tokens: FSDP, HSDP, or whole copies of the parameters.
 
-`fsdp` and `hsdp` divide each parameter, its gradient and its optimiser state (torch's `fully_shard`). The weights of a
-block are gathered before the block computes, and again before its gradients. Hooks of the blocks do that, outside of
-what torch's compiler makes of a block. `replicated` keeps whole copies and adds
-up the gradients while the backward pass runs (torch's DistributedDataParallel).
+`fsdp` and `hsdp` divide the weights of linear maps, the embedding and the final norm, with their gradients and their
+optimiser state (torch's `fully_shard`). The weights of a block are gathered before the block computes, and again before
+its gradients. Hooks of the blocks do that, outside of what torch's compiler makes of a block. The other norms and the
+numbers per head, under 1 % of a model, are whole on every rank: their gradients are added up in one message after the
+backward pass. `replicated` keeps whole copies and adds up the gradients while the backward pass runs (torch's
+DistributedDataParallel).
 
 Weights of linear maps in bfloat16 are gathered in bfloat16: rounding before or after gathering gives the same numbers,
 with half of the bytes. All other parameters are gathered, and all gradients added up, in float32.
@@ -27,8 +29,10 @@ from model.parallel.ranks import Ranks
 
 HSDP_COPIES = 2
 """Whole copies of the parameters with `hsdp`."""
-GATHERED_BLOCKS = 2
-"""Blocks whose weights in bfloat16 are gathered together."""
+GATHERED_BLOCKS = 4
+"""Blocks whose weights are gathered together."""
+BUCKET_MB = 200
+"""Gradients of `replicated` that are added up together: NCCL moves smaller messages more slowly."""
 _IN_HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 LossOfHidden = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -68,38 +72,37 @@ def share_parameters(root: ModelWithLoss, ranks: Ranks, *, exact_head: bool) -> 
     """Return the module that computes `root` with parameters and gradients shared by `ranks.rows`.
 
     With `exact_head` the loss gets the head's weight in float32 for any dtype of the model.
-    Its gradients are the mean over these ranks. Parameters become DTensors in place, except with `replicated`.
+    Its gradients are the mean over these ranks, after `average_whole`. Divided parameters become DTensors in place.
     """
     config = ranks.config
     if config.copies == 1:
         return root.to(ranks.device)
     if config.sharding == "replicated":
         root.to(ranks.device)
-        return DistributedDataParallel(root, process_group=ranks.rows.process_group, gradient_as_bucket_view=True)
+        group = ranks.rows.process_group
+        return DistributedDataParallel(root, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB)
     mesh = _mesh(config, ranks)
-    groups = [*_share_blocks(list(root.model.blocks), mesh), _share_head(root.head, mesh, exact=exact_head)]
-    # a module with hooks hides its inner modules from the root, which gathers what is left of them
-    root.inner = nn.ModuleList(part for block in root.model.blocks for part in block.children())
-    divided = {parameter for parameter in root.parameters() if isinstance(parameter, DTensor)}
-    fully_shard(root, mesh=mesh, ignored_params=divided)
+    groups = [*_share_blocks(list(root.model.blocks), mesh, ranks), _share_head(root.head, mesh, exact=exact_head)]
+    fully_shard(root, mesh=mesh, ignored_params={root.model.lm_head.weight})
     _gather_ahead([root, *groups])
     return root
 
 
-def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh) -> list[nn.Module]:
-    """Divide the parameters of `blocks`. Return the first block of each group that is gathered together.
+def _share_blocks(blocks: list[nn.Module], mesh: DeviceMesh, ranks: Ranks) -> list[nn.Module]:
+    """Divide the linear maps of `blocks`. Return the first block of each group that is gathered together.
 
-    If the linear maps are gathered in bfloat16, norms and numbers per head are left to the root. The host needs about
-    as long for a group of parameters as for a layer, so several blocks share one.
+    The host needs about as long for a group, and for each of its parameters, as for a layer. So several blocks share
+    one, and the rest of a block stays whole on every rank.
     """
     groups = [blocks[first : first + GATHERED_BLOCKS] for first in range(0, len(blocks), GATHERED_BLOCKS)]
     for group in groups:
         maps = [module for block in group for module in block.modules() if isinstance(module, Linear)]
-        if all(one.compute_dtype == torch.bfloat16 and one.products == "as_dtype" for one in maps):
-            rest = {parameter for block in group for parameter in block.parameters()} - {one.weight for one in maps}
-            fully_shard(group, mesh=mesh, mp_policy=_IN_HALF, ignored_params=rest)
-        else:
-            fully_shard(group, mesh=mesh)
+        half = all(one.compute_dtype == torch.bfloat16 and one.products == "as_dtype" for one in maps)
+        rest = {parameter for block in group for parameter in block.parameters()} - {one.weight for one in maps}
+        policy = _IN_HALF if half else MixedPrecisionPolicy()
+        fully_shard(group, mesh=mesh, mp_policy=policy, ignored_params=rest)
+        for parameter in rest:
+            parameter.data = parameter.data.to(ranks.device)
     return [group[0] for group in groups]
 
 
@@ -123,6 +126,20 @@ def _mesh(config: MeshConfig, ranks: Ranks) -> DeviceMesh:
     names = ("copies", "shares", "tensor")
     shape = (HSDP_COPIES, config.copies // HSDP_COPIES, config.tensor)
     return init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)["copies", "shares"]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's share of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def average_whole(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+    """Replace the gradients of parameters that `fsdp` or `hsdp` leaves whole by their mean over `ranks.rows`."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        summed = ranks.rows.sum(torch.cat([gradient.flatten() for gradient in gradients])) / ranks.rows.size
+        parts = summed.split([gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [part.view_as(old) for part, old in zip(parts, gradients, strict=True)])
 
 
 def sharding_of(parameters: Iterable[Tensor]) -> Iterator[str]:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from model.config import MeshConfig
 
@@ -64,11 +63,6 @@ def summed(partial_x: Tensor, group: Group) -> Tensor:
     """Return the sum of `partial_x` over the ranks. The gradient of the sum, equal on all, is that of every part."""
     result: Tensor = _Summed.apply(partial_x, group)  # type: ignore[no-untyped-call]
     return result
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's share of a DTensor; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class _SummedGradient(torch.autograd.Function):

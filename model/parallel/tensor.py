@@ -34,7 +34,7 @@ from model.hybrid import Hybrid
 from model.layers.attention import CausalAttention
 from model.layers.linear import NORM_EPS, GatedMLP, Linear, RMSNorm
 from model.layers.mamba3 import InputProjection, Mamba3
-from model.parallel.ranks import Group, Ranks, local, summed, summed_gradient
+from model.parallel.ranks import Group, Ranks, summed, summed_gradient
 
 
 def divide_layers(model: Hybrid, ranks: Ranks) -> frozenset[str]:
@@ -71,17 +71,19 @@ def gradient_norm(model: nn.Module, slices: frozenset[str], group: Group) -> Ten
 
 
 def _squares(gradients: list[Tensor | None]) -> Tensor:
-    """Return the summed squares of all `gradients`, which lie on the ranks in one way.
+    """Return the summed squares of all `gradients`, whose DTensors lie on the ranks in one way.
 
     Shares are added up as plain tensors: for DTensors the host needs longer than a GPU.
     """
-    present = [gradient for gradient in gradients if gradient is not None]
-    squares = nn.utils.get_total_norm([local(gradient) for gradient in present]).square()
-    if present and isinstance(present[0], DTensor):
-        for axis, placement in enumerate(present[0].placements):
-            if placement.is_shard():
-                dist.all_reduce(squares, group=present[0].device_mesh.get_group(axis))
-    return squares
+    divided = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if gradient is not None and not isinstance(gradient, DTensor)]
+    if not divided:
+        return nn.utils.get_total_norm(whole).square()
+    squares = nn.utils.get_total_norm([gradient.to_local() for gradient in divided]).square()
+    for axis, placement in enumerate(divided[0].placements):
+        if placement.is_shard():
+            dist.all_reduce(squares, group=divided[0].device_mesh.get_group(axis))
+    return squares + nn.utils.get_total_norm(whole).square() if whole else squares
 
 
 class _Divider:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from kernels import facts
 from kernels.facts import Fact
@@ -20,8 +21,8 @@ from model.data.packing import Batch
 from model.facts import ModelFact
 from model.hybrid import Hybrid
 from model.parallel.context import row_piece, spread_rows
-from model.parallel.data import ModelWithLoss, sharding_of, share_parameters
-from model.parallel.ranks import Group, Ranks, local
+from model.parallel.data import ModelWithLoss, average_whole, local, sharding_of, share_parameters
+from model.parallel.ranks import Group, Ranks
 from model.parallel.tensor import divide_layers, gradient_norm
 from model.training.communication import communication_of
 from model.training.compilation import Forward
@@ -54,6 +55,8 @@ class RankedStep(OneDevice):
         self._root = share_parameters(ModelWithLoss(model, self._own_loss), ranks, exact_head=exact)
         self._shares = {parameter: nn.Parameter(local(parameter.detach())) for parameter in self.parameters}
         """What this rank stores of each parameter, as a plain tensor in the same memory."""
+        divides = config.mesh.copies > 1 and config.mesh.sharding != "replicated"
+        self._whole = [p for p in self.parameters if divides and not isinstance(p, DTensor)]
 
     def loss(self, forward: Forward, batch: Batch) -> Tensor:
         """Return this rank's part of the mean loss over the valid tokens of the whole `batch`, a float32 scalar."""
@@ -70,6 +73,7 @@ class RankedStep(OneDevice):
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the summed loss. The factor undoes the mean that `share_parameters` takes."""
         (loss * self.ranks.rows.size).backward()  # type: ignore[no-untyped-call]
+        average_whole(self._whole, self.ranks)
 
     def update(self, loss: Tensor, optimizer: AnyOptimizer) -> Tensor:
         """Update this rank's parameters; return [2] float32: whole loss and gradient norm before clipping."""
@@ -120,7 +124,7 @@ class RankedStep(OneDevice):
     def record(self) -> None:
         """Record how the parameters lie on the ranks, and how many ranks there are."""
         if self.config.mesh.copies > 1:
-            for kind in sharding_of(self.parameters):
+            for kind in sharding_of(parameter for parameter in self.parameters if parameter.ndim == 2):
                 facts.record(ModelFact.SHARDING, kind)
         facts.record(ModelFact.TENSOR, self._divided_by)
         facts.record(ModelFact.MESH_DEVICES, self.world)

@@ -12,7 +12,6 @@ from experiments.design.gate import Claim, Facts, Gate, GateValue, read_field, r
 from experiments.design.gate_readings import GateReading, read_gates
 from experiments.design.gates import GATES, back_ends_of, with_gates
 from experiments.design.kinds.kind import ArmConfig, Draft, Drafts, LossRows, StepWork
-from experiments.design.kinds.recipe import recipe_problems
 from experiments.design.problems import listed, pointer, without_repeats
 from experiments.design.recipes import OF_AN_ARM, OF_TRAINING, OF_VALIDATION, OVERRIDES, RECIPES, Recipe
 from experiments.design.spec import AblationSpec
@@ -39,6 +38,8 @@ _ALSO_SHAPE = {"micro_batch"}
 """Gates whose value is a size. It is part of the shape, because the noise of a step depends on its duration."""
 _ONLY_WITH = {"M": ("model.mamba", "model.scan"), "A": ("model.attention",), "F": ("model.mlp_ratio",)}
 """Fields that have an effect only in a model with blocks of a kind."""
+PROFILED_DEVICES = ("cpu", "cuda")
+"""Torch's names of devices whose kernels, or operators, its profiler reports."""
 _GATE_PATHS = frozenset(gate.path for gate in GATES.values()) - _ALSO_SHAPE
 
 
@@ -198,6 +199,31 @@ def _drafts(spec: AblationSpec) -> Drafts:
 
 MAX_TRIALS = 8
 """Most arms of an ablation with slices: all trials of a block are in the machine's memory at the same time."""
+
+
+def recipe_problems(spec: AblationSpec) -> Iterator[SpecProblem]:
+    """Find parts of a spec with a recipe that only fit a command."""
+    hint = "use gates; or workload.command"
+    node_class, devices = NODE_CLASSES[spec.placement.node_class], spec.placement.devices
+    if devices not in node_class.devices:
+        allowed = listed(node_class.devices)
+        detail = f"the devices of a recipe share each of its steps evenly; given: {devices}"
+        detail += f"; allowed with a recipe on node class '{node_class}': {allowed}"
+        yield SpecProblem(pointer=pointer("placement", "devices"), detail=detail, hint="workload.command can use more")
+    if spec.workload.profile and (node_class.compiles_only or node_class.device_type not in PROFILED_DEVICES):
+        why = (
+            "executes nothing" if node_class.compiles_only else "runs on XLA, whose steps torch's profiler does not see"
+        )
+        detail = f"no step is profiled on node class '{node_class}', which {why}"
+        yield SpecProblem(pointer=pointer("workload", "profile"), detail=detail, hint="leave profile out")
+    for key in ("args", "env"):
+        if getattr(spec.baseline, key):
+            detail = f"'{key}' belongs to a command; this workload is recipe '{spec.workload.recipe}'"
+            yield SpecProblem(pointer=pointer("baseline", key), detail=detail, hint=hint)
+    for name, own in spec.variants.items():
+        if own.gates is None and not own.overrides:
+            detail = f"the variant changes a command; this workload is recipe '{spec.workload.recipe}'"
+            yield SpecProblem(pointer=pointer("variants", name), detail=detail, hint=hint)
 
 
 def _slice_problems(spec: AblationSpec, node_class: NodeClass) -> Iterator[SpecProblem]:

@@ -8,9 +8,9 @@ from typing import Any
 from experiments.credentials import credential
 from experiments.design.gate import Claim, Facts, show
 from experiments.design.gate_readings import GateReading
+from experiments.design.kinds.built_in import recipe_problems
 from experiments.design.kinds.kind import Draft, Drafts, StepWork
 from experiments.design.kinds.program import ProgramArm, kernel_problems, shared_fields
-from experiments.design.kinds.recipe import recipe_problems
 from experiments.design.packages import PackageRecipe, Value, code_folders, installed, lane_of_package, recipe_names
 from experiments.design.problems import listed, nearest, pointer, shown
 from experiments.design.spec import AblationSpec

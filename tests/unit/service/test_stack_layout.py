@@ -151,7 +151,7 @@ def test_a_stale_state_of_a_killed_supervisor_is_removed_with_its_processes(tmp_
     try:
         notes: list[str] = []
         control.clean_stale(files, lambda _kind, text: notes.append(text))
-        assert orphan.wait(10) == -signal.SIGTERM
+        assert orphan.wait(LIMIT_S) == -signal.SIGTERM
         assert notes == [f"ended 1 processes of the stack of {STATE.started_at}, whose supervisor had died"]
         assert not files.state.exists()
     finally:

@@ -47,7 +47,7 @@ def test_costs_are_those_of_an_own_count(seed: int) -> None:
         "micro_batch": chance.choice((1, 3, 4, 6)),
     }
     verdict, configs = judged(values, equal=equal, timed=119 if equal == "tokens" else 599)
-    steps = [1 + config["steps"]["warmup"] + config["steps"]["timed"] for config in configs]
+    steps = [config.steps.total for config in configs]
     tokens, flops = ([count(c) * n for c, n in zip(configs, steps, strict=True)] for count in (step_tokens, step_flops))
     costs = verdict.variants[0].costs
     assert costs is not None

@@ -1,16 +1,17 @@
 """Tokens and model FLOPs of a step, counted from the shapes of the matrices, independently of `model.counts`."""
 
-from collections.abc import Mapping
-from typing import Any
+from experiments.design.kinds.kind import ArmConfig
 
 
-def step_tokens(config: Mapping[str, Any]) -> int:
-    return int(config["micro_batch"]) * int(config["data"]["seq_len"])
+def step_tokens(config: ArmConfig) -> int:
+    values = config.values_with_seed
+    return int(values["micro_batch"]) * int(values["data"]["seq_len"])
 
 
-def step_flops(config: Mapping[str, Any]) -> int:
+def step_flops(config: ArmConfig) -> int:
     """Two FLOPs a multiply-add, backward twice the forward pass, whole score matrices, least work of the scan."""
-    model, length = config["model"], int(config["data"]["seq_len"])
+    values = config.values_with_seed
+    model, length = values["model"], int(values["data"]["seq_len"])
     width, mamba = int(model["d_model"]), model["mamba"]
     inner, state, rank = width * mamba["expand"], mamba["d_state"], mamba["mimo_rank"]
     heads = inner // mamba["headdim"]

@@ -1,6 +1,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
@@ -106,15 +107,15 @@ def _drawn(chance: random.Random) -> dict[str, Any]:
     return {name: choices[name] for name in chance.sample(sorted(choices), chance.randint(1, 4))}
 
 
-def _alike(metric: str, own: dict[str, Any], base: dict[str, Any], *, required: bool) -> bool:
+def _alike(metric: str, own: BuiltInArm, base: BuiltInArm, *, required: bool) -> bool:
     """Say by a count of its own whether a metric compares two arms."""
-    totals = [(1 + c["steps"]["warmup"] + c["steps"]["timed"]) for c in (own, base)]
+    totals = [c.steps.total for c in (own, base)]
     tokens, flops = [step_tokens(c) for c in (own, base)], [step_flops(c) for c in (own, base)]
     if metric in LOSSES:
         trained = [tokens[n] * totals[n] for n in (0, 1)]
         apart = abs(flops[0] * totals[0] - flops[1] * totals[1])
         equal = trained[0] == trained[1] or apart <= flops[0] / 2
-        data = [{**c["data"], "vocab_size": c["model"]["vocab_size"], "rows": c["micro_batch"]} for c in (own, base)]
+        data = [{**asdict(c.data), "vocab_size": c.model.vocab_size, "rows": c.micro_batch} for c in (own, base)]
         if metric == "loss_val":
             data = [{**one, "rows": 0, "seq_len": 0, "val_seq_len": 0, "documents": ""} for one in data]
         return equal and data[0] == data[1]

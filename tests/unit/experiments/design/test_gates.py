@@ -155,3 +155,11 @@ def test_catalogue_lists_where_each_value_runs() -> None:
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda recipe: recipe.name)
 def test_recipe_values_are_gate_values(recipe: Any) -> None:
     assert all(gate.allows(gate.read(recipe.config)) for gate in GATES.values())
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=lambda gate: gate.name)
+def test_facts_in_which_ranks_differ_prove_no_value(gate: Gate) -> None:
+    names = [*ModelFact, *ScanFact]
+    assert gate.attest(dict.fromkeys(names, "mixed")) not in gate.values
+    for name in names:
+        gate.attest({name: "mixed"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.design.kinds.built_in import BuiltInArm
 from experiments.outcomes import FailureClass
 from model.data.corpus import BUILT_IN
 from model.errors import DataError, DatasetDamaged
@@ -118,7 +119,9 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = WorkPaths(home=tmp_path).trial("att_1", "trl_1")
-    order = TrialOrder(trial_id="trl_1", config={}, paths=paths, data_dir=tmp_path, device_type="cpu", most_bytes=2**20)
+    order = TrialOrder(
+        trial_id="trl_1", config=BuiltInArm(), paths=paths, data_dir=tmp_path, device_type="cpu", most_bytes=2**20
+    )
     tries = 100_000
 
     def chatters(_order: TrialOrder) -> None:
@@ -140,7 +143,9 @@ def test_a_trial_that_writes_without_end_fails_by_its_own_fault(
 
 def test_a_gpu_that_runs_out_of_memory_says_how_much_was_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     full, host = torch.OutOfMemoryError("CUDA out of memory"), MemoryError()
-    order = TrialOrder(trial_id="", config={}, paths=TrialPaths(folder=Path()), data_dir=Path(), device_type="cpu")
+    order = TrialOrder(
+        trial_id="", config=BuiltInArm(), paths=TrialPaths(folder=Path()), data_dir=Path(), device_type="cpu"
+    )
     results = [trial._failure_of(order, error) for error in (full, host)]
     assert [result.peak_allocated_bytes for result in results] == [None, None]  # no GPU was used
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
