@@ -18,6 +18,7 @@ from service.stack.layout import MAX_SOCKET_BYTES, StackFiles
 from service.stack.parts import LOOPBACK, check_installed, free_port
 from service.stack.state import StackState, exclusive, is_locked, read_state, write_state
 from service.stack.supervisor import check_databases
+from tests.waiting import LIMIT_S
 
 STATE = StackState(
     stack_id="abc",
