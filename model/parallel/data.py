@@ -138,7 +138,7 @@ def average_whole(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients:
         summed = ranks.rows.sum(torch.cat([gradient.flatten() for gradient in gradients])) / ranks.rows.size
-        parts = summed.split([gradient.numel() for gradient in gradients])
+        parts = torch.split(summed, [gradient.numel() for gradient in gradients])
         torch._foreach_copy_(gradients, [part.view_as(old) for part, old in zip(parts, gradients, strict=True)])
 
 

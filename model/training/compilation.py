@@ -85,7 +85,7 @@ def start_compilation(config: TrainConfig, model: Hybrid, *, by_block: bool) -> 
     if not config.compile:
         return model
     if by_block:
-        torch._dynamo.config.optimize_ddp = False  # type: ignore[attr-defined]  # it cuts blocks at buckets of gradients
+        torch._dynamo.config.optimize_ddp = False  # it cuts blocks at buckets of gradients
         return partial(model, layer=torch.compile(ResidualBlock.layer, dynamic=False))
     forward: Forward = torch.compile(model, dynamic=False)
     return forward
