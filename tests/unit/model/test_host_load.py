@@ -79,10 +79,9 @@ def test_counters_that_do_not_move_are_not_an_idle_machine(tmp_path: Path, monke
     """Some sandboxes print constants: less than this process used itself is no answer."""
     clock = [0.0]
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "stat")
-    times = SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0])
-    monkeypatch.setattr(measurement, "time", times)
+    monkeypatch.setattr(measurement, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     write(tmp_path / "stat", busy=300, idle=900, cores=os.cpu_count() or 1)
-    load = HostLoad()
+    load = HostLoad(own_s=lambda: clock[0])
     clock[0] += 0.5
     assert (load.shares().foreign, load.shares().stolen) == (None, None)
     monkeypatch.setattr(measurement, "_STAT", tmp_path / "missing")
