@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import BaseRoute
 
-from experiments.runtime.logs import configure_logging
+from experiments.system.logs import configure_logging
 from service import routes
 from service.errors import ConfigurationError
 from service.http import openapi, problems

@@ -19,8 +19,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from experiments.documents import settings_problems, write_whole
 from experiments.ids import own_node_name
-from experiments.runtime.logs import LogFormat
-from experiments.runtime.setting_values import (
+from experiments.system.logs import LogFormat
+from experiments.system.setting_values import (
     PREFIX,
     MlflowAddress,
     NodeName,

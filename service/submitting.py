@@ -22,11 +22,11 @@ from service.errors import Forbidden
 from service.http.deps import Services
 from service.http.serializers import accepted_public, silent_limit_s
 from service.principals import Principal, Scope
-from service.queue.plan_cost import check_budget, expected_device_minutes, warnings_of
 from service.queue.waiting import eligible_nodes
 from service.schemas.submissions import AblationAccepted, SpecBody
 from service.store.ablations.circumstances import family_if_asked_now
 from service.store.ablations.code_archives import user_of
+from service.store.ablations.plan_cost import check_budget, expected_device_minutes, warnings_of
 from service.store.ablations.quotas import check_quota
 from service.store.ablations.submissions import (
     IdempotencyKey,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from experiments.runtime.console import GROUP, build
+from experiments.system.console import GROUP, build
 from service.client.settings import get_client_settings
 from tests.api_stack import ADMIN, Api
 

@@ -93,7 +93,7 @@ LONG = (
     f"{UNIT}experiments/records/test_bundle_files.py::test_an_archive_that_grows_is_refused_before_it_has_grown",
     f"{UNIT}experiments/records/test_forgeries.py::test_the_published_table_is_what_the_code_catches",
     f"{UNIT}experiments/reporting/test_too_few_repeats.py::test_repeats_are_said_to_differ_exactly_where_two_valid_ones_do",
-    f"{UNIT}experiments/runtime/test_output.py::test_every_shell_shows_every_text",
+    f"{UNIT}experiments/system/test_output.py::test_every_shell_shows_every_text",
     f"{UNIT}model/parallel/test_ranked_training.py::test_every_gate_of_the_mesh_says_that_it_ran[context_parallel=4]",
     f"{UNIT}model/parallel/test_ranked_training.py::test_every_gate_of_the_mesh_says_that_it_ran[devices=4]",
     f"{UNIT}model/parallel/test_ranked_training.py::test_every_gate_of_the_mesh_says_that_it_ran[tensor_parallel=4]",

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.design.kinds.command import CommandArm
 from experiments.design.kinds.program import ProgramArm
-from experiments.runtime.processes import adopt_orphans
+from experiments.system.processes import adopt_orphans
 from model.config import StepsConfig
 from workers.paths import WorkPaths
 from workers.processes.code_copy import copy_code

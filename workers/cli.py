@@ -16,8 +16,8 @@ from rich.table import Table
 from experiments.documents import settings_problems
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
-from experiments.runtime.processes import OWN_PYTHON
-from experiments.runtime.setting_values import checked_secret, read_secret
+from experiments.system.processes import OWN_PYTHON
+from experiments.system.setting_values import checked_secret, read_secret
 from workers.doctor import DoctorCheck, examine
 from workers.errors import SettingsError, WorkerError
 from workers.identity.node_key import KEY_FILE, node_signer

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.design.packages import installed
 from experiments.errors import BadSetting, SigningUnavailable
 from experiments.records.signing import signing_problem
-from experiments.runtime.kernel_limits import landlock_version
+from experiments.system.kernel_limits import landlock_version
 from model.data.corpus import BUILT_IN
 from model.measurements import GIB
 from workers.devices.device_lock import DeviceLock
@@ -97,7 +97,7 @@ def _broker(settings: Settings) -> DoctorCheck:
         from kombu.exceptions import OperationalError
         from kombu.utils.url import maybe_sanitize_url
 
-        from experiments.runtime.wake import celery_app
+        from experiments.system.wake import celery_app
     except Exception as error:  # a broken installation may raise anything
         return _check("broker", f"cannot import its library: {error!r}")
     address = maybe_sanitize_url(settings.broker)

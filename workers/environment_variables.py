@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.runtime.processes import Mark
+from experiments.system.processes import Mark
 from kernels import xla_compiler
 
 PEER_SITE = "ABLATE_PEER_SITE"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.documents import write_whole
-from experiments.runtime.setting_values import ALLOW_HTTP, is_plain
+from experiments.system.setting_values import ALLOW_HTTP, is_plain
 from workers.environment_variables import VISIBLE_GPUS
 from workers.errors import InstallRefused
 from workers.settings import Settings

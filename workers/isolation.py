@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
-from experiments.runtime import isolation
-from experiments.runtime.kernel_limits import can_filter_calls, has_admin, landlock_version
-from experiments.runtime.processes import OWN_PYTHON
+from experiments.system import isolation
+from experiments.system.kernel_limits import can_filter_calls, has_admin, landlock_version
+from experiments.system.processes import OWN_PYTHON
 from workers.environment_variables import environment_with, library_folders
 
 ISOLATED, NOT_ISOLATED = "landlock", "none"
@@ -42,7 +42,7 @@ def own_tree_problem() -> str | None:
 def _refusal(*, own_tree: bool) -> str | None:
     """Return why a process could not isolate itself, None if it could."""
     fields = "own_tree=True, own_network=True" if own_tree else ""
-    program = f"from experiments.runtime.isolation import Isolation; Isolation({fields}).enter()"
+    program = f"from experiments.system.isolation import Isolation; Isolation({fields}).enter()"
     environment = environment_with(SOURCE_ROOT)
     command = [*OWN_PYTHON, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)

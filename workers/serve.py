@@ -18,7 +18,7 @@ from experiments.design.workload import COMMAND
 from experiments.errors import SigningUnavailable
 from experiments.outcomes import ExitCode
 from experiments.records.signing import Signer
-from experiments.runtime.logs import configure_logging
+from experiments.system.logs import configure_logging
 from model.measurements import GIB
 from workers.blocks.block_runner import NodeContext
 from workers.blocks.code_cache import CodeCache

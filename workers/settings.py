@@ -10,8 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from experiments.design.spec_values import MOST_LETTERS, NAME_PATTERN
 from experiments.documents import settings_problems
 from experiments.ids import own_node_name
-from experiments.runtime.logs import LogFormat
-from experiments.runtime.setting_values import (
+from experiments.system.logs import LogFormat
+from experiments.system.setting_values import (
     PREFIX,
     NodeName,
     Secret,

@@ -1,4 +1,4 @@
-"""Wire messages between service and workers, JSON over HTTP; the two share no other code."""
+"""Wire messages between service and workers, JSON over HTTP; claims and reports of blocks are in `identity`."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from experiments.analysis.verdicts import KernelChange, KernelUse, StepKernels
 from experiments.reporting import wording
 from experiments.reporting.table import Cell, Column, Table, numbers, row, texts
-from experiments.runtime.logs import visible
+from experiments.system.logs import visible
 from kernels.backends import NODE_CLASSES
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from sqlalchemy.exc import SQLAlchemyError
 
 from experiments.reporting.mlflow.sink import Sink
-from experiments.runtime.logs import configure_logging
+from experiments.system.logs import configure_logging
 from service.background.leader import ROUND_S, TICK_S, Leader, LeaderStore, duty
 from service.background.notifications import Notifier, mailer_of
 from service.background.outbox_handlers import OutboxHandlers

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 
 from experiments.analysis.verdicts import Verdict
-from experiments.runtime.http_clients import connection_options, reason, redirect_hint
-from experiments.runtime.setting_values import host_of
+from experiments.system.http_clients import connection_options, reason, redirect_hint
+from experiments.system.setting_values import host_of
 from service.errors import ConfigurationError, WebhookRefused
 from service.settings import ServiceSettings
 

@@ -13,7 +13,7 @@ from rich.segment import Segment
 
 from experiments.errors import BundleError, ExperimentError, SpecError
 from experiments.outcomes import ExitCode
-from experiments.runtime.logs import UNSEEN, is_unicode, visible
+from experiments.system.logs import UNSEEN, is_unicode, visible
 from service.errors import ServiceError
 
 if TYPE_CHECKING:

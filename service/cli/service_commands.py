@@ -2,7 +2,7 @@
 
 import typer
 
-from experiments.runtime.command_groups import commands_in
+from experiments.system.command_groups import commands_in
 from service.cli import commands
 
 app = typer.Typer(cls=commands_in(commands))

@@ -195,7 +195,7 @@ def _failed_checks(state: StackState) -> dict[str, str]:
     """Return the failed checks of the API by name, with their reasons."""
     import httpx
 
-    from experiments.runtime.http_clients import http_client, reason
+    from experiments.system.http_clients import http_client, reason
 
     try:
         with http_client(state.api_url, timeout=_CHECKS_S) as client:

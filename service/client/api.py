@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from experiments.analysis.noise.history_series import HistorySeries
     from experiments.design.listings import GatePublic, RecipePublic
-    from experiments.runtime.http_clients import HomeStack
+    from experiments.system.http_clients import HomeStack
     from service.client.ablations import Ablations, StillRunning, Trials
     from service.client.access import Keys, NodeKeys, NodeStates, Notifications, Tokens
     from service.client.connection import ClientError, Connection, Refused, ServiceFailed, Unreachable

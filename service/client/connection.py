@@ -9,8 +9,8 @@ import httpx
 from pydantic import BaseModel, TypeAdapter
 
 from experiments.errors import BadSetting
-from experiments.runtime.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
-from experiments.runtime.setting_values import checked_secret, http_address, shown
+from experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
+from experiments.system.setting_values import checked_secret, http_address, shown
 from service.client.settings import get_client_settings
 from service.schemas.problems import Problem
 

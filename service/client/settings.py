@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from experiments.documents import settings_problems
 from experiments.errors import BadSetting
-from experiments.runtime.setting_values import PREFIX, Secret, ServiceAddress, is_loopback, read_secret
+from experiments.system.setting_values import PREFIX, Secret, ServiceAddress, is_loopback, read_secret
 
 
 def _absolute(path: Path) -> Path:

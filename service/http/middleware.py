@@ -16,7 +16,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from experiments.ids import new_id
-from experiments.runtime.logs import requested_by
+from experiments.system.logs import requested_by
 from service.errors import Unauthorized
 from service.http import problems
 from service.http.authentication import Authenticator

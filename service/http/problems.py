@@ -17,7 +17,7 @@ from experiments.design.problems import listed, nearest, shown
 from experiments.errors import SpecError, SpecProblem
 from experiments.ids import RULES
 from experiments.records.messages import PROBLEM_TYPES
-from experiments.runtime.logs import requested_by
+from experiments.system.logs import requested_by
 from service.errors import Invalid, MissingIdempotencyKey, ServiceError, Unavailable, title_of
 from service.schemas.problems import Problem, ProblemDetail
 from service.store.session import is_cut_off, is_read_only

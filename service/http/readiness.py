@@ -15,9 +15,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from experiments.ids import new_id
 from experiments.reporting import wording
-from experiments.runtime.http_clients import http_client, reason, redirect_hint
-from experiments.runtime.setting_values import without_credentials
-from experiments.runtime.wake import celery_app
+from experiments.system.http_clients import http_client, reason, redirect_hint
+from experiments.system.setting_values import without_credentials
+from experiments.system.wake import celery_app
 from service.lifecycle import PROJECTIONS
 from service.schemas.public import DependencyCheck, Readiness
 from service.settings import ServiceSettings

@@ -16,7 +16,6 @@ from experiments.records.circumstances import Family
 from experiments.records.messages import NodeRegistration
 from service.http import links
 from service.http.links import below
-from service.queue.plan_cost import warnings_of
 from service.queue.waiting import Waiting
 from service.schemas.ablations import (
     AblationPublic,
@@ -32,6 +31,7 @@ from service.schemas.nodes import KeyPublic, NodePublic
 from service.schemas.submissions import AblationAccepted, AskingPublic, NodeClassAnswer, PlanPublic
 from service.schemas.tokens import SecretPublic, TokenPublic
 from service.settings import ServiceSettings
+from service.store.ablations.plan_cost import warnings_of
 from service.store.ablations.quotas import Minutes
 from service.store.tables import rfc3339
 

@@ -9,7 +9,7 @@ import time
 
 from kombu.exceptions import OperationalError
 
-from experiments.runtime.wake import celery_app, publish_wake
+from experiments.system.wake import celery_app, publish_wake
 from service.lifecycle import OutboxKind
 from service.store import outbox
 from service.store.blocks import claims

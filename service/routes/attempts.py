@@ -9,13 +9,13 @@ from experiments.records.identity import BlockReport, ClaimedBlock
 from experiments.records.messages import ClaimRequest, Heartbeat, HeartbeatReply, ProbeOrder, Release
 from experiments.retries import SPEAKS_AGAINST_NODE
 from service.errors import StaleToken
-from service.http.block_wire import checked_signature, claimed_block, report_digest, verify_report
 from service.http.deps import AttemptId, Services, ServicesDep, Worker, WorkerRoute, json_only
 from service.http.responses import secured
 from service.schemas.nodes import AttemptClosed
 from service.store.ablations import logs
 from service.store.access import keys
 from service.store.blocks import attempts, claims, reports
+from service.store.blocks.block_wire import checked_signature, claimed_block, report_digest, verify_report
 from service.store.nodes import node_states, nodes
 
 router = APIRouter(prefix="/v1", tags=["workers"], dependencies=[Depends(json_only)], route_class=WorkerRoute)

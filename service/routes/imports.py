@@ -21,7 +21,6 @@ from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import PlanFile, differences
 from experiments.records.signing import PublicKey
 from service.errors import ImportedOtherwise, Invalid
-from service.http.block_wire import verified
 from service.http.deps import LongRoute, Operator, Services, ServicesDep, body_of_type
 from service.http.responses import secured
 from service.http.serializers import links_of
@@ -31,6 +30,7 @@ from service.store.ablations.ablations import get_ablation
 from service.store.ablations.imports import Import, known_bundles, store_import
 from service.store.ablations.submissions import Submission
 from service.store.access import keys
+from service.store.blocks.block_wire import verified
 from service.store.session import Store
 
 router = APIRouter(prefix="/v1", tags=["submissions"], route_class=LongRoute)

@@ -18,10 +18,10 @@ from service.http.openapi import JSON_EXAMPLE, YAML_EXAMPLE
 from service.http.responses import etag_of, secured
 from service.http.serializers import links_of, plan_public, silent_limit_s
 from service.principals import Principal, Scope
-from service.queue.plan_cost import expected_device_minutes
 from service.queue.waiting import EligibleNodes, eligible_nodes
 from service.schemas.submissions import AblationAccepted, NodeClassAnswer, PlanPublic, SpecBody
 from service.store.ablations.circumstances import family_if_asked_now
+from service.store.ablations.plan_cost import expected_device_minutes
 from service.store.ablations.quotas import check_quota_for
 from service.store.ablations.submissions import (
     IdempotencyKey,

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from experiments.documents import write_whole
-from experiments.runtime.setting_values import broker_address
+from experiments.system.setting_values import broker_address
 from service.settings import generated_secret
 from service.stack.layout import StackFiles
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 
-from experiments.runtime.processes import OWN_PYTHON, number_space, send, start_of, wait_until
+from experiments.system.processes import OWN_PYTHON, number_space, send, start_of, wait_until
 from service.errors import StackBusy, StackError
 from service.settings import SMTP_URL, WEBHOOK_KEY, child_environment
 from service.stack import part_processes

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from experiments.documents import write_whole
-from experiments.runtime.processes import socket_folder
-from experiments.runtime.setting_values import broker_address
+from experiments.system.processes import socket_folder
+from experiments.system.setting_values import broker_address
 from service.client.settings import get_client_settings
 from service.errors import StackError
 

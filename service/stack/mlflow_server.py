@@ -22,8 +22,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from experiments.digest import SOURCE_ROOT
-from experiments.runtime.isolation import PLAIN_DEVICES, Isolation, system_folders
-from experiments.runtime.kernel_limits import can_filter_calls, landlock_version
+from experiments.system.isolation import PLAIN_DEVICES, Isolation, system_folders
+from experiments.system.kernel_limits import can_filter_calls, landlock_version
 from service.settings import generated_secret
 from service.stack.layout import MLFLOW_USER
 

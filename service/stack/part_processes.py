@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from experiments.runtime.processes import Mark, die_with_parent, end_all, send, wait_until
+from experiments.system.processes import Mark, die_with_parent, end_all, send, wait_until
 from service.settings import child_environment
 from service.stack.layout import StackFiles
 from service.stack.parts import StackPart, listeners

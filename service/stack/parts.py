@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import psutil
 
-from experiments.runtime.http_clients import http_client
-from experiments.runtime.processes import OWN_PYTHON
+from experiments.system.http_clients import http_client
+from experiments.system.processes import OWN_PYTHON
 from service.errors import StackError
 from service.settings import MLFLOW_PAGES, SMTP_URL, WEBHOOK_KEY, generated_secret
 from service.stack import broker

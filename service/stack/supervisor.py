@@ -24,10 +24,10 @@ from typing import Any
 import httpx
 
 from experiments.reporting.mlflow.views import experiment_tags, tags_to_set
-from experiments.runtime.http_clients import HomeStack, http_client
-from experiments.runtime.logs import accept_every_text
-from experiments.runtime.processes import number_space, start_of
-from experiments.runtime.setting_values import read_secret
+from experiments.system.http_clients import HomeStack, http_client
+from experiments.system.logs import accept_every_text
+from experiments.system.processes import number_space, start_of
+from experiments.system.setting_values import read_secret
 from service.client.api import Client, ClientError
 from service.client.settings import get_client_settings
 from service.errors import PartFailed, StackBusy, StackError

@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.background import BackgroundTask
 
-from experiments.runtime.http_clients import connection_options, reason
-from experiments.runtime.setting_values import without_credentials
+from experiments.system.http_clients import connection_options, reason
+from experiments.system.setting_values import without_credentials
 from service.errors import Forbidden, NotFound, Unavailable
 from service.http.deps import ServicesDep
 from service.http.links import below

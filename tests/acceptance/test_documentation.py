@@ -21,7 +21,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.outcomes import ExitCode
 from experiments.records.plan_file import make_plan_file
-from experiments.runtime import console
+from experiments.system import console
 from service.client.settings import get_client_settings
 from service.settings import get_settings
 from tests.api_stack import SIGNER

@@ -38,7 +38,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, python: Path) -> Iterator[Home]:
-    program = "from experiments.runtime.console import main; main()"
+    program = "from experiments.system.console import main; main()"
     made = Home(tmp_path / "home", (str(python), "-c", program))
     made.environment |= {"ABLATE_CONTROL_EVERY": "0", "PYTHONPATH": ""}
     yield made

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from redis import AuthenticationError, Redis
 
-from experiments.runtime.wake import celery_app, wake_subscription
+from experiments.system.wake import celery_app, wake_subscription
 from service.stack import part_processes
 from tests.acceptance.test_stack import EXACT, Home
 from tests.receiver import Receiver, receiving

@@ -39,7 +39,7 @@ def _python(code: str, *, text: str | None = None) -> str:
 def test_programs_start_without_heavy_packages() -> None:
     code = (
         "import sys\n"
-        "import experiments.runtime.console, service.app, service.background.main\n"
+        "import experiments.system.console, service.app, service.background.main\n"
         "print(sorted({'torch', 'jax', 'tilelang', 'mlflow'} & set(sys.modules)))"
     )
     assert _python(code) == "[]"
@@ -81,7 +81,7 @@ def test_a_command_starts_without_what_it_does_not_use(starts: list[tuple[str, t
     """Run the commands one after another in one process, so modules accumulate."""
     code = (
         "import sys\n"
-        "from experiments.runtime.console import main\n"
+        "from experiments.system.console import main\n"
         f"for words, unused in {starts!r}:\n"
         "    sys.argv[1:] = words.split()\n"
         "    try:\n        main()\n"
@@ -114,7 +114,7 @@ def test_asking_a_service_takes_few_modules(words: list[str]) -> None:
     code = (
         "import sys\n"
         f"sys.argv[1:] = {words!r}\n"
-        "from experiments.runtime.console import main\n"
+        "from experiments.system.console import main\n"
         "try:\n    main()\n"
         f"finally:\n    print(len(sys.modules), sorted({{*{HEAVY!r}, {SETTINGS!r}}} & set(sys.modules)))\n"
     )
@@ -134,7 +134,7 @@ def test_help_needs_no_package_of_a_server_and_names_what_is_missing() -> None:
         "absent = ['torch', 'jax', 'tilelang', 'mlflow', 'sqlalchemy', 'fastapi', 'scipy']\n"
         "sys.modules.update(dict.fromkeys(absent))\n"
         "sys.argv[1:] = ['--help']\n"
-        "from experiments.runtime.console import main\n"
+        "from experiments.system.console import main\n"
         "main()\n"
     )
     help_text = _python(code).replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split()

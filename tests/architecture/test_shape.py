@@ -11,7 +11,7 @@ from tests.architecture.pages import ROOT, SOURCES, nodes
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAY_READ_THE_ENVIRONMENT = {
     *("service/settings.py", "service/client/settings.py", "workers/settings.py", "workers/environment_variables.py"),
-    "experiments/runtime/http_clients.py",  # variables of curl, OpenSSL and requests, not ours
+    "experiments/system/http_clients.py",  # variables of curl, OpenSSL and requests, not ours
     "experiments/in_trial/ablate.py",  # it runs in programs of users, which have no settings of ours
     *("kernels/xla_device.py", "kernels/xla_compiler.py"),  # variables of torch_xla and jax, not ours
 }

@@ -13,7 +13,7 @@ from experiments.reporting.mlflow.sink import Projection, Sink
 from experiments.reporting.mlflow.views import VARIANTS
 from experiments.reporting.pages import report
 from experiments.reporting.view import AblationView
-from experiments.runtime.setting_values import credentials_of, without_credentials
+from experiments.system.setting_values import credentials_of, without_credentials
 from service.http import links
 from tests import mlflow_server, views
 from tests.calibrations import KEY, noisy_blocks

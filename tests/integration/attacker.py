@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.design.kinds.built_in import BuiltInArm
-from experiments.runtime.isolation import use_temporary
+from experiments.system.isolation import use_temporary
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.result import TrialOrder

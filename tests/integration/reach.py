@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.digest import SOURCE_ROOT
-from experiments.runtime.isolation import Isolation
+from experiments.system.isolation import Isolation
 from tests.integration.attacker import order_of, server
 from tests.integration.ordinary_user import NOBODY, become_ordinary
 from workers.environment_variables import environment_with

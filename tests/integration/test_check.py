@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from experiments.runtime.isolation import short_link
-from experiments.runtime.kernel_limits import has_admin
+from experiments.system.isolation import short_link
+from experiments.system.kernel_limits import has_admin
 from tests.architecture.pages import ROOT
 from tests.programs import LOOP, write_program
 from tests.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
-ABLATE = [sys.executable, "-c", "from experiments.runtime.console import main; main()"]
+ABLATE = [sys.executable, "-c", "from experiments.system.console import main; main()"]
 
 
 def checked(folder: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]], str]:

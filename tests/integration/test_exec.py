@@ -16,7 +16,7 @@ from experiments.records.bundle_reader import open_bundle
 from experiments.records.plan_file import PlanFile, plan_file_text
 from experiments.reporting.mlflow.sink import Sink
 from experiments.reporting.view import judge_bundle
-from experiments.runtime.setting_values import without_credentials
+from experiments.system.setting_values import without_credentials
 from service.background.outbox_handlers import OutboxHandlers
 from service.lifecycle import OutboxKind
 from tests import mlflow_server

@@ -12,7 +12,7 @@ import pytest
 from experiments.design.kinds.command import CommandArm
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import report_contradictions
-from experiments.runtime.kernel_limits import keeps_signals_in
+from experiments.system.kernel_limits import keeps_signals_in
 from tests.integration.worker_service import is_gone
 from tests.programs import order_for, program_config, write_program
 from tests.waiting import LIMIT_S, until

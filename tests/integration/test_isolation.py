@@ -18,9 +18,9 @@ import pytest
 from experiments.documents import write_whole
 from experiments.errors import IsolationFailed
 from experiments.outcomes import FailureClass
-from experiments.runtime.isolation import Isolation
-from experiments.runtime.kernel_limits import FileRight
-from experiments.runtime.processes import group_members
+from experiments.system.isolation import Isolation
+from experiments.system.kernel_limits import FileRight
+from experiments.system.processes import group_members
 from tests.integration.attacker import order_of, server
 from tests.integration.worker_service import is_gone
 from tests.waiting import LIMIT_S

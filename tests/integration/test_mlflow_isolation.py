@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.runtime.setting_values import without_credentials
+from experiments.system.setting_values import without_credentials
 from tests import mlflow_server
 from tests.waiting import LIMIT_S
 from workers.isolation import isolation_problem

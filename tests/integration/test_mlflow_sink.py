@@ -21,7 +21,7 @@ from experiments.reporting.mlflow.sink import Sink
 from experiments.reporting.pages import report
 from experiments.reporting.pictures import registry
 from experiments.reporting.view import AblationView
-from experiments.runtime.setting_values import credentials_of, without_credentials
+from experiments.system.setting_values import credentials_of, without_credentials
 from service.http import links
 from service.stack.supervisor import prepare_experiment
 from tests import browser as browsers

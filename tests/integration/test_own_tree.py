@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.runtime.own_tree import OwnTree
+from experiments.system.own_tree import OwnTree
 from workers.isolation import own_tree_problem
 
 pytestmark = pytest.mark.skipif(own_tree_problem() is not None, reason=f"no tree here: {own_tree_problem()}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments.runtime.processes import is_alive
+from experiments.system.processes import is_alive
 from service.stack import part_processes
 from service.stack.layout import StackFiles
 from service.stack.part_processes import PartRun, describe_exit

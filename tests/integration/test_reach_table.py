@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.runtime.own_tree import SHARED_MEMORY
+from experiments.system.own_tree import SHARED_MEMORY
 from tests.architecture.pages import ROOT
 from tests.integration.reach import KINDS, MOST_PROCESSES, answers_as
 from workers.isolation import isolation_problem

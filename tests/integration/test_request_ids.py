@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.records.identity import ClaimedBlock
-from experiments.runtime.logs import LogFormat, configure_logging, requested_by
+from experiments.system.logs import LogFormat, configure_logging, requested_by
 from tests.api_stack import WORKER, served_api
 from tests.factories import spec_values
 from workers.errors import ApiRefused, StaleLease

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from experiments.runtime.processes import end_all
+from experiments.system.processes import end_all
 from tests.api_stack import migrated_url, nobody_url
 from tests.cli import PROGRAM
 from tests.factories import spec_values

@@ -13,7 +13,7 @@ from kombu import pools
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from experiments.runtime.wake import celery_app, publish_wake, wake_subscription
+from experiments.system.wake import celery_app, publish_wake, wake_subscription
 from service.lifecycle import OutboxKind
 from service.store.session import Store
 from tests import certificates, servers

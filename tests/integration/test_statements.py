@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.engine import make_url
 
-from service.http.block_wire import plan_of
 from service.store import session
+from service.store.blocks.block_wire import plan_of
 from service.store.blocks.transitions import Transitions
 from service.store.blocks.turns import raise_reached
 from service.store.session import Store

@@ -14,7 +14,7 @@ from experiments.design.load import parse_spec
 from experiments.design.plan import make_plan
 from experiments.outcomes import FailureClass
 from experiments.records.plan_file import make_plan_file, plan_file_text
-from experiments.runtime.processes import descendants_of
+from experiments.system.processes import descendants_of
 from tests.architecture.pages import ROOT
 from tests.integration.worker_service import is_gone
 from tests.programs import program_config, ran, write_program

@@ -12,7 +12,7 @@ from experiments.design.arms import arm_digest
 from experiments.outcomes import FailureClass
 from experiments.records import receipt_check
 from experiments.records.identity import ClaimedTrial
-from experiments.runtime.processes import children_of
+from experiments.system.processes import children_of
 from model.config import AttentionConfig, DataConfig, HybridConfig, MeshConfig, OptimConfig, StepsConfig
 from tests.integration.worker_service import Rig, block, corpus, rig_in
 from tests.waiting import until

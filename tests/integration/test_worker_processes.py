@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.runtime.processes import Mark
+from experiments.system.processes import Mark
 from tests.architecture.pages import ROOT
 from tests.integration.worker_family import order, server
 from tests.integration.worker_service import is_gone

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.runtime.processes import adopt_orphans, die_with_parent
+from experiments.system.processes import adopt_orphans, die_with_parent
 from workers.environment_variables import mark_process
 from workers.lease import Lease
 from workers.paths import TrialPaths

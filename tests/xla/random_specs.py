@@ -84,7 +84,7 @@ def tried(spec: dict[str, Any], folder: Path) -> tuple[str, str]:
     """Return (refused, right or WRONG, what was seen) of one spec."""
     given, plan, bundle = folder / "spec.json", folder / "plan.json", folder / "bundle"
     given.write_text(json.dumps(spec))
-    console = "from experiments.runtime.console import main; main()"
+    console = "from experiments.system.console import main; main()"
     code, said = ran([sys.executable, "-c", console, "plan", str(given), "--out", str(plan)])
     if code:
         return ("refused" if "Traceback" not in said else "WRONG"), f"when planned: {last(said)}"

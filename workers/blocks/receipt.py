@@ -27,7 +27,7 @@ from experiments.records.receipts import (
     summarise,
 )
 from experiments.records.trial_guards import cache_problems, load_problem, timing_problems
-from experiments.runtime.kernel_limits import keeps_signals_in
+from experiments.system.kernel_limits import keeps_signals_in
 from model.measurements import Step, Validation
 from workers.blocks.surroundings import worst_of
 from workers.errors import BlockBroken

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 from experiments.design.plan import running_order
 from experiments.outcomes import FailureClass
-from experiments.runtime.processes import send
+from experiments.system.processes import send
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.errors import BlockBroken, DeviceBusy
 from workers.lease import Lease

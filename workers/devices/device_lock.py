@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 
-from experiments.runtime.processes import command_of
+from experiments.system.processes import command_of
 from workers.errors import DeviceBusy
 
 TRAINER_PATIENCE_S = 20.0

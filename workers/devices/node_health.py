@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.design.gates import BACK_ENDS
 from experiments.records.messages import DeviceHealth
-from experiments.runtime.processes import is_alive
+from experiments.system.processes import is_alive
 from kernels.backends import NodeClass
 from model.measurements import GIB
 from workers.devices.probe_types import Probe

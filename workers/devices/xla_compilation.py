@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from experiments.records.compilation_report import Overflow
-from experiments.runtime.processes import OWN_PYTHON
+from experiments.system.processes import OWN_PYTHON
 from kernels import xla_compiler
 from workers.environment_variables import compiler_environment
 from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing

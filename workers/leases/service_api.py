@@ -21,9 +21,9 @@ from experiments.records.messages import (
     ProbeOrder,
     Release,
 )
-from experiments.runtime.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
-from experiments.runtime.logs import current_request_id
-from experiments.runtime.setting_values import shown
+from experiments.system.http_clients import HomeStack, home_stack, http_client, reason, redirect_hint
+from experiments.system.logs import current_request_id
+from experiments.system.setting_values import shown
 from workers.environment_variables import stack_id
 from workers.errors import ApiRefused, ApiUnreachable, SettingsError, StaleLease
 from workers.settings import Settings

@@ -12,7 +12,7 @@ import httpx
 from experiments.outcomes import FailureClass
 from experiments.records.identity import BlockReport, ClaimedBlock
 from experiments.records.messages import ClaimRequest, NodeRegistered, ProbeOrder, Release
-from experiments.runtime.logs import requested_by
+from experiments.system.logs import requested_by
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.devices.node_health import NodeHealth, device_state
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, SoftwareChanged, StaleLease

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from experiments.runtime.command_groups import SingleCommand
+from experiments.system.command_groups import SingleCommand
 from workers.offline.cli import run
 
 

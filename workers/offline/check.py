@@ -29,9 +29,9 @@ from experiments.errors import CodeArchiveError
 from experiments.outcomes import ExitCode
 from experiments.records.code_archive import PackedCode, pack_code
 from experiments.records.program_report import clocks_differ, printable
-from experiments.runtime.isolation import remove_short_links
-from experiments.runtime.kernel_limits import keeps_signals_in
-from experiments.runtime.processes import descendants_of, end_family_with_parent
+from experiments.system.isolation import remove_short_links
+from experiments.system.kernel_limits import keeps_signals_in
+from experiments.system.processes import descendants_of, end_family_with_parent
 from workers.devices.inventory import find_devices
 from workers.environment_variables import secrets_file, state_folder, trial_disk_bytes
 from workers.errors import SettingsError, WorkerError

@@ -31,7 +31,7 @@ from experiments.records.circumstances import NOT_REGISTERED
 from experiments.records.plan_archive import PlanWithCode
 from experiments.records.plan_file import PlanFile, carried_plan, differences
 from experiments.records.signing import Signer
-from experiments.runtime.processes import OWN_PYTHON
+from experiments.system.processes import OWN_PYTHON
 from kernels.backends import Lane
 from workers.blocks.block_runner import BlockRunner, NodeContext
 from workers.blocks.code_cache import CodeCache, CodeSource

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from experiments.runtime.processes import descendants_of
+from experiments.system.processes import descendants_of
 from workers.environment_variables import VISIBLE_GPUS, visible_gpus
 from workers.errors import DeviceUnknown
 

@@ -17,7 +17,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.runtime.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
+from experiments.system.processes import MAX_FOLDER_BYTES, end_all, group_members, socket_folder
 from workers.environment_variables import hide_secrets
 from workers.errors import PreloadError
 from workers.processes import trial

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from experiments.runtime.isolation import short_link
-from experiments.runtime.processes import (
+from experiments.system.isolation import short_link
+from experiments.system.processes import (
     OWN_PYTHON,
     children_of,
     descendants_of,

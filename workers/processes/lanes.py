@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.design.gates import BACK_ENDS
 from experiments.digest import digest
 from experiments.documents import write_whole
-from experiments.runtime.processes import die_with_parent
+from experiments.system.processes import die_with_parent
 from kernels.backends import Lane, NodeClass
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import chosen_caches, keep_kernels, peer_site, use_environment

@@ -14,7 +14,7 @@ import model.hybrid
 import model.training.measurement
 import model.training.train
 import workers.processes.trial
-from experiments.runtime.processes import end_family_with_parent
+from experiments.system.processes import end_family_with_parent
 
 __all__ = ["SERVER_PID", "model", "numpy", "torch", "workers"]
 

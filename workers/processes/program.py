@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, TextIO
 from experiments.design.kinds.program import ProgramArm
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import OUT, ProgramReport, printable
-from experiments.runtime.kernel_limits import keep_apart, landlock_version
-from experiments.runtime.processes import descendants_of, die_with_parent, end_all
+from experiments.system.kernel_limits import keep_apart, landlock_version
+from experiments.system.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
 from model.measurements import Step
 from workers.environment_variables import outside_variables

@@ -21,7 +21,7 @@ from experiments.design.kinds.program import ProgramArm
 from experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_bytes, too_many_results
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import printable
-from experiments.runtime.processes import command_of, descendants_of
+from experiments.system.processes import command_of, descendants_of
 from workers.processes import failures
 from workers.processes.ranks import ProgramRank, RankFailure, rank_problem
 

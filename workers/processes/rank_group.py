@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from experiments.documents import write_whole
-from experiments.runtime.processes import die_with_parent
+from experiments.system.processes import die_with_parent
 from workers.processes.failures import CANNOT_WRITE, signal_name
 from workers.processes.result import TrialResult, read_result
 

@@ -18,7 +18,7 @@ from experiments.documents import first_problem
 from experiments.outcomes import FailureClass
 from experiments.records.compilation_report import CompilationReport
 from experiments.records.program_report import ProgramReport, printable
-from experiments.runtime.isolation import Isolation, python_folders
+from experiments.system.isolation import Isolation, python_folders
 from model.measurements import NOTHING_MEASURED, Step, TrialMeasurements
 from workers.isolation import own_tree_problem, system_folders
 from workers.paths import MOST_OUTPUT, TrialPaths, open_plain

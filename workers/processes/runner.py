@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from experiments.runtime.isolation import short_link
-from experiments.runtime.processes import adopt_orphans, children_of
+from experiments.system.isolation import short_link
+from experiments.system.processes import adopt_orphans, children_of
 from workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait_passively
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason

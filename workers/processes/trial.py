@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from experiments.documents import write_whole
 from experiments.outcomes import FailureClass
-from experiments.runtime.isolation import use_temporary
-from experiments.runtime.kernel_limits import enclose, own_ipc
-from experiments.runtime.processes import adopt_orphans, die_with_parent
+from experiments.system.isolation import use_temporary
+from experiments.system.kernel_limits import enclose, own_ipc
+from experiments.system.processes import adopt_orphans, die_with_parent
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
 from workers.lease import boot_time_s

@@ -17,8 +17,8 @@ from experiments.reporting.mlflow import runs, views
 from experiments.reporting.mlflow.content import DONE_TAG, ID_TAG, RUN_TAG, RunContent, RunDataset
 from experiments.reporting.mlflow.parent import PARENT, parent
 from experiments.reporting.view import AblationView
-from experiments.runtime.http_clients import apply_proxy_rule, authorities, reason
-from experiments.runtime.setting_values import credentials_of, without_credentials
+from experiments.system.http_clients import apply_proxy_rule, authorities, reason
+from experiments.system.setting_values import credentials_of, without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 import typer
 from rich.markup import escape
 
-from experiments.runtime.command_groups import CommandGroup
+from experiments.system.command_groups import CommandGroup
 from service.cli import completion, tables
 from service.cli.arguments import GraceOption, NodeArgument, ReasonOption, RegisteredNodeArgument, node_name
 from service.cli.output import JsonOption, err, guarded, out, print_json, print_secret

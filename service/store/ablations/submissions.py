@@ -18,7 +18,7 @@ from experiments.design.spec import AblationSpec
 from experiments.outcomes import AblationState, BlockState, TrialState
 from experiments.records.calibration import Sizing
 from experiments.records.identity import BlockIds, new_block_ids
-from experiments.runtime.logs import current_request_id
+from experiments.system.logs import current_request_id
 from service.errors import IdempotencyMismatch, ServiceError
 from service.lifecycle import EventKind, OutboxKind
 from service.store import outbox

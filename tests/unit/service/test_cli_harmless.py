@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from experiments.runtime.logs import UNSEEN
+from experiments.system.logs import UNSEEN
 from service.cli import tables
 from service.cli.output import err, out, print_json, print_text, show_problem
 from service.schemas.nodes import NodePublic, NodeRuns

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from experiments.errors import BadSetting
-from experiments.runtime.http_clients import HomeStack, home_stack
+from experiments.system.http_clients import HomeStack, home_stack
 from service.client.settings import ClientSettings
 from service.errors import ConfigurationError
 from service.settings import ServiceSettings, generated_secret

@@ -259,7 +259,7 @@ def test_a_long_temporary_folder_is_not_used_for_sockets(
     monkeypatch.setattr("tempfile.tempdir", str(long))
     path = StackFiles(home=tmp_path / ("y" * 120)).broker_socket
     assert len(os.fsencode(path)) <= MAX_SOCKET_BYTES
-    monkeypatch.setattr("experiments.runtime.processes._SHORT_FOLDERS", ("/no/such/folder",))
+    monkeypatch.setattr("experiments.system.processes._SHORT_FOLDERS", ("/no/such/folder",))
     with pytest.raises(OSError, match="set TMPDIR to a folder with a path of at most 56 bytes"):
         _ = StackFiles(home=tmp_path / ("y" * 120)).broker_socket
 

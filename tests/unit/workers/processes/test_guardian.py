@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from experiments.runtime.processes import Mark, children_of, is_alive
+from experiments.system.processes import Mark, children_of, is_alive
 from tests.waiting import until
 from workers.lease import boot_time_s
 from workers.processes.guardian import Watch

@@ -14,9 +14,9 @@ import pytest
 
 from experiments.digest import SOURCE_ROOT
 from experiments.outcomes import FailureClass
-from experiments.runtime.isolation import Isolation
-from experiments.runtime.kernel_limits import enclose, keep_apart, landlock_version
-from experiments.runtime.processes import children_of, is_alive
+from experiments.system.isolation import Isolation
+from experiments.system.kernel_limits import enclose, keep_apart, landlock_version
+from experiments.system.processes import children_of, is_alive
 from tests.waiting import LIMIT_S, until
 from workers.isolation import system_folders
 from workers.processes.rank_group import result_path, run_ranks

@@ -6,7 +6,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from experiments.outcomes import ExitCode
-from experiments.runtime.console import GROUP, build
+from experiments.system.console import GROUP, build
 
 merged = typer.Typer()
 named = typer.Typer(name="machine")

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from experiments.errors import BadSetting
-from experiments.runtime.setting_values import (
+from experiments.system.setting_values import (
     checked_secret,
     credentials_of,
     host_of,

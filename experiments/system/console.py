@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from experiments.outcomes import ExitCode
-from experiments.runtime.command_groups import CommandGroup, load_group
+from experiments.system.command_groups import CommandGroup, load_group
 
 GROUP = "ablate.commands"
 

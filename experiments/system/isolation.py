@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments.digest import SOURCE_ROOT
 from experiments.errors import IsolationFailed
-from experiments.runtime.kernel_limits import (
+from experiments.system.kernel_limits import (
     CHANGE,
     LIST,
     READ,
@@ -26,7 +26,7 @@ from experiments.runtime.kernel_limits import (
     drop_rights,
     filter_calls,
 )
-from experiments.runtime.own_tree import OwnTree, keep_own_process_writable
+from experiments.system.own_tree import OwnTree, keep_own_process_writable
 
 _SYSTEM = ("usr", "lib", "lib32", "lib64", "bin", "sbin", "opt", "nix/store", "gnu/store", "proc", "sys")
 _CONFIGURATION = (

@@ -21,8 +21,8 @@ from urllib.request import getproxies, proxy_bypass_environment  # type: ignore[
 import httpx
 
 from experiments.errors import BadSetting
-from experiments.runtime.processes import Mark, owns_port
-from experiments.runtime.setting_values import ALLOW_HTTP, credentials_of, http_address, is_loopback, is_plain, shown
+from experiments.system.processes import Mark, owns_port
+from experiments.system.setting_values import ALLOW_HTTP, credentials_of, http_address, is_loopback, is_plain, shown
 
 AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Variables with the trusted certificate authorities; the first one that is set counts."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runtime.logs import accept_every_text
+from experiments.system.logs import accept_every_text
 from tests.architecture.pages import ROOT
 from tests.waiting import LIMIT_S
 
@@ -53,7 +53,7 @@ def test_json_keeps_its_values_in_every_shell(shell: str) -> None:
 
 def test_a_character_that_the_stream_lacks_becomes_ascii() -> None:
     text = "\xb1 \u0141 \U0001f600 \udcff \u2014"
-    code = f"from experiments.runtime import logs; logs.accept_every_text(); print({text!a})"
+    code = f"from experiments.system import logs; logs.accept_every_text(); print({text!a})"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **SHELLS["ascii"]}, capture_output=True, check=True, cwd=ROOT
     )
