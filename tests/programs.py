@@ -11,10 +11,10 @@ from experiments.design.kinds.command import CommandArm
 from experiments.design.kinds.program import ProgramArm
 from experiments.system.processes import adopt_orphans
 from model.config import StepsConfig
+from workers.commands.code_copy import copy_code
+from workers.commands.program import run_program
 from workers.paths import WorkPaths
-from workers.processes.code_copy import copy_code
-from workers.processes.program import run_program
-from workers.processes.result import TrialOrder, TrialResult
+from workers.trials.result import TrialOrder, TrialResult
 
 LOOP = """
 import ablate, argparse, sys, time

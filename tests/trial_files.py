@@ -12,8 +12,8 @@ from workers.blocks.receipt import TrialRecord
 from workers.blocks.surroundings import changes
 from workers.identity.node import Node
 from workers.paths import WorkPaths
-from workers.processes.result import TrialResult
 from workers.processes.runner import Ending
+from workers.trials.result import TrialResult
 
 
 def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) -> TrialRecord:

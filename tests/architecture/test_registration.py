@@ -112,7 +112,7 @@ from experiments.design.metrics import METRICS
 from experiments.records.receipts import Receipt, read_metric
 from model.training.train import TrainResult
 from tests.factories import make_plan, make_receipt
-from workers.processes.result import TrialResult
+from workers.trials.result import TrialResult
 
 assert "energy_j" in TrainResult.model_fields
 result = TrialResult.partial(energy_j=7.5)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from workers.processes import trial
 from workers.processes.forkserver import ForkServer
-from workers.processes.result import TrialOrder
+from workers.trials.result import TrialOrder
 
 
 def planting_server(trials: frozenset[str], share: float) -> Callable[[], ForkServer]:

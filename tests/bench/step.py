@@ -44,7 +44,7 @@ from model.parallel.ranks import Ranks
 from model.training.executed import ATTENTION_KERNELS
 from model.training.train import TrainResult, train
 from tests.ranks import run_ranks
-from workers.processes.built_in import profile_step
+from workers.built_in.training import profile_step
 
 HYBRID = "MFMFMFAFMFMFMF" * 2
 _ATTENTION = "|".join(pattern for pair in ATTENTION_KERNELS.values() for pattern in pair) + "|flash_attncute|flash_bwd"

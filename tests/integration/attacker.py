@@ -9,8 +9,8 @@ from experiments.design.kinds.built_in import BuiltInArm
 from experiments.system.isolation import use_temporary
 from workers.paths import WorkPaths
 from workers.processes.forkserver import ForkServer
-from workers.processes.result import TrialOrder
 from workers.processes.trial import _detach
+from workers.trials.result import TrialOrder
 
 PREAMBLE = """
 import errno, json, os, shutil, signal, socket, subprocess, sys, time

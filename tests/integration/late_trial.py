@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.integration.worker_family import order
 from workers.processes import trial
 from workers.processes.forkserver import ForkServer
-from workers.processes.result import TrialOrder
+from workers.trials.result import TrialOrder
 
 
 def late(order: TrialOrder) -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from workers.blocks.slices import SlicedBlock, SlicedTrial
+from workers.built_in.training import yield_to_others
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import WorkPaths
-from workers.processes.built_in import yield_to_others
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian
-from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending, TrialRunner
 from workers.processes.wake_event import WakeEvent
+from workers.trials.result import TrialOrder
 
 HOWS = ("returns", "exits", "is killed", "hangs")
 TIMEOUT_S = 4.0

@@ -16,15 +16,15 @@ from experiments.system.kernel_limits import keeps_signals_in
 from tests.integration.worker_service import is_gone
 from tests.programs import order_for, program_config, write_program
 from tests.waiting import LIMIT_S, until
+from workers.commands.code_copy import copy_code
 from workers.isolation import isolation_problem
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import Usage, WorkPaths
-from workers.processes.code_copy import copy_code
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian
-from workers.processes.result import MODULE_FOLDER, TrialResult, read_result
 from workers.processes.runner import Ending, TrialRunner
 from workers.processes.wake_event import WakeEvent
+from workers.trials.result import MODULE_FOLDER, TrialResult, read_result
 
 pytestmark = pytest.mark.skipif(isolation_problem() is not None, reason=f"not isolated here: {isolation_problem()}")
 

@@ -29,10 +29,10 @@ from workers.isolation import isolation_problem, own_tree_problem
 from workers.lease import Lease, StopReason, boot_time_s
 from workers.paths import TrialPaths, Usage, WorkPaths
 from workers.processes.guardian import Guardian
-from workers.processes.result import read_result, read_steps
 from workers.processes.runner import Ending, TrialRunner
 from workers.processes.trial_output import LogTail, TrialOutput, log_stop
 from workers.processes.wake_event import WakeEvent
+from workers.trials.result import read_result, read_steps
 
 pytestmark = pytest.mark.skipif(isolation_problem() is not None, reason=f"not isolated here: {isolation_problem()}")
 

@@ -20,7 +20,7 @@ from tests.integration.worker_service import is_gone
 from tests.programs import program_config, ran, write_program
 from tests.waiting import until
 from workers.devices.device_lock import DeviceLock, lock_addresses
-from workers.processes.result import TrialResult
+from workers.trials.result import TrialResult
 
 LAUNCH = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py")
 TRAIN = """

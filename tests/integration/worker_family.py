@@ -10,9 +10,9 @@ from workers.lease import Lease
 from workers.paths import TrialPaths
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian
-from workers.processes.result import TrialOrder
 from workers.processes.runner import TrialRunner
 from workers.processes.wake_event import WakeEvent
+from workers.trials.result import TrialOrder
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 

@@ -24,8 +24,8 @@ from model.data.dataset import prepare
 from model.training.traced_step import trace_step
 from model.training.train import train
 from tests.corpora import small_config
+from workers.built_in.training import _xla_device
 from workers.devices.xla_compilation import ask_compiler
-from workers.processes.built_in import _xla_device
 
 
 def config_of(asked: dict[str, Any], home: Path, devices: int) -> TrainConfig:

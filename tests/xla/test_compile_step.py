@@ -25,11 +25,11 @@ from kernels.scan_switches import ScanSwitches
 from model.config import AttentionConfig, DataConfig, HybridConfig, MambaConfig, TrainConfig
 from model.training import optim_step, traced_step
 from model.training.traced_step import trace_step
+from workers.built_in import compile_trial
+from workers.built_in.compile_trial import compile_step
 from workers.devices.xla_compilation import ask_compiler
 from workers.paths import WorkPaths
-from workers.processes import compile_trial
-from workers.processes.compile_trial import compile_step
-from workers.processes.result import TrialOrder, TrialResult
+from workers.trials.result import TrialOrder, TrialResult
 
 COMPILE = NODE_CLASSES["tpu-v6e-compile"]
 pytestmark = pytest.mark.skipif(xla_compiler.refusal() is not None, reason=str(xla_compiler.refusal()))

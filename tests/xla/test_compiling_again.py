@@ -26,11 +26,11 @@ from model.training.train import _Trainer
 from tests.bundles import make_file
 from tests.corpora import copy_headers
 from workers.blocks.receipt import TrialRecord
+from workers.built_in import training
 from workers.identity.node import find_node
 from workers.paths import WorkPaths
-from workers.processes import built_in
-from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending
+from workers.trials.result import TrialOrder
 
 pytestmark = pytest.mark.timeout(900)
 SIZES: dict[str, Any] = {
@@ -96,7 +96,7 @@ def sealed_trial(folder: Path) -> Receipt:
         dataset=dataset.folder,
     )
     started_at, start = datetime.now(UTC), time.monotonic()
-    write_whole(paths.result, built_in._train(order).model_dump_json())
+    write_whole(paths.result, training._train(order).model_dump_json())
     ending = Ending(
         stopped=None,
         exit_code=0,

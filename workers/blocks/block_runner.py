@@ -31,9 +31,9 @@ from workers.identity.node import Node
 from workers.lease import Lease, StopReason
 from workers.node_secrets import Mask, lacks_secret
 from workers.paths import WorkPaths
-from workers.processes.result import TrialOrder, TrialResult, read_result
 from workers.processes.runner import Ending, TrialRunner
 from workers.processes.trial_output import BlockOutput, log_stop
+from workers.trials.result import TrialOrder, TrialResult, read_result
 
 _log = logging.getLogger(__name__)
 

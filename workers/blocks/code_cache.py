@@ -10,9 +10,9 @@ from pathlib import Path
 from experiments.outcomes import FailureClass
 from experiments.records.code_archive import PIECE_BYTES
 from experiments.records.code_tree import MOST_BYTES
+from workers.commands.code_copy import KEPT, archive_path
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
 from workers.lease import Lease, StopReason
-from workers.processes.code_copy import KEPT, archive_path
 
 KEEP_BYTES = 2 * 2**30
 """Most bytes of all archives on a node."""

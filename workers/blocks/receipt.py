@@ -34,9 +34,9 @@ from workers.errors import BlockBroken
 from workers.identity.node import Node
 from workers.lease import StopReason
 from workers.paths import TrialPaths
-from workers.processes import failures
-from workers.processes.result import TrialResult, read_result, read_steps
 from workers.processes.runner import Ending
+from workers.trials import failures
+from workers.trials.result import TrialResult, read_result, read_steps
 
 
 @dataclass(frozen=True, kw_only=True)

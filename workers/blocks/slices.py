@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection
 from experiments.design.plan import running_order
 from experiments.outcomes import FailureClass
 from experiments.system.processes import send
+from workers.built_in.training import PIPE_BYTE
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.errors import BlockBroken, DeviceBusy
 from workers.lease import Lease
-from workers.processes.built_in import PIPE_BYTE
-from workers.processes.result import TrialOrder
 from workers.processes.runner import Ending, RunningTrial, TrialRunner
+from workers.trials.result import TrialOrder
 
 _READ_BYTES = 65_536
 """A trainer that writes more than one byte waits once."""

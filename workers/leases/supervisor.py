@@ -21,10 +21,10 @@ from workers.lease import Lease, StopReason, boot_time_s
 from workers.leases.heartbeat import LeaseRenewal
 from workers.leases.service_api import ServiceApi, persistently
 from workers.leases.spool import Spool
-from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.lanes import LaneResults
 from workers.processes.trial_output import BlockOutput
 from workers.processes.wake_event import WakeEvent
+from workers.trials.failures import MESSAGE_LIMIT
 
 _log = logging.getLogger(__name__)
 

@@ -32,16 +32,16 @@ from experiments.records.program_report import clocks_differ, printable
 from experiments.system.isolation import remove_short_links
 from experiments.system.kernel_limits import keeps_signals_in
 from experiments.system.processes import descendants_of, end_family_with_parent
+from workers.commands.code_copy import archive_path
 from workers.devices.inventory import find_devices
 from workers.environment_variables import secrets_file, state_folder, trial_disk_bytes
 from workers.errors import SettingsError, WorkerError
 from workers.node_secrets import Mask, read_secrets
 from workers.paths import MOST_OUTPUT, WorkPaths
 from workers.processes import trial
-from workers.processes.code_copy import archive_path
-from workers.processes.failures import classify_exit, disk_is_full, kernel_oom_kills
 from workers.processes.guardian import end_trial
-from workers.processes.result import TrialOrder, TrialResult, read_result
+from workers.trials.failures import classify_exit, disk_is_full, kernel_oom_kills
+from workers.trials.result import TrialOrder, TrialResult, read_result
 
 SEEDS = (1, 1, 2)
 """Seeds of the runs: a repeat shows whether the program is exact, another seed whether it uses its seed."""

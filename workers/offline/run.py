@@ -21,8 +21,8 @@ from workers.errors import BlockBroken, BlockStopped, ExecRefused
 from workers.lease import Lease, boot_time_s
 from workers.offline.bundle_folder import BundleFolder
 from workers.offline.progress import ProgressDisplay
-from workers.processes.failures import MESSAGE_LIMIT
 from workers.processes.trial_output import BlockOutput
+from workers.trials.failures import MESSAGE_LIMIT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from experiments.system.processes import MAX_FOLDER_BYTES, end_all, group_member
 from workers.environment_variables import hide_secrets
 from workers.errors import PreloadError
 from workers.processes import trial
-from workers.processes.result import TrialOrder
+from workers.trials.result import TrialOrder
 
 PRELOAD = "workers.processes.preload"
 _START_PATIENCE_S = 120.0

@@ -131,7 +131,7 @@ def _answer(order: LaneOrder) -> str | None:
 def _run(order: LaneOrder) -> str | None:
     from model import back_ends
     from model.layers import mamba3
-    from workers.processes.built_in import find_device
+    from workers.built_in.training import find_device
 
     use_environment(order.environment)
     keep_kernels(order.kernels, order.caches)

@@ -18,11 +18,11 @@ from workers.environment_variables import TRIAL_PROCESSES, keep_logs_plain, wait
 from workers.errors import WorkerError
 from workers.lease import Lease, StopReason
 from workers.paths import MOST_OUTPUT, SharedMemory, Usage, remove_tree, usage_of
-from workers.processes.failures import TOO_LATE, kernel_oom_kills
 from workers.processes.forkserver import ForkServer
 from workers.processes.guardian import Guardian, end_trial
-from workers.processes.result import TrialOrder
 from workers.processes.wake_event import WakeEvent
+from workers.trials.failures import TOO_LATE, kernel_oom_kills
+from workers.trials.result import TrialOrder
 
 _log = logging.getLogger(__name__)
 

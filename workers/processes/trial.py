@@ -20,15 +20,15 @@ from experiments.outcomes import FailureClass
 from experiments.system.isolation import use_temporary
 from experiments.system.kernel_limits import enclose, own_ipc
 from experiments.system.processes import adopt_orphans, die_with_parent
+from workers.built_in import training
+from workers.built_in.rank_group import run_ranks
+from workers.commands.code_copy import copy_code
+from workers.commands.program import run_program
 from workers.devices.device_lock import TRAINER_PATIENCE_S, DeviceLock
 from workers.environment_variables import mark_process, use_environment
 from workers.lease import boot_time_s
-from workers.processes import built_in
-from workers.processes.code_copy import copy_code
-from workers.processes.failures import CANNOT_WRITE, TOO_LATE, describe
-from workers.processes.program import run_program
-from workers.processes.rank_group import run_ranks
-from workers.processes.result import TrialOrder, TrialResult
+from workers.trials.failures import CANNOT_WRITE, TOO_LATE, describe
+from workers.trials.result import TrialOrder, TrialResult
 
 
 def main(order: TrialOrder) -> None:
@@ -48,7 +48,7 @@ def _run(order: TrialOrder) -> None:
     try:
         lock.take(patience_s=TRAINER_PATIENCE_S)
         use_temporary(order.paths.temporary)
-        ranks = built_in.ranks_of(order)
+        ranks = training.ranks_of(order)
         result = _work(order) if ranks == 1 else _run_ranks(order, ranks)
         content = result.model_dump_json()
     except Exception as error:  # the task boundary: the result file records it
@@ -116,7 +116,7 @@ def _run_rank(order: TrialOrder, rank: int) -> TrialResult:
     """Return the result of one of several ranks. It contains the class of any exception from its work."""
     try:
         _isolate(order, alone=False)
-        return built_in.run_rank(order, rank)
+        return training.run_rank(order, rank)
     except Exception as error:  # the boundary of a rank, as that of a task
         return _failure_of(order, error)
 
@@ -159,7 +159,7 @@ class _Task(NamedTuple):
 
 
 _TASKS = {
-    False: _Task(prepare=built_in.prepare_data, run=built_in.run_model),
+    False: _Task(prepare=training.prepare_data, run=training.run_model),
     True: _Task(prepare=copy_code, run=run_program),
 }
 """By whether the workload is a program of its own."""

@@ -28,7 +28,7 @@ from model.training import train as training
 from model.training.train import TrainResult, train
 from tests.corpora import small_config
 from tests.waiting import LIMIT_S
-from workers.processes.built_in import profile_step
+from workers.built_in.training import profile_step
 
 TINY = TrainConfig(
     model=HybridConfig(

@@ -16,8 +16,8 @@ from workers.blocks.block_runner import Mask
 from workers.errors import SettingsError
 from workers.node_secrets import lacks_secret, read_secrets
 from workers.processes import trial_output
-from workers.processes.result import TrialResult
 from workers.processes.trial_output import LogTail
+from workers.trials.result import TrialResult
 
 TOKEN = "hf_Plant3dInTheN0de/of+Ada=="
 MASK = Mask({"HF_TOKEN": TOKEN})
@@ -195,7 +195,7 @@ def _result(tmp_path: Path, source: str) -> tuple[TrialResult, str]:
     from dataclasses import replace
 
     from workers.processes import trial
-    from workers.processes.result import read_result
+    from workers.trials.result import read_result
 
     config = program_config(write_program(tmp_path / "code", source), secrets=("HF_TOKEN",), needs="process")
     order = replace(order_for(config, tmp_path / "home"), secrets={"HF_TOKEN": TOKEN})

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from experiments.in_trial import ablate, ablate_profile
 from model.measurements import StepTrace
 from tests.programs import program_config
-from workers.processes.ranks import ProgramMarks
+from workers.commands.ranks import ProgramMarks
 
 
 def event(name: str, start_us: float, us: float, *, device: str = "CPU", place: int = 0, num_bytes: int = 0) -> Any:

@@ -21,9 +21,9 @@ from workers.errors import BlockBroken
 from workers.identity.node import Node, find_node
 from workers.lease import Lease, StopReason
 from workers.paths import WorkPaths
-from workers.processes.result import TrialOrder, TrialResult
 from workers.processes.runner import Ending
 from workers.processes.trial_output import BlockOutput
+from workers.trials.result import TrialOrder, TrialResult
 
 DONE = Ending(stopped=None, exit_code=0, wall_s=1.0, oom_kills=0, peak_rss_bytes=None, survivors=())
 

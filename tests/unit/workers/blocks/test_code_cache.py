@@ -10,9 +10,9 @@ import pytest
 from experiments.outcomes import FailureClass
 from workers.blocks import code_cache
 from workers.blocks.code_cache import CodeCache
+from workers.commands.code_copy import archive_path
 from workers.errors import ApiRefused, ApiUnreachable, BlockBroken, BlockStopped, StaleLease
 from workers.lease import Lease, StopReason, boot_time_s
-from workers.processes.code_copy import archive_path
 
 
 class Source:

@@ -26,17 +26,17 @@ from experiments.retries import SPEAKS_AGAINST_NODE
 from tests.program_receipts import plan_of, program_values
 from tests.unit.workers.processes.test_program_messages import changed
 from workers.blocks.receipt import TrialRecord
+from workers.commands.device_samples import DeviceSamples
+from workers.commands.program import result_of
+from workers.commands.program_end import ProgramEnd, not_finite, program_failure
+from workers.commands.ranks import ProgramMarks
 from workers.errors import BlockBroken
 from workers.identity.node import Node, find_node
 from workers.paths import TrialPaths, WorkPaths
-from workers.processes import failures
-from workers.processes.device_samples import DeviceSamples
-from workers.processes.program import result_of
-from workers.processes.program_end import ProgramEnd, not_finite, program_failure
-from workers.processes.ranks import ProgramMarks
-from workers.processes.result import TrialResult, read_result, read_steps
 from workers.processes.runner import Ending
 from workers.processes.trial_output import BlockOutput
+from workers.trials import failures
+from workers.trials.result import TrialResult, read_result, read_steps
 
 NUMBER_OF_TRIALS = 700
 """Each sends about 15 messages."""

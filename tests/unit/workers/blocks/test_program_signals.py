@@ -15,8 +15,8 @@ from workers.blocks.receipt import TrialRecord
 from workers.errors import BlockBroken
 from workers.identity.node import find_node
 from workers.paths import WorkPaths
-from workers.processes.result import TrialResult
 from workers.processes.runner import Ending
+from workers.trials.result import TrialResult
 
 
 def ended(

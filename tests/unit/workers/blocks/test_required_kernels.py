@@ -17,8 +17,8 @@ from tests.program_receipts import plan_of, program_receipt, program_values
 from workers.blocks.receipt import TrialRecord
 from workers.identity.node import find_node
 from workers.paths import WorkPaths
-from workers.processes.result import TrialResult
 from workers.processes.runner import Ending
+from workers.trials.result import TrialResult
 
 CHANGES = {"workload__require_kernels": {"fused": "liger_.*entropy"}}
 KERNELS = [("ampere_sgemm_128", 3, 70.0), ("liger_rms_norm", 1, 5.0), ("cross_entropy", 1, 9.0)]

@@ -9,7 +9,7 @@ from kernels.xla_compiler import Order, libtpu_refusal
 from workers.devices import xla_compilation
 from workers.devices.xla_compilation import ask_compiler, find_overflow
 from workers.errors import CompilerFailed, CompilerKilled, DeviceMissing
-from workers.processes.failures import classify
+from workers.trials.failures import classify
 
 GIB, MIB = 2**30, 2**20
 

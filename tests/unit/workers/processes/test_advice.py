@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.programs import LOOP, order_for, program_config, ran, write_program
+from workers.commands.advice import ProgramPlace
+from workers.commands.code_copy import copy_code
 from workers.isolation import isolation_problem
 from workers.processes import trial
-from workers.processes.advice import ProgramPlace
-from workers.processes.code_copy import copy_code
-from workers.processes.result import read_result
+from workers.trials.result import read_result
 
 isolates = pytest.mark.skipif(isolation_problem() is not None, reason="this kernel isolates no trials")
 

@@ -12,8 +12,8 @@ from experiments.records.code_tree import tree_digest
 from model.errors import DataError
 from tests.programs import order_for, program_config, write_program
 from tests.repositories import git
-from workers.processes import code_copy
-from workers.processes.code_copy import archive_path, copy_code
+from workers.commands import code_copy
+from workers.commands.code_copy import archive_path, copy_code
 
 
 def copied(code: object, home: Path) -> tuple[str, Path]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from workers.commands import device_samples
+from workers.commands.device_samples import DeviceSamples
 from workers.errors import DeviceUnknown
-from workers.processes import device_samples
-from workers.processes.device_samples import DeviceSamples
 
 UUIDS = ("GPU-5a1c0000-aaaa", "GPU-5a1d0000-bbbb", "GPU-6b2e0000-cccc")
 

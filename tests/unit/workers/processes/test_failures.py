@@ -9,7 +9,7 @@ from experiments.outcomes import FailureClass, Outcome
 from kernels.errors import KernelUnsupported, ShapeError
 from model.errors import ConfigError, DataError, DatasetDamaged, NonFiniteLoss
 from workers.errors import DeviceBusy
-from workers.processes.failures import (
+from workers.trials.failures import (
     CANNOT_WRITE,
     FORKSERVER_LOST,
     TOO_LATE,

@@ -15,7 +15,7 @@ from experiments.records.program_report import report_contradictions
 from tests.factories import spec_values
 from tests.own_packages import OwnPackages, declared, own_packages
 from tests.programs import ran
-from workers.processes.result import TrialResult
+from workers.trials.result import TrialResult
 
 __all__ = ["own_packages"]
 

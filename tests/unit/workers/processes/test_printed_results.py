@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from experiments.in_trial.ablate import LONGEST_NAME, MOST_RESULTS
-from workers.processes.printed_results import LONGEST_LINE, PrintedResults
+from workers.commands.printed_results import LONGEST_LINE, PrintedResults
 
 LINE = {"v": "val loss: {}"}
 

@@ -14,7 +14,7 @@ from experiments.records.program_report import clocks_differ, report_contradicti
 from experiments.records.receipts import is_finite
 from model.config import StepsConfig
 from tests.programs import LOOP, program_config, ran, write_program
-from workers.processes.program_socket import ProgramSocket
+from workers.commands.program_socket import ProgramSocket
 
 NAN_LOSS = LOOP.replace("1.0 / (seed + step.index)", "float('nan')")
 
@@ -308,6 +308,6 @@ def test_steps_of_a_rank_that_left_its_loop_early_are_no_measurement(tmp_path: P
     ],
 )  # fmt: skip
 def test_the_end_of_a_log_is_its_last_exception_or_word(log: bytes, line: str) -> None:
-    from workers.processes.program import _last_line
+    from workers.commands.program import _last_line
 
     assert _last_line(log) == line

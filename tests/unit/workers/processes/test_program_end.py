@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from experiments.outcomes import FailureClass
 from tests.programs import program_config, ran, write_program
-from workers.processes import program_end
-from workers.processes.program_end import ProgramEnd, RankFailure, exit_words, program_failure
-from workers.processes.ranks import ProgramRank
-from workers.processes.result import TrialResult
+from workers.commands import program_end
+from workers.commands.program_end import ProgramEnd, RankFailure, exit_words, program_failure
+from workers.commands.ranks import ProgramRank
+from workers.trials.result import TrialResult
 
 MARKED = """
 import ablate, os, signal, sys, time

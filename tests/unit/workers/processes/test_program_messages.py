@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.programs import program_config
-from workers.processes.ranks import ProgramMarks
+from workers.commands.ranks import ProgramMarks
 
 NUMBER_OF_MESSAGES = 10_000
 STEPS = 5

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.outcomes import FailureClass
 from tests.programs import program_config, ran
-from workers.processes.program_start import start_problem
+from workers.commands.program_start import start_problem
 
 FILES: dict[str, tuple[bytes, int]] = {
     "crlf.py": (b"#!/usr/bin/env python\r\nprint(1)\r\n", 0o755),

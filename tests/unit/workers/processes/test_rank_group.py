@@ -18,9 +18,9 @@ from experiments.system.isolation import Isolation
 from experiments.system.kernel_limits import enclose, keep_apart, landlock_version
 from experiments.system.processes import children_of, is_alive
 from tests.waiting import LIMIT_S, until
+from workers.built_in.rank_group import result_path, run_ranks
 from workers.isolation import system_folders
-from workers.processes.rank_group import result_path, run_ranks
-from workers.processes.result import TrialResult, read_result
+from workers.trials.result import TrialResult, read_result
 
 WORLD = 3
 _fork = multiprocessing.get_context("fork")

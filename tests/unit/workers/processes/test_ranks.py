@@ -12,8 +12,8 @@ import pytest
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import clocks_differ
 from tests.programs import program_config, ran, write_program
-from workers.processes import program_end
-from workers.processes.ranks import ProgramMarks, rank_problem
+from workers.commands import program_end
+from workers.commands.ranks import ProgramMarks, rank_problem
 
 LAUNCHER = """
 import os, subprocess, sys, time

@@ -15,13 +15,14 @@ from model.errors import DataError, DatasetDamaged
 from model.facts import ModelFact
 from tests.integration.worker_service import built_in_arm, corpus
 from tests.waiting import LIMIT_S
+from workers.built_in import training
+from workers.built_in.training import check_corpus
 from workers.environment_variables import chosen_caches, keep_kernels
 from workers.errors import DeviceMissing
 from workers.paths import TrialPaths, WorkPaths
-from workers.processes import built_in, trial
-from workers.processes.built_in import check_corpus
-from workers.processes.failures import classify
-from workers.processes.result import TrialOrder, read_result
+from workers.processes import trial
+from workers.trials.failures import classify
+from workers.trials.result import TrialOrder, read_result
 
 
 @pytest.fixture
@@ -34,13 +35,13 @@ def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialOrder:
         data_dir=tmp_path / "data",
         device_type="cpu",
     )
-    return replace(order, dataset=built_in.prepare_data(order).data_folder)
+    return replace(order, dataset=training.prepare_data(order).data_folder)
 
 
 def test_a_trial_builds_no_dataset(order: TrialOrder) -> None:
     for dataset in (None, order.data_dir / "rows-gone"):
         with pytest.raises(DatasetDamaged) as caught:
-            built_in._train(replace(order, dataset=dataset))
+            training._train(replace(order, dataset=dataset))
         assert classify(caught.value) is FailureClass.INFRA_NODE
 
 
@@ -48,7 +49,7 @@ def test_a_trial_of_a_cpu_node_trains_on_the_cpu_even_where_a_gpu_is(
     order: TrialOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert built_in._train(order).facts[ModelFact.DEVICE] == "cpu"
+    assert training._train(order).facts[ModelFact.DEVICE] == "cpu"
 
 
 def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
@@ -71,9 +72,9 @@ def test_compilers_cache_below_the_folder_unless_the_operator_chose_another(
 def test_a_device_that_torch_cannot_use_breaks_the_node_and_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceMissing, match="this node trains on devices of type 'cuda'") as caught:
-        built_in.find_device("cuda", 1)
+        training.find_device("cuda", 1)
     assert classify(caught.value) is FailureClass.INFRA_NODE
-    assert built_in.find_device("cpu", 1) == torch.device("cpu")
+    assert training.find_device("cpu", 1) == torch.device("cpu")
 
 
 def test_check_corpus_without_folders_allows_the_built_in_ones_and_none_allows_all() -> None:

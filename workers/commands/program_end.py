@@ -22,8 +22,8 @@ from experiments.in_trial.ablate import MOST_RESULT_BYTES, MOST_RESULTS, result_
 from experiments.outcomes import FailureClass
 from experiments.records.program_report import printable
 from experiments.system.processes import command_of, descendants_of
-from workers.processes import failures
-from workers.processes.ranks import ProgramRank, RankFailure, rank_problem
+from workers.commands.ranks import ProgramRank, RankFailure, rank_problem
+from workers.trials import failures
 
 _GRACE_S = 10.0
 """Time that the other processes of a program have to end after its first process."""

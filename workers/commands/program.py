@@ -27,15 +27,11 @@ from experiments.system.kernel_limits import keep_apart, landlock_version
 from experiments.system.processes import descendants_of, die_with_parent, end_all
 from model.errors import DataError
 from model.measurements import Step
-from workers.environment_variables import outside_variables
-from workers.node_secrets import Mask
-from workers.paths import has_file_of, remove_tree
-from workers.processes import failures
-from workers.processes.advice import ProgramPlace
-from workers.processes.device_samples import DeviceSamples
-from workers.processes.printed_results import ProgramOutput
-from workers.processes.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
-from workers.processes.program_socket import (
+from workers.commands.advice import ProgramPlace
+from workers.commands.device_samples import DeviceSamples
+from workers.commands.printed_results import ProgramOutput
+from workers.commands.program_end import ProgramEnd, ProgramWatch, not_finite, program_failure
+from workers.commands.program_socket import (
     EndedSteps,
     LoopBegan,
     Mark,
@@ -44,9 +40,13 @@ from workers.processes.program_socket import (
     WindowBegan,
     WindowEnded,
 )
-from workers.processes.program_start import start_problem
-from workers.processes.ranks import ProgramMarks, ProgramRank
-from workers.processes.result import MODULE_FOLDER, TrialOrder, TrialResult
+from workers.commands.program_start import start_problem
+from workers.commands.ranks import ProgramMarks, ProgramRank
+from workers.environment_variables import outside_variables
+from workers.node_secrets import Mask
+from workers.paths import has_file_of, remove_tree
+from workers.trials import failures
+from workers.trials.result import MODULE_FOLDER, TrialOrder, TrialResult
 
 VARIABLE = "ABLATE_TRIAL"
 """Variable with the settings of a trial for the module, as JSON."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from experiments.documents import write_whole
 from experiments.system.processes import die_with_parent
-from workers.processes.failures import CANNOT_WRITE, signal_name
-from workers.processes.result import TrialResult, read_result
+from workers.trials.failures import CANNOT_WRITE, signal_name
+from workers.trials.result import TrialResult, read_result
 
 RankWork = Callable[[int], TrialResult]
 """Rank -> its result. Exceptions are the caller's to turn into a result."""

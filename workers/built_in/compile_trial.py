@@ -11,7 +11,7 @@ from experiments.records.compilation_report import CompilationReport, HbmPlan
 from kernels.xla_compiler import Order
 from workers.devices.xla_compilation import Answer, ask_compiler, find_overflow
 from workers.errors import CompilerFailed
-from workers.processes.result import TrialOrder, TrialResult
+from workers.trials.result import TrialOrder, TrialResult
 
 if TYPE_CHECKING:
     from model.training.traced_step import TracedStep

@@ -19,8 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 from experiments.design.kinds.program import ProgramArm
 from workers.environment_variables import with_readable
-from workers.processes.failures import MESSAGE_LIMIT
-from workers.processes.result import TrialOrder
+from workers.trials.failures import MESSAGE_LIMIT
+from workers.trials.result import TrialOrder
 
 _NAMED = re.compile(r"(?:module|from|No module named) '([A-Za-z_]\w*)[\w.]*'")
 _DENIED = re.compile(

@@ -15,6 +15,7 @@ from kernels.errors import KernelUnsupported
 from model.data.corpus import BUILT_IN, NAMED
 from model.errors import DataError, DatasetDamaged, MeasurementError
 from model.measurements import ProfiledStep, StepTrace
+from workers.built_in.compile_trial import compile_step
 from workers.environment_variables import (
     compile_in_process,
     keep_kernels,
@@ -24,9 +25,8 @@ from workers.environment_variables import (
 )
 from workers.errors import DeviceMissing
 from workers.paths import is_allowed
-from workers.processes.compile_trial import compile_step
-from workers.processes.failures import TOO_LATE
-from workers.processes.result import TrialOrder, TrialResult
+from workers.trials.failures import TOO_LATE
+from workers.trials.result import TrialOrder, TrialResult
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ from experiments.in_trial.ablate import MOST_RESULTS
 from experiments.records.program_report import printable
 from model.config import StepsConfig
 from model.measurements import StepTrace
-from workers.node_secrets import Mask
-from workers.processes.program_socket import (
+from workers.commands.program_socket import (
     AttestedValues,
     EndedSteps,
     KernelTable,
@@ -32,6 +31,7 @@ from workers.processes.program_socket import (
     WindowEnded,
     read_message,
 )
+from workers.node_secrets import Mask
 
 _MOST_ATTESTED, _MOST_KERNELS, _MOST_EVENTS = 256, 2_000, 4_000
 """Most attested values, kernels and events of a step of one trial: more would make the report of a block too large."""

@@ -21,7 +21,7 @@ from experiments.records.code_tree import (
 from experiments.records.commit_files import write_commit
 from model.errors import DataError
 from workers.paths import is_allowed
-from workers.processes.result import TrialOrder, TrialResult
+from workers.trials.result import TrialOrder, TrialResult
 
 KEPT = 80
 """Copies that a node keeps, more than a block has arms; the oldest goes first."""
