@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.routes import imports, submissions
+from service import submitting
+from service.routes import imports
 from service.store import session
 from tests.api_stack import Api, api_fixture
 from tests.bundles import archive_of, make_bundle, make_file
@@ -66,7 +67,7 @@ def test_many_imports_at_once_delay_neither_readers_nor_workers(api: Api, monkey
 
 
 def test_many_large_plans_at_once_delay_neither_readers_nor_workers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(submissions.planned, monkeypatch, submissions)
+    held = Held(submitting.planned, monkeypatch, submitting)
     assert crowd(api, held, lambda: httpx.Response(202, json=api.submit())) == [202] * CALLS
     assert len(api.get("/v1/ablations").json()["items"]) == CALLS
 

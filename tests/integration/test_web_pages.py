@@ -16,6 +16,7 @@ from service.principals import SERVICE
 from service.store import outbox
 from service.store.ablations.results import store_projection
 from service.store.tables import ablations, blocks
+from service.web import live_curves
 from service.web.answers import read_answer
 from tests import web_world
 from tests.api_stack import Api, api_fixture, nobody_url, served_api
@@ -100,8 +101,8 @@ def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
     assert api.get(f"/v1/ablations/{made}").json()["time_left_s"] == pytest.approx(5 * web_world.BLOCK_S, abs=25)
     text = Person.signed_in(api).get(f"/a/{made}/live").text
     assert "step 5 of 40" in text
-    assert text.count('<polyline class="now"') == 2, "loss and throughput of the running trial"
-    assert text.count('<polyline class="mean"') == 6, "of the three arms of the finished block"
+    assert text.count("Thick line: block 2, in the attempt that runs") == 2, "loss and throughput of the running trial"
+    assert text.count("Thin line: mean over 1 finished block.") == 2
     assert "about 8\N{NO-BREAK SPACE}min left" in text
     assert "block 2 on node-b" in text
     why = {"failure_class": "preempted", "arm": block["trials"][0]["arm"], "message": "wanted elsewhere"}
@@ -111,9 +112,11 @@ def test_what_runs_is_drawn_and_the_time_left_is_told(api: Api) -> None:
     again = web_world.claimed(api, node)
     assert (again["ablation_id"], again["block_index"]) == (made, block["block_index"])
     web_world.beat(api, again, range(1, 3))
+    live_curves.live_curves.cache.clear()
     text = Person.signed_in(api).get(f"/a/{made}/live").text
     assert "step 2 of 40" in text
-    assert text.count('<polyline class="now"') == 0, "one point of the second attempt, and none of the first"
+    assert "Thin line" in text
+    assert "Thick line" not in text, "one point of the second attempt, and none of the first"
 
 
 def test_a_list_and_one_ablation_say_the_answer_of_the_page(api: Api) -> None:
