@@ -99,12 +99,12 @@ def sealed(file: PlanFile, files: dict[str, bytes], signer: Signer | None = None
 def make_node(signer: Signer | None = None, receipt: Receipt | None = None) -> NodeRecord:
     """Return the described machine of `receipt`, by default of the factories' receipts, that signs by `signer`."""
     made = receipt or make_receipt(make_plan(), 0, "baseline")
-    found = made.environment
-    device = DeviceInfo(index=0, name=found.device_name, serial=found.device_serial, memory_bytes=2**34)
+    environment = made.environment
+    device = DeviceInfo(index=0, name=environment.device_name, serial=environment.device_serial, memory_bytes=2**34)
     registration = NodeRegistration(
-        node_class=found.node_class,
+        node_class=environment.node_class,
         devices=(device,),
-        versions=found.versions,
+        versions=environment.versions,
         code_digest=made.digests.code,
         public_key=None if signer is None else signer.key,
     )

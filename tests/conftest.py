@@ -49,8 +49,8 @@ os.environ["ABLATE_QUIET_S"] = "0"  # no wait for the other tests
 
 def group_of(nodeid: str) -> str:
     """Return the group whose tests run one after another, or the file."""
-    found = [name for name, beginnings in GROUPS.items() if nodeid.startswith(beginnings)]
-    return found[0] if found else nodeid.partition("::")[0]
+    names = [name for name, beginnings in GROUPS.items() if nodeid.startswith(beginnings)]
+    return names[0] if names else nodeid.partition("::")[0]
 
 
 def seed_of(item):
@@ -83,9 +83,9 @@ def pytest_collection():
 
 def pytest_collection_modifyitems(config, items):
     """Keep the tests of the wanted length, and put the long groups first."""
-    if (wanted := config.getoption("--length")) is not None:
+    if (length := config.getoption("--length")) is not None:
         every = {item.nodeid for item in items}
-        kept = {item for item in items if is_long(item.nodeid, every, seed_of(item)) == (wanted == "long")}
+        kept = {item for item in items if is_long(item.nodeid, every, seed_of(item)) == (length == "long")}
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: group_of(item.nodeid) not in GROUPS)

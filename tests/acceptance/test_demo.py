@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def _processes_of(home: Path) -> list[str]:
-    found = []
+    commands = []
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
@@ -25,8 +25,8 @@ def _processes_of(home: Path) -> list[str]:
         except OSError:
             continue
         if f"ABLATE_HOME={home}".encode() in environment and command:
-            found.append(command)
-    return found
+            commands.append(command)
+    return commands
 
 
 def check_demo(program: Path, home: Path, *, cwd: Path) -> None:
@@ -41,8 +41,8 @@ def check_demo(program: Path, home: Path, *, cwd: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    words = {variant["arm"]: variant["verdict"] for variant in summary["verdict"]["variants"]}
-    assert words == {"chunk-16": "better", "chunked-loss": "same", "psiv-on": "worse"}, "exact, on any machine"
+    verdicts = {variant["arm"]: variant["verdict"] for variant in summary["verdict"]["variants"]}
+    assert verdicts == {"chunk-16": "better", "chunked-loss": "same", "psiv-on": "worse"}, "exact, on any machine"
     assert summary["verdict"]["circumstances"]["admission"]["calibrations"] == [], "none is needed"
     assert summary["verdict"]["blocks_counted"] == 4
     assert any(pointer.startswith("#/variants/") for pointer in summary["refused_spec"])

@@ -186,9 +186,9 @@ def test_the_first_screen_answers(open_report: Open, width: int, height: int) ->
     lines = page.locator(".answer .line")
     boxes = [lines.nth(i).bounding_box() for i in range(lines.count())]
     assert all(box is not None and box["y"] + box["height"] <= height for box in boxes)
-    told = page.locator("#answer").inner_text()
-    assert "faster by 2.44" in told.replace("\N{NO-BREAK SPACE}", " ")
-    assert "tokens/s" in told
+    answer = page.locator("#answer").inner_text()
+    assert "faster by 2.44" in answer.replace("\N{NO-BREAK SPACE}", " ")
+    assert "tokens/s" in answer
     if width > height:
         forest = page.locator("#picture-forest svg").bounding_box()
         assert forest is not None

@@ -31,7 +31,7 @@ def listed(home: Home) -> list[dict[str, Any]]:
     return list(json.loads(home.run("list", "--json").stdout))
 
 
-def told(home: Home, ablation_id: str) -> dict[str, Any]:
+def verdict_and_receipts(home: Home, ablation_id: str) -> dict[str, Any]:
     """Return what people read of an ablation."""
     return {
         "verdict": json.loads(home.run("verdict", ablation_id, "--json").stdout),
@@ -47,7 +47,7 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
         home.up()
         first = ran(home, spec)
         assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
-        before, shown = told(home, first), contents(home.mlflow())
+        before, shown = verdict_and_receipts(home, first), contents(home.mlflow())
         assert len(shown) == 7, "one parent, two arms and four trials"
         assert home.run("backup", str(backup)).returncode == 0
         assert backup.stat().st_mode & 0o777 == 0o600
@@ -64,7 +64,7 @@ def test_a_restored_home_says_the_same_shows_the_same_and_works_on(tmp_path: Pat
         home.up()
         assert [row["id"] for row in listed(home)] == [first]
         assert home.run("show", later).returncode == 5
-        assert told(home, first) == before
+        assert verdict_and_receipts(home, first) == before
         assert json.loads(home.run("mlflow", "rebuild", "--json").stdout) == {"projected": 1}
         assert contents(home.mlflow()) == shown
         ran(home, spec)

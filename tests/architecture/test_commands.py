@@ -21,32 +21,32 @@ FREE = ("exec",)
 
 def unknown_in(text: str) -> str | None:
     """Return the first word of a command line of `ablate` that is no command or option of it, None when all are."""
-    found, context = PROGRAM, typer.Context(PROGRAM)
+    command, context = PROGRAM, typer.Context(PROGRAM)
     words = iter(shlex.split(text, comments=True)[1:])
     for word in words:
-        if isinstance(found, TyperGroup) and not word.startswith("-"):
+        if isinstance(command, TyperGroup) and not word.startswith("-"):
             if word == "...":
                 return None
-            command = found.get_command(context, word)
-            if command is None:
-                return None if found.invoke_without_command else word
-            found = command
+            subcommand = command.get_command(context, word)
+            if subcommand is None:
+                return None if command.invoke_without_command else word
+            command = subcommand
         elif word in (">", "|", "&&", "--"):  # the words after it are not ours
             return None
-        elif word.startswith("--") and found.name not in FREE and not takes(found, word.partition("=")[0]):
+        elif word.startswith("--") and command.name not in FREE and not takes(command, word.partition("=")[0]):
             return word
     return None
 
 
 def lacking_in(text: str) -> list[str]:
     """Return the options that a command line of `ablate` must have and has not; none where it asks for help."""
-    found, context = PROGRAM, typer.Context(PROGRAM)
+    command, context = PROGRAM, typer.Context(PROGRAM)
     words = shlex.split(text, comments=True)[1:]
     for word in words:
-        if isinstance(found, TyperGroup) and (command := found.get_command(context, word)) is not None:
-            found = command
+        if isinstance(command, TyperGroup) and (subcommand := command.get_command(context, word)) is not None:
+            command = subcommand
     given = {word.partition("=")[0] for word in words}
-    needed = [one for one in found.params if one.required and one.param_type_name == "option"]
+    needed = [one for one in command.params if one.required and one.param_type_name == "option"]
     return [] if "--help" in given else [one.opts[0] for one in needed if not given & set(one.opts)]
 
 

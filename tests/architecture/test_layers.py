@@ -98,7 +98,7 @@ LOCAL = {"assess", "exec_", "mlflow"}
 
 
 def test_no_command_that_asks_the_service_imports_what_judges_or_serves() -> None:
-    names = sorted(found.name for found in pkgutil.iter_modules(commands.__path__) if found.name not in LOCAL)
+    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__) if module.name not in LOCAL)
     assert len(names) > 20
     code = (
         "import sys\nfrom importlib import import_module\n"

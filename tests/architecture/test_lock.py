@@ -89,9 +89,9 @@ def test_an_installation_takes_only_what_its_extras_need(packages: dict[str, ins
 
 
 def test_a_build_of_torch_without_cuda_brings_no_library_of_it(packages: dict[str, install.Locked]) -> None:
-    wanted = install.roots(["worker", "cpu"])
+    roots = install.roots(["worker", "cpu"])
     used = {"filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions"}
-    chosen = install.without_unused(packages, wanted, used)
+    chosen = install.without_unused(packages, roots, used)
     assert used <= chosen.keys()
     assert "mpmath" in chosen  # sympy's
     assert [name for name in chosen if name.startswith(("nvidia-", "cuda-", "triton"))] == []

@@ -83,10 +83,10 @@ def test_every_setting_and_every_error_says_what_it_is() -> None:
 
 
 def test_everything_that_the_compose_file_lets_people_set_is_explained() -> None:
-    told = (pages.ROOT / "docs/operate.md").read_text(encoding="utf-8") + pages.PAGES["docs/settings.md"]()
+    text = (pages.ROOT / "docs/operate.md").read_text(encoding="utf-8") + pages.PAGES["docs/settings.md"]()
     asked = set(re.findall(r"(?<!\$)\$\{(\w+)", (pages.ROOT / "compose.yaml").read_text(encoding="utf-8")))
     assert asked
-    assert {name for name in asked if f"`{name}" not in told} == set()
+    assert {name for name in asked if f"`{name}" not in text} == set()
 
 
 SET_OTHERWISE = {
@@ -111,11 +111,11 @@ SET_OTHERWISE = {
 )
 def test_the_compose_file_passes_every_documented_setting(service: str, settings: type[BaseSettings]) -> None:
     composed = yaml.safe_load((pages.ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    told = (pages.ROOT / "docs/operate.md").read_text(encoding="utf-8")
+    text = (pages.ROOT / "docs/operate.md").read_text(encoding="utf-8")
     documented = {f"ABLATE_{name.upper()}" for name in settings.model_fields}
     otherwise = SET_OTHERWISE["worker-cpu" if settings is Settings else "api"]
     passed = set(composed[service]["environment"])
-    elsewhere = {name for name in passed - documented if f"`{name}`" in told}
+    elsewhere = {name for name in passed - documented if f"`{name}`" in text}
     assert passed | otherwise == documented | elsewhere, "a setting is missing in compose.yaml, or unknown"
     assert passed & otherwise == set()
 

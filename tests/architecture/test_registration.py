@@ -43,13 +43,13 @@ def test_every_setting_is_read(settings: type[BaseModel]) -> None:
 
 def test_every_failure_class_is_told_by_somebody() -> None:
     tables = {ROOT / f"experiments/{name}.py" for name in ("outcomes", "retries")}
-    told = {
+    names = {
         name
         for path in SOURCES
         if path not in tables
         for name in re.findall(r"FailureClass\.([A-Z_]+)(?!: Outcome|\w)", path.read_text(encoding="utf-8"))
     }
-    assert {failure for failure in FailureClass if failure.name not in told} == set()
+    assert {failure for failure in FailureClass if failure.name not in names} == set()
 
 
 def test_every_route_is_served() -> None:

@@ -153,7 +153,7 @@ def test_every_class_name_means_one_thing() -> None:
         for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(_name(path))
-    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 OPERATIONS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))

@@ -1,10 +1,10 @@
-"""Plant a slow-down, or nothing, into real trials on this machine, and see which word is published.
+"""Plant a slow-down, or nothing, into real trials on this machine, and see which verdict is published.
 
 Usage: python -m tests.bench.planted FOLDER [--share 0.03] [--blocks N] [--nulls 20] [--busy]
 
 First 20 A/A blocks calibrate this machine; then one ablation whose variant is slower by `--share` of every step (by
 default with as many blocks as the measured noise asks for), then `--nulls` ablations whose variant is the baseline
-again. Every trial is a process of its own, as in `ablate exec`; every word comes from the judge, by that calibration.
+again. Every trial is a process of its own, as in `ablate exec`; every verdict comes from the judge by that calibration.
 Each null is judged twice: as a first asking, and as the service counts them, as one more asking of one question.
 Running it again goes on where it ended. `--busy` lets trials count beside other programs.
 """
@@ -99,8 +99,8 @@ def judged(bundle: Bundle, known: Sequence[Calibration], *, asked_before: int = 
     circumstances = Circumstances(
         attempts=attempt_records(bundle), family=family(asked_before), admission=admission, signers=bundle.signers
     )
-    (found,) = judge(file.plan, file.spec, receipts, circumstances).variants
-    return found
+    (verdict,) = judge(file.plan, file.spec, receipts, circumstances).variants
+    return verdict
 
 
 def family(asked_before: int) -> Family:
@@ -120,10 +120,10 @@ def blocks_for(share: float, noise: Calibration) -> int:
     return needed
 
 
-def said(name: str, found: VariantVerdict) -> None:
+def said(name: str, verdict: VariantVerdict) -> None:
     """Print one line of what came out."""
-    line = {"ablation": name, "word": found.verdict, "cause": found.cause, "reason": found.reason}
-    sys.stdout.write(json.dumps(line | {"effect": found.model_dump(mode="json").get("effect")}, default=str) + "\n")
+    line = {"ablation": name, "word": verdict.verdict, "cause": verdict.cause, "reason": verdict.reason}
+    sys.stdout.write(json.dumps(line | {"effect": verdict.model_dump(mode="json").get("effect")}, default=str) + "\n")
     sys.stdout.flush()
 
 

@@ -39,7 +39,7 @@ class Call:
     status: int
     """Status of the service's answer; 0 without an answer."""
     sent: Row
-    told: Row
+    answer: Row
     """The answer, if its status is 200."""
 
 

@@ -143,9 +143,9 @@ def ended_ablations_add_up(books: Books) -> Iterator[str]:
 
 
 def _state_fits(row: Row, states: Counter[str], books: Books) -> Iterator[str]:
-    wanted = row["id"] in books.cancelled
-    if row["state"] == "cancelled" and (not wanted or states["done"] == sum(states.values())):
-        yield f"{row['id']} is cancelled with blocks {dict(states)}; somebody asked for it: {wanted}"
+    asked_for = row["id"] in books.cancelled
+    if row["state"] == "cancelled" and (not asked_for or states["done"] == sum(states.values())):
+        yield f"{row['id']} is cancelled with blocks {dict(states)}; somebody asked for it: {asked_for}"
     if row["state"] == "completed" and not states["done"]:
         yield f"{row['id']} is completed without a finished block"
     if (
@@ -398,9 +398,9 @@ def _ablation(row: Row, runs: list[Run], books: Books) -> Iterator[str]:
     for parent in named["parent"]:
         yield from _parent(row, parent)
     receipts = {f"{r['trial_id']}/{r['attempt_id']}": r for r in books.of("receipts", ablation_id=row["id"])}
-    for arm, word in _judged(row).items():
+    for arm, verdict in _judged(row).items():
         for run in named[f"arm/{arm}"]:
-            yield from _arm(row, arm, word, run)
+            yield from _arm(row, arm, verdict, run)
     for name, receipt in receipts.items():
         for run in named[name]:
             yield from _child(run, receipt)
@@ -430,17 +430,17 @@ def _parent(row: Row, run: Run) -> Iterator[str]:
 
 
 def _judged(row: Row) -> dict[str, str | None]:
-    """Return the verdict word of every arm of a verdict; None for the baseline."""
+    """Return the verdict on every arm; None for the baseline."""
     if row["verdict"] is None:
         return {}
     verdict: dict[str, Any] = json.loads(row["verdict"])
     return {verdict["baseline"]: None} | {one["arm"]: one["verdict"] for one in verdict["variants"]}
 
 
-def _arm(row: Row, arm: str, word: str | None, run: Run) -> Iterator[str]:
+def _arm(row: Row, arm: str, verdict: str | None, run: Run) -> Iterator[str]:
     tag = run.tags.get("ablation.verdict")
-    if tag != word:
-        yield f"the run of arm {arm} of {row['id']} says {tag}, the verdict {word}"
+    if tag != verdict:
+        yield f"the run of arm {arm} of {row['id']} says {tag}, the verdict {verdict}"
 
 
 def _child(run: Run, receipt: Row) -> Iterator[str]:

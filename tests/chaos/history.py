@@ -36,9 +36,9 @@ class History:
             return
         sent = json.loads(rest.partition(b"\r\n\r\n")[2])
         status = int(answer.split(b" ", 2)[1]) if answer else 0
-        told = _body(answer) if status == 200 else {}
-        attempt = told.get("attempt_id") if verb == "claim" else path.rpartition("/")[2]
-        self.add(Call(verb=verb, subject=attempt or "", status=status, sent=_shortened(sent), told=told))
+        body = _body(answer) if status == 200 else {}
+        attempt = body.get("attempt_id") if verb == "claim" else path.rpartition("/")[2]
+        self.add(Call(verb=verb, subject=attempt or "", status=status, sent=_shortened(sent), answer=body))
 
 
 def _body(answer: bytes) -> Row:
@@ -66,10 +66,10 @@ def answered_is_visible(books: Books) -> Iterator[str]:
         if attempt is None:
             yield f"{where}, and there is no such attempt"
         elif call.verb == "claim" and (attempt["token"], attempt["block_id"]) != (
-            call.told["token"],
-            call.told["block_id"],
+            call.answer["token"],
+            call.answer["block_id"],
         ):
-            yield f"{where} with {call.told['token']} and {call.told['block_id']}, stored is {attempt['block_id']}"
+            yield f"{where} with {call.answer['token']} and {call.answer['block_id']}, stored is {attempt['block_id']}"
         elif call.verb in ("report", "release") and attempt["state"] != _led_to(call):
             yield f"{where}; it led to {_led_to(call)}, and the attempt is {attempt['state']}"
         elif not stored[call.subject] >= set(call.sent["digests"]):

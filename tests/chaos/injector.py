@@ -52,8 +52,8 @@ class Injector:
 
     def inject(self, count: int) -> None:
         """Inject `count` more faults, then end those in progress."""
-        wanted, next_at = len(self.records) + count, time.monotonic()
-        while len(self.records) < wanted:
+        total, next_at = len(self.records) + count, time.monotonic()
+        while len(self.records) < total:
             now = time.monotonic()
             if now >= next_at and len(self._waiting) < 2 * _AT_ONCE:
                 fault = next(self._faults)

@@ -173,7 +173,7 @@ class People:
         finally:
             if not 0 < status < 500:
                 self._unsure.add(ablation)
-            self._history.add(Call(verb=verb, subject=ablation, status=status, sent=options.get("json", {}), told={}))
+            self._history.add(Call(verb=verb, subject=ablation, status=status, sent=options.get("json", {}), answer={}))
         return answer
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -59,9 +59,9 @@ def ask(bin_folder: Path, name: str, folder: Path, api: Api, token: str) -> None
         "refused": ["#/verdict/primary"],
         "ran": [[block, arm] for block in (0, 1) for arm in ("baseline", "psiv-on")],
     }
-    found = {key: answer[key] for key in expected}
-    found["refused"] = [pointer.rpartition("/")[0] for pointer in answer["refused"]]
-    if found != expected or "hybrid-tiny" not in answer["recipes"]:
+    actual = {key: answer[key] for key in expected}
+    actual["refused"] = [pointer.rpartition("/")[0] for pointer in answer["refused"]]
+    if actual != expected or "hybrid-tiny" not in answer["recipes"]:
         raise SystemExit(f"the client of {name} has {answer}; expected {expected} and the recipe hybrid-tiny")
 
 

@@ -30,9 +30,9 @@ def mlflow_url() -> str:
 def ablate(environment: dict[str, str], *words: str) -> str:
     """Run the program and return what it printed."""
     program = [str(Path(sys.executable).with_name("ablate")), *words]
-    found = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1200, check=False)
-    assert found.returncode in range(5), found.stderr
-    return found.stdout
+    process = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    assert process.returncode in range(5), process.stderr
+    return process.stdout
 
 
 def headers(environment: dict[str, str]) -> dict[str, str]:
@@ -81,7 +81,7 @@ def over(ablation: dict[str, Any]) -> dict[str, Any] | None:
 def eventually(look, what: str, patience_s: float = 300.0):
     """Wait until `look` finds something, and return it."""
     deadline = time.monotonic() + patience_s
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < deadline, f"{what} did not happen within {patience_s:.0f} s"
         time.sleep(1)
-    return found
+    return result

@@ -57,7 +57,7 @@ def images() -> tuple[str, ...]:
 
 def compose(*words: str, timeout_s: float = 300.0, **more: str) -> str:
     """Run a compose command; raise with its output when it fails."""
-    found = subprocess.run(
+    process = subprocess.run(
         [*COMPOSE, "-f", str(ROOT / "compose.yaml"), *words],
         capture_output=True,
         text=True,
@@ -66,9 +66,9 @@ def compose(*words: str, timeout_s: float = 300.0, **more: str) -> str:
         cwd=ROOT,
         env=variables() | more,
     )
-    if found.returncode:
-        raise RuntimeError(f"compose {' '.join(words)} failed:\n{found.stdout}\n{found.stderr}")
-    return found.stdout
+    if process.returncode:
+        raise RuntimeError(f"compose {' '.join(words)} failed:\n{process.stdout}\n{process.stderr}")
+    return process.stdout
 
 
 def variables() -> dict[str, str]:
@@ -110,21 +110,23 @@ def typed(command: str, folder: Path, *, timeout_s: float = 600.0) -> str:
     environment = {**variables(), "COMPOSE_FILE": str(ROOT / "compose.yaml")}
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     run = ["bash", "-euo", "pipefail", "-c", command]
-    found = subprocess.run(
+    process = subprocess.run(
         run, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    if found.returncode:
-        raise RuntimeError(f"{command}\nended with {found.returncode}:\n{found.stdout}\n{found.stderr}")
-    return found.stdout
+    if process.returncode:
+        raise RuntimeError(f"{command}\nended with {process.returncode}:\n{process.stdout}\n{process.stderr}")
+    return process.stdout
 
 
 def engine(*words: str, check: bool = True, timeout_s: float = 120.0) -> str:
     """Run a command of the container engine; return what it printed, both ways."""
     command = [ENGINE, *words]
-    found = subprocess.run(command, env=surroundings(), capture_output=True, text=True, timeout=timeout_s, check=False)
-    if check and found.returncode:
-        raise RuntimeError(f"{ENGINE} {' '.join(words)} failed: {found.stderr}")
-    return found.stdout + found.stderr
+    process = subprocess.run(
+        command, env=surroundings(), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if check and process.returncode:
+        raise RuntimeError(f"{ENGINE} {' '.join(words)} failed: {process.stderr}")
+    return process.stdout + process.stderr
 
 
 def image_id(name: str) -> str:

@@ -109,8 +109,8 @@ def test_an_ablation_lives_through_a_restart_of_every_part(environment):
     name = json.loads(ablate(environment, "submit", str(SPEC), "--json"))["id"]
     path = f"/v1/ablations/{name}"
     for turn, (service, number) in enumerate(RESTARTED):
-        wanted = turn * 5 // (len(RESTARTED) - 1)
-        eventually(lambda wanted=wanted: done(get_if_up(environment, path)) >= wanted, f"block {wanted}", 600)
+        count = turn * 5 // (len(RESTARTED) - 1)
+        eventually(lambda count=count: done(get_if_up(environment, path)) >= count, f"block {count}", 600)
         stack.engine("restart", "-t", "10", stack.container(service, number))
     final = eventually(lambda: over(get_if_up(environment, path)), "the end", 900)
     assert final["state"] == "completed"

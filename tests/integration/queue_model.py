@@ -104,20 +104,22 @@ class Model:
         """Note what was given, and that nobody of the same priority was passed over more than once."""
         could = {self.blocks[one].ablation for one in self.claimable(node)}
         block = self.blocks[block_id]
-        mine = block.ablation
-        for other in could - {mine}:
-            ahead = self.counts[mine, other] - self.counts[other, mine]
-            slack = 2 + self.slack[mine] + self.slack[other]
-            assert ahead < slack, f"{mine} was given {ahead + 1} blocks more than {other}, which waited all the time"
-            self.counts[mine, other] += 1
+        ablation = block.ablation
+        for other in could - {ablation}:
+            ahead = self.counts[ablation, other] - self.counts[other, ablation]
+            slack = 2 + self.slack[ablation] + self.slack[other]
+            assert ahead < slack, (
+                f"{ablation} was given {ahead + 1} blocks more than {other}, which waited all the time"
+            )
+            self.counts[ablation, other] += 1
         for pair in list(self.counts):
             if not set(pair) <= could:
                 del self.counts[pair]
-        lowest = min(self.blocks[one].index for one in self.claimable(node) if self.blocks[one].ablation == mine)
-        assert block.index == lowest or any(one.attempts for one in self.blocks.values() if one.ablation == mine)
-        block.state, self.states[mine] = "running", "running"
+        lowest = min(self.blocks[one].index for one in self.claimable(node) if self.blocks[one].ablation == ablation)
+        assert block.index == lowest or any(one.attempts for one in self.blocks.values() if one.ablation == ablation)
+        block.state, self.states[ablation] = "running", "running"
         self.numbers += 1
-        block.attempts.append(Attempt(node, mine))
+        block.attempts.append(Attempt(node, ablation))
 
     def forget_pairs(self, ablation: str) -> None:
         """An ablation joined another queue: comparisons begin anew."""
@@ -154,15 +156,15 @@ class Model:
 
     def _against(self, node: Node, attempt: Attempt) -> None:
         self.numbers += 1
-        told = "" if attempt.ended == "no_receipt" else attempt.arm or f"attempt {self.numbers}"
-        node.row.append((attempt.ended, attempt.work, told))
+        source = "" if attempt.ended == "no_receipt" else attempt.arm or f"attempt {self.numbers}"
+        node.row.append((attempt.ended, attempt.work, source))
         elsewhere = {
             one.work
             for block in self.blocks.values()
             for one in block.attempts
             if one.ended in AGAINST_NODE and one.node != node.name
         }
-        counted = [(work, told) for _, work, told in node.row if work not in elsewhere]
+        counted = [(work, source) for _, work, source in node.row if work not in elsewhere]
         if len(counted) >= NODE_BREAKS and len(set(counted)) > 1:
             node.quarantined = True
 
@@ -186,13 +188,13 @@ class Model:
 
     def settle(self, ablation: str) -> str:
         """Return the state that an ablation has now."""
-        found = Counter(block.state for block in self.blocks.values() if block.ablation == ablation)
-        if self.states[ablation] in ("completed", "failed", "cancelled") or found["queued"] + found["running"]:
+        by_state = Counter(block.state for block in self.blocks.values() if block.ablation == ablation)
+        if self.states[ablation] in ("completed", "failed", "cancelled") or by_state["queued"] + by_state["running"]:
             return self.states[ablation]
-        if self.states[ablation] == "cancelling" and found["cancelled"]:
+        if self.states[ablation] == "cancelling" and by_state["cancelled"]:
             self.states[ablation] = "cancelled"
         else:
-            self.states[ablation] = "completed" if found["done"] else "failed"
+            self.states[ablation] = "completed" if by_state["done"] else "failed"
         return self.states[ablation]
 
     def pass_time(self) -> None:

@@ -118,17 +118,17 @@ def _spans(number: int, text: str) -> list[tuple[float, float, int, int]]:
     return [(began, ended, number, part) for part, (began, ended) in enumerate(zip(begins, ends, strict=True))]
 
 
-def problems(slices: int, trials: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+def problems(slices: int, trials: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
     """Compare with the oracle."""
     line = expected(slices, trials)
     hung = [trial["how"] == "hangs" and trial["dies_in"] is not None for trial in trials]
     stopped = [StopReason.TIMEOUT if one else None for one in hung]
-    wrong = [name for name in ("line", "turns") if found[name] != line]
-    wrong += [name for name, good in (("overlaps", not found["overlaps"]), ("spent", found["spent"])) if not good]
-    wrong += ["stopped"] if found["stopped"] != stopped else []
+    wrong = [name for name in ("line", "turns") if result[name] != line]
+    wrong += [name for name, good in (("overlaps", not result["overlaps"]), ("spent", result["spent"])) if not good]
+    wrong += ["stopped"] if result["stopped"] != stopped else []
     codes = {"returns": 0, "exits": 3, "is killed": -signal.SIGKILL, "hangs": -signal.SIGTERM}
-    wanted = [codes[trial["how"]] if trial["dies_in"] is not None else 0 for trial in trials]
-    return wrong + (["codes"] if found["codes"] != wanted else [])
+    expected_codes = [codes[trial["how"]] if trial["dies_in"] is not None else 0 for trial in trials]
+    return wrong + (["codes"] if result["codes"] != expected_codes else [])
 
 
 def main() -> None:
@@ -142,9 +142,9 @@ def main() -> None:
         for number in range(draws):
             slices, trials = draw(chance) if number else (4, HANGS)
             seen |= {(trial["how"], trial["dies_in"] is not None) for trial in trials}
-            found = ran(runner, home / str(number), slices, trials)
-            if what := problems(slices, trials, found):
-                wrong.append({"draw": number, "wrong": what, "slices": slices, "trials": trials, "found": found})
+            result = ran(runner, home / str(number), slices, trials)
+            if what := problems(slices, trials, result):
+                wrong.append({"draw": number, "wrong": what, "slices": slices, "trials": trials, "found": result})
     sys.stdout.write(json.dumps({"wrong": wrong, "seen": sorted(seen)}, default=str))
 
 

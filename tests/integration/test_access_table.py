@@ -273,8 +273,8 @@ def test_every_operation_has_a_row(world: World) -> None:
 def test_only_those_of_the_table_may(world: World, operation: str) -> None:
     allowed, good, make = TABLE[operation]
     ask = make(world)
-    found = {principal: send(world, ask, principal).status_code for principal in sorted(PRINCIPALS - allowed)}
-    assert found == {principal: 401 if principal in NO_TOKEN else 403 for principal in sorted(PRINCIPALS - allowed)}
+    statuses = {principal: send(world, ask, principal).status_code for principal in sorted(PRINCIPALS - allowed)}
+    assert statuses == {principal: 401 if principal in NO_TOKEN else 403 for principal in sorted(PRINCIPALS - allowed)}
     answers = {principal: send(world, make(world), principal) for principal in sorted(allowed)}
     assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, good)
     assert send(world, ask, min(allowed)).status_code == good, "what was refused has changed nothing"

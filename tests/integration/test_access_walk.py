@@ -60,8 +60,8 @@ class Walk:
 
     def expect(self, answer: httpx.Response, counts: bool, may: bool, good: set[int]) -> bool:
         """Compare; return whether it was done."""
-        wanted = good if counts and may else {403} if counts else {401}
-        assert answer.status_code in wanted, (answer.request.method, answer.request.url, answer.text, wanted)
+        expected = good if counts and may else {403} if counts else {401}
+        assert answer.status_code in expected, (answer.request.method, answer.request.url, answer.text, expected)
         return answer.is_success
 
     def rank(self, holder: Holder, needed: str) -> bool:
@@ -136,8 +136,8 @@ class Walk:
         by, secret, counts = self.draw()
         name, devices = self.rng.choice([by.name, f"{self.mark}-node-0"]), self.rng.randint(0, 3)
         node_class = self.rng.choice(["cpu", "cpu", "cpu", "h200"])
-        found = [{"index": number, "name": "x", "memory_bytes": 1} for number in range(devices)]
-        body = {"node_class": node_class, "devices": found, "versions": {}, "code_digest": "c"}
+        hardware = [{"index": number, "name": "x", "memory_bytes": 1} for number in range(devices)]
+        body = {"node_class": node_class, "devices": hardware, "versions": {}, "code_digest": "c"}
         answer = self.send("register", secret, "PUT", f"/v1/nodes/{name}", json={**body, "public_key": SIGNER.key})
         may = by.scope == "worker" and by.name == name and node_class == "cpu"
         if self.expect(answer, counts, may, {200}):
@@ -187,7 +187,7 @@ def test_random_walks_do_what_the_model_says(api: Api) -> None:
         for _ in range(STEPS):
             walk.step()
         seen |= walk.seen
-    wanted = {
+    expected = {
         "create": {201, 401, 403, 409},
         "add": {201, 401, 403, 409},
         "rotate": {200, 401, 403, 404},
@@ -199,4 +199,4 @@ def test_random_walks_do_what_the_model_says(api: Api) -> None:
         "heartbeat": {200, 403, 409},
         "release": {200, 403, 409},
     }
-    assert {(what, status) for what, statuses in wanted.items() for status in statuses} - seen == set()
+    assert {(what, status) for what, statuses in expected.items() for status in statuses} - seen == set()

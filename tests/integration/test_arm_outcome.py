@@ -40,8 +40,8 @@ class Killer:
                         self.killed.add(folder)
 
     def _trainers(self) -> list[int]:
-        found = {pid for pid, command in processes_of(self._home).items() if "guardian" not in command}
-        return [pid for pid in found - {self._worker_pid} if _leads_a_group(pid)]
+        pids = {pid for pid, command in processes_of(self._home).items() if "guardian" not in command}
+        return [pid for pid in pids - {self._worker_pid} if _leads_a_group(pid)]
 
 
 def _leads_a_group(pid: int) -> bool:
@@ -70,7 +70,7 @@ def ended(api: Api, link: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(900)  # ten trials one after another; on a busy machine each takes half a minute
-def test_a_variant_that_dies_every_time_has_its_word_and_the_others_theirs(tmp_path: Path) -> None:
+def test_a_variant_that_dies_every_time_has_its_verdict_and_the_others_theirs(tmp_path: Path) -> None:
     home = tmp_path / "node"
     with served_api("sqlite", tmp_path) as api:
         made = api.submit(

@@ -1,4 +1,4 @@
-"""From A/A blocks through the real API and both databases to words, the ledger, and what people and programs see."""
+"""From A/A blocks through the real API and both databases to verdicts, the ledger, and what people and programs see."""
 
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,18 @@ def run(api: Api, spec: AblationSpec, *, seed: int = 0, control: bool = False, *
 
 
 def answer(api: Api, path: str) -> Any:
-    found = api.get(path)
-    assert found.status_code == 200, found.text
-    return found.json()
+    response = api.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def planned(api: Api, spec: dict[str, Any]) -> Any:
-    found = api.client.post("/v1/ablations:plan", json=spec, headers=api.admin)
-    assert found.status_code == 200, found.text
-    return found.json()
+    response = api.client.post("/v1/ablations:plan", json=spec, headers=api.admin)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-def test_words_are_published_after_twenty_blocks_of_noise_and_not_before(both: Api) -> None:
+def test_verdicts_are_published_after_twenty_blocks_of_noise_and_not_before(both: Api) -> None:
     api = both
     before = api.submit()["id"]
     run(api, make_spec())
@@ -151,8 +151,8 @@ def test_a_design_that_the_measured_noise_blinds_is_refused_and_sized_instead(ap
     (problem,) = refused.json()["errors"]
     assert problem["pointer"] == "#/design/blocks"
     assert "the rule adopts from 0.3 %" in problem["detail"]
-    told = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin)
-    assert (told.status_code, told.json()["errors"]) == (422, [problem]), "a plan refuses what a submission does"
+    plan = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin)
+    assert (plan.status_code, plan.json()["errors"]) == (422, [problem]), "a plan refuses what a submission does"
     allowed = blind | {"design": blind["design"] | {"underpowered": True}}
     needed = planned(api, allowed)["sizing"]["blocks_needed"]
     assert f"{needed:,} blocks are enough" in problem["hint"]
@@ -183,8 +183,8 @@ def test_repeating_an_accepted_submission_gives_its_answer_although_the_design_w
     submit_aa(api)
     run(api, aa_spec())
     refused = api.post_spec(blind)
-    told = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin)
-    assert (told.status_code, told.json()["errors"]) == (refused.status_code, refused.json()["errors"])
+    plan = api.client.post("/v1/ablations:plan", json=blind, headers=api.admin)
+    assert (plan.status_code, plan.json()["errors"]) == (refused.status_code, refused.json()["errors"])
     assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "#/design/blocks")
     assert api.post_spec(blind, key="same").json() == first.json()
 

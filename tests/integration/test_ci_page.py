@@ -46,10 +46,10 @@ def spec_of_the_page(**changes: Any) -> dict[str, Any]:
     """Return the page's spec, decided by the loss, which has no noise."""
     text = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
     block, _ = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    found = dict(yaml.safe_load(block))
-    assert found["verdict"]["primary"]["metric"] == "tokens_per_s"
+    spec = dict(yaml.safe_load(block))
+    assert spec["verdict"]["primary"]["metric"] == "tokens_per_s"
     exact = {"verdict": {"primary": {"metric": "loss_final", "margin": "0%"}}}
-    return {**found, **exact, "design": {"seeds": [1], "blocks": {"count": 2}}, **changes}
+    return {**spec, **exact, "design": {"seeds": [1], "blocks": {"count": 2}}, **changes}
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Job:
             "github.event.pull_request.base.sha": self.base,
             "github.event.pull_request.head.sha": self.commit,
         }
-        return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda found: known[found[1]], text)
+        return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda match: known[match[1]], text)
 
     def _step(self, commands: str, variables: dict[str, str]) -> int:
         script, handed = self.folder / "step.sh", self.folder / "github_env"
@@ -135,10 +135,10 @@ def job(folder: Path, api: Api, spec: dict[str, Any]) -> Job:
 
 
 def test_the_workflow_is_one_that_github_can_read() -> None:
-    found = workflow()
-    assert {"name", "permissions", "jobs"} <= set(found)
-    assert True in found or "on" in found, "YAML 1.1 reads the key `on` as true"
-    (one,) = found["jobs"].values()
+    document = workflow()
+    assert {"name", "permissions", "jobs"} <= set(document)
+    assert True in document or "on" in document, "YAML 1.1 reads the key `on` as true"
+    (one,) = document["jobs"].values()
     assert one["runs-on"]
     assert [step for step in one["steps"] if ("uses" in step) == ("run" in step)] == [], "one of the two in every step"
     assert set(NOT_RUN) <= {step.get("name") or step["uses"] for step in one["steps"]}

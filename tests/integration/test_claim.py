@@ -303,10 +303,10 @@ def test_attempts_that_are_used_up_fail_block_and_ablation(api: Api) -> None:
     assert api.claim(node) is None
     shown = state_of(api, made["id"])
     assert (shown["state"], shown["blocks"]["failed"]) == ("failed", 6)
-    found = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
-    assert {(block["state"], block["attempt_no"]) for block in found} == {("failed", limit)}
-    assert "timeout 2 of 2" in found[0]["message"]
-    said = f"no block counted, 6 failed; the first: {found[0]['message']}"
+    rows = api.get(f"/v1/ablations/{made['id']}/blocks").json()["items"]
+    assert {(block["state"], block["attempt_no"]) for block in rows} == {("failed", limit)}
+    assert "timeout 2 of 2" in rows[0]["message"]
+    said = f"no block counted, 6 failed; the first: {rows[0]['message']}"
     assert said in reasons_of(api, made["id"])
     while OutboxHandlers(api.store).run_due(OutboxKind.JUDGE):
         pass
@@ -331,11 +331,11 @@ def test_block_is_over_after_the_same_failures_as_in_an_air_gapped_run(api: Api)
             ready(api)
             assert api.client.post("/v1/nodes/node-a:resume", headers=api.admin, json={}).is_success  # it broke a lot
         with api.store.read() as connection:
-            told = broken_attempts(connection, made["id"])
-        assert [(one.number, one.failure_class, one.arm) for one in told] == [
+            stored = broken_attempts(connection, made["id"])
+        assert [(one.number, one.failure_class, one.arm) for one in stored] == [
             (one.attempt_no, one.failure_class, one.arm) for one in broken
         ]
-        assert {(one.block_index, one.message, one.node) for one in told} == {(0, "x", "node-a")}
+        assert {(one.block_index, one.message, one.node) for one in stored} == {(0, "x", "node-a")}
         api.cancel(made["id"])
 
 
@@ -391,23 +391,23 @@ def test_a_trial_names_its_node_and_while_it_runs_again_what_broke_before(api: A
     made = api.submit()
     node = api.register("first")
 
-    def told() -> set[tuple[str | None, str | None]]:
+    def nodes_and_failures() -> set[tuple[str | None, str | None]]:
         rows = api.get(f"/v1/ablations/{made['id']}/trials").json()["items"]
         return {(row["node"], row["broke"]) for row in rows if row["block_index"] == 0}
 
-    assert told() == {(None, None)}
+    assert nodes_and_failures() == {(None, None)}
     block = claimed(api, node)
-    assert told() == {("first", None)}
+    assert nodes_and_failures() == {("first", None)}
     api.attempt(block, "report", failure_class="timeout", message="memory went")
-    ((_, broke),) = told()
+    ((_, broke),) = nodes_and_failures()
     assert broke == "memory went"
     ready(api)
     again = claimed(api, api.register("second"))
     assert again["block_id"] == block["block_id"]
-    assert told() == {("second", "memory went")}
+    assert nodes_and_failures() == {("second", "memory went")}
     ended = receipts_of(again, api.register("second"))
     assert api.attempt(again, "report", receipts=ended).status_code == 200
-    assert told() == {("second", None)}
+    assert nodes_and_failures() == {("second", None)}
 
 
 def test_one_failed_block_leaves_the_rest_to_count(api: Api) -> None:
@@ -458,19 +458,19 @@ def test_every_move_is_an_event_in_order_with_actor_and_reason(api: Api) -> None
     api.attempt(block, "report", failure_class="infra_node", message="device lost")
     assert progress_of(api, block) == [], "the next attempt begins a new curve"
     api.cancel(made["id"])
-    told = api.events(made["id"])
-    assert [event["seq"] for _, event in told] == sorted(event["seq"] for _, event in told)
-    assert all(event["actor"] and event["reason"] for _, event in told)
-    moves = [(name, event["from"], event["to"]) for name, event in told if event["subject"] == block["block_id"]]
+    all_events = api.events(made["id"])
+    assert [event["seq"] for _, event in all_events] == sorted(event["seq"] for _, event in all_events)
+    assert all(event["actor"] and event["reason"] for _, event in all_events)
+    moves = [(name, event["from"], event["to"]) for name, event in all_events if event["subject"] == block["block_id"]]
     assert moves == [
         ("block.state", "queued", "running"),
         ("block.state", "running", "queued"),
         ("block.state", "queued", "cancelled"),
     ]
-    states = [event["to"] for name, event in told if name == "ablation.state"]
+    states = [event["to"] for name, event in all_events if name == "ablation.state"]
     assert states == ["queued", "running", "cancelling", "cancelled"]
-    assert ("attempt.state", "broken") in [(name, event["to"]) for name, event in told]
-    assert told[-1][0] == "end"
+    assert ("attempt.state", "broken") in [(name, event["to"]) for name, event in all_events]
+    assert all_events[-1][0] == "end"
 
 
 def test_a_block_that_waits_on_its_node_says_for_what_until_it_runs(api: Api) -> None:
@@ -485,8 +485,8 @@ def test_a_block_that_waits_on_its_node_says_for_what_until_it_runs(api: Api) ->
     assert state_of(api, made["id"])["waiting_for"] is None
     api.cancel(made["id"])
     api.attempt(block, "release", failure_class="cancelled", message="cancel was asked for")
-    told = [event["reason"] for name, event in api.events(made["id"]) if name == "block.waits"]
-    assert [reason[:15] for reason in told] == ["waits for quiet", "waits no more"]
+    reasons = [event["reason"] for name, event in api.events(made["id"]) if name == "block.waits"]
+    assert [reason[:15] for reason in reasons] == ["waits for quiet", "waits no more"]
     too_long = api.attempt(block, "heartbeat", waits_for="x" * 501)
     assert (too_long.status_code, too_long.json()["errors"][0]["pointer"]) == (422, "#/waits_for")
 
@@ -561,8 +561,8 @@ def test_a_step_over_four_devices_uses_four_device_minutes_in_a_minute(api: Api,
     made = api.client.post("/v1/ablations", json=values, headers={**owner, "Idempotency-Key": node_class}).json()
     block = claimed(api, api.register(f"of-{node_class}", node_class, devices=4))
     with api.store.write() as connection:
-        mine = update(attempts).where(attempts.c.id == block["attempt_id"])
-        connection.execute(mine.values(started_at=db_now() - 30 * 60))
+        change = update(attempts).where(attempts.c.id == block["attempt_id"])
+        connection.execute(change.values(started_at=db_now() - 30 * 60))
     used = api.client.get("/v1/identity", headers=owner).json()["device_minutes_used"]
     assert used == pytest.approx(30 * busy, abs=1)
     assert api.attempt(block, "release", failure_class="preempted", message="the worker was asked to stop").is_success

@@ -42,8 +42,8 @@ def shown(*words: object) -> str:
 
 
 def test_an_ablation_is_found_by_name_id_beginning_and_latest(made: dict[str, str]) -> None:
-    for name, wanted in made.items():
-        assert shown(name) == shown(wanted) == wanted
+    for name, ablation_id in made.items():
+        assert shown(name) == shown(ablation_id) == ablation_id
     assert shown(made["alone"][:-1]) == made["alone"], "ids of one moment differ in their last characters only"
     assert shown("al") == shown("latest") == made["alone"]
     assert shown("cache-l") == made["cache-large"]
@@ -64,7 +64,7 @@ def test_what_fits_several_or_none_is_refused_with_what_there_is(made: dict[str,
 
 
 def test_what_is_misspelt_is_answered_with_what_was_meant(made: dict[str, str]) -> None:
-    for words, code, told in (
+    for words, code, message in (
         (("show", "alnoe"), 5, "begins with 'alnoe'; did you mean 'alone'?"),
         (("show", "zzzzzz"), 5, "begins with 'zzzzzz'"),
         (("list", "--state", "runing"), 64, "did you mean 'running'?"),
@@ -72,7 +72,7 @@ def test_what_is_misspelt_is_answered_with_what_was_meant(made: dict[str, str]) 
     ):
         done = ablate(*words)
         said = " ".join(done.err.replace("│", " ").split())
-        assert (done.code, told in said, "did you mean" in said) == (code, True, "zzzzzz" not in words), said
+        assert (done.code, message in said, "did you mean" in said) == (code, True, "zzzzzz" not in words), said
     assert ablate("list", "--state", "queued").code == 0
 
 
@@ -90,7 +90,7 @@ def test_priority_and_cancel_take_names(api: Api, made: dict[str, str]) -> None:
 def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> None:
     trials = api.get(f"/v1/ablations/{made['alone']}/trials?limit=100").json()["items"]
     second = {trial["arm"]: trial["id"] for trial in trials if trial["block_index"] == 1}
-    for words, told in (
+    for words, message in (
         (("log", "alone/2/nothing"), "there is no arm 'nothing'; arms: "),
         (("log", "alone/9/psiv-on"), "has no block '9'; blocks: 1-6"),
         (("log", "alone/0"), "has no block '0'; blocks: 1-6"),
@@ -98,7 +98,7 @@ def test_a_trial_is_its_place_in_an_ablation(api: Api, made: dict[str, str]) -> 
         (("receipts", "get", "alone/2/psiv-on"), "queued"),
     ):
         done = ablate(*words)
-        assert (done.code, told in " ".join(done.err.split())) == (5, True), done.err
+        assert (done.code, message in " ".join(done.err.split())) == (5, True), done.err
     assert second
     for word in ("alone/2/psiv-on", "alone/2/psi", "latest/2/ch", "alone", second["baseline"]):
         assert ablate("log", word).code == 0, word

@@ -53,7 +53,7 @@ def test_a_token_is_created_limited_replaced_and_revoked(api: Api) -> None:
 def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
     assert ablate("tokens", "create", "ada", "--scope", "worker")[0] == ExitCode.USAGE
     assert ablate("tokens", "create", "ada", "--scope", "read")[0] == 0
-    for words, told in (
+    for words, message in (
         (("tokens", "create", "ada", "--scope", "read"), "there is a token 'ada' already"),
         (("tokens", "rotate", "bob"), "there is no token 'bob'"),
         (("tokens", "revoke", "admin", "--reason", "x"), "comes from the service's settings"),
@@ -61,7 +61,7 @@ def test_what_is_refused_exits_with_5_and_says_why(api: Api) -> None:
         (("nodes", "revoke-key", "gpu-7", "--reason", "x"), "has no key; it gets one by: ablate nodes add gpu-7"),
     ):
         code, _out, err = ablate(*words)
-        assert (code, told in " ".join(err.split())) == (5, True), err
+        assert (code, message in " ".join(err.split())) == (5, True), err
 
 
 def test_a_node_gets_a_key_that_can_be_replaced_and_revoked(api: Api) -> None:
@@ -100,10 +100,10 @@ def test_the_key_of_a_node_can_be_called_as_the_list_of_tokens_shows_it(api: Api
 def test_a_node_that_is_taken_down_shows_that_its_key_is_revoked(api: Api) -> None:
     for word in ("remove", "delete", "rm"):
         code, _out, err = ablate("nodes", word, "gpu-7")
-        told = " ".join(err.replace("│", " ").split())
-        assert (code, "resume" in told) == (ExitCode.USAGE, False)
-        assert "ablate nodes drain NODE" in told
-        assert "ablate nodes revoke-key NODE --reason" in told
+        text = " ".join(err.replace("│", " ").split())
+        assert (code, "resume" in text) == (ExitCode.USAGE, False)
+        assert "ablate nodes drain NODE" in text
+        assert "ablate nodes revoke-key NODE --reason" in text
     api.register("gpu-7")
     assert ablate("nodes", "drain", "gpu-7")[0] == 0
     assert ablate("nodes", "revoke-key", "gpu-7", "--reason", "sold")[0] == 0

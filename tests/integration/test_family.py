@@ -44,14 +44,14 @@ def test_earlier_askings_are_in_the_verdict_with_their_words(api: Api) -> None:
     third = api.submit(ablation="and-again", variants={"cache": PSIV})
     while block := api.claim(node):
         api.attempt(block, "report", failure_class="user_error", message="x")
-    found = judged(api, third)["circumstances"]["family"]
-    assert [(one["ablation"], one["name"], one["asked"]) for one in found["earlier"]] == [
+    record = judged(api, third)["circumstances"]["family"]
+    assert [(one["ablation"], one["name"], one["asked"]) for one in record["earlier"]] == [
         (first["id"], "factory", ["cache"]),
         (second["id"], "again", ["cache"]),
     ]
-    assert set(found["earlier"][0]["words"]) == {"psiv-on", "chunk-32"}
-    assert [one["state"] for one in found["earlier"]] == ["completed", "cancelling"]
-    assert found["earlier"][1]["words"] == {}
+    assert set(record["earlier"][0]["words"]) == {"psiv-on", "chunk-32"}
+    assert [one["state"] for one in record["earlier"]] == ["completed", "cancelling"]
+    assert record["earlier"][1]["words"] == {}
 
 
 def test_an_ablation_that_others_load_spoiled_is_no_asking(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +78,11 @@ def test_an_asking_whose_blocks_all_broke_counts_like_any_other(api: Api) -> Non
     again = api.submit(ablation="slower")
     while block := api.claim(node):
         api.attempt(block, "report", failure_class="user_error", message="x")
-    found = judged(api, again)
-    assert [(one["name"], one["state"]) for one in found["circumstances"]["family"]["earlier"]] == [("slow", "failed")]
-    for variant in found["variants"]:
+    verdict = judged(api, again)
+    assert [(one["name"], one["state"]) for one in verdict["circumstances"]["family"]["earlier"]] == [
+        ("slow", "failed")
+    ]
+    for variant in verdict["variants"]:
         assert any(note.startswith("asking 2 of this question") for note in variant["notes"]), variant
         assert any(note.endswith("before it: 'slow' (failed)") for note in variant["notes"])
 
@@ -91,10 +93,10 @@ def test_every_variant_has_its_own_number(api: Api) -> None:
         last = api.submit(variants=variants)
         api.claim(node)
     both = api.submit(variants={"cache": PSIV, "chunk": CHUNK})
-    found = family(api, both)
-    assert (found.number, found.number_of("cache"), found.number_of("chunk")) == (4, 4, 2)
+    record = family(api, both)
+    assert (record.number, record.number_of("cache"), record.number_of("chunk")) == (4, 4, 2)
     assert family(api, last).number == 3
-    assert family(api, last).question_digest != found.question_digest
+    assert family(api, last).question_digest != record.question_digest
 
 
 def test_what_ended_before_it_ran_is_not_counted_and_what_waits_is(api: Api) -> None:

@@ -37,5 +37,5 @@ def test_history_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "version 1" in shown.out
         assert "sha256" not in shown.out
         assert "8 are needed" in shown.out
-        told = json.loads(ablate("history", "hybrid-tiny", "--json").out)
-        assert told[0]["points"][0]["ablation"] == made["id"]
+        histories = json.loads(ablate("history", "hybrid-tiny", "--json").out)
+        assert histories[0]["points"][0]["ablation"] == made["id"]

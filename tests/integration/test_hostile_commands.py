@@ -108,8 +108,8 @@ answer([answers, good])
 def test_a_command_reads_no_key_token_database_or_other_trial(hostile: Hostile) -> None:
     (answers, good), ending, result = hostile(READS)
     assert ending.exit_code == 0
-    assert {name: told for name, told in answers if told not in REFUSED} == {}
-    assert [told for _name, told in good] == ["True", "1", "[]"]
+    assert {name: answer for name, answer in answers if answer not in REFUSED} == {}
+    assert [answer for _name, answer in good] == ["True", "1", "[]"]
     assert result is not None
     assert result.failure_class is None, result.message
 
@@ -117,7 +117,7 @@ def test_a_command_reads_no_key_token_database_or_other_trial(hostile: Hostile) 
 def test_the_same_command_reads_them_where_nothing_isolates(hostile: Hostile) -> None:
     """The positive control: these ways exist."""
     (answers, _good), _ending, _result = hostile(READS, isolated=False)
-    assert len([name for name, told in answers if SECRET in told]) == 4
+    assert len([name for name, answer in answers if SECRET in answer]) == 4
 
 
 WRITES = """
@@ -137,7 +137,7 @@ answer(answers)
 def test_a_command_writes_nothing_outside_of_its_folder(hostile: Hostile, tmp_path: Path, home: Path) -> None:
     before = (MODULE_FOLDER / "ablate.py").read_bytes()
     answers, _ending, result = hostile(WRITES.replace("{source}", str(tmp_path / "code")))
-    assert {name: told for name, told in answers if told not in {*REFUSED, "EISDIR", "ENOTEMPTY", "EBUSY"}} == {}
+    assert {name: answer for name, answer in answers if answer not in {*REFUSED, "EISDIR", "ENOTEMPTY", "EBUSY"}} == {}
     assert (MODULE_FOLDER / "ablate.py").read_bytes() == before
     assert (home / "keys/node").read_text() == SECRET
     assert result is not None
@@ -335,8 +335,8 @@ answer([os.environ["TMPDIR"], attempt("sockets", listens)])
 def test_a_harmless_command_finds_sockets_among_its_temporary_files(hostile: Hostile, tmp_path: Path) -> None:
     """Loaders of data need them; with a path of more than 107 characters their programs waited for ever."""
     assert len(str(tmp_path / "home/work/att_1/trl_1/tmp/pymp-12345678/listener-12345678")) > 107
-    (link, told), ending, result = hostile(SHARES)
-    assert (told, ending.exit_code) == (["sockets", "True"], 0)
+    (link, lines), ending, result = hostile(SHARES)
+    assert (lines, ending.exit_code) == (["sockets", "True"], 0)
     assert result is not None
     assert result.failure_class is None, result.message
     assert not Path(link).is_symlink(), "the worker removes it"

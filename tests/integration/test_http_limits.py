@@ -70,8 +70,8 @@ def test_a_body_that_nobody_may_send_is_refused_before_it_is_read(
         if chunked and status == 413:
             piece = b"%x\r\n%b\r\n" % (8192, b" " * 8192)
             connection.sendall(piece * (SMALL_REPORTS // 8192 + 1))
-        found, said = _answer(connection)
-    assert (found, b"connection: close" in said.lower()) == (status, True), said
+        code, said = _answer(connection)
+    assert (code, b"connection: close" in said.lower()) == (status, True), said
 
 
 def test_the_large_limit_is_for_those_who_may_send_such_bodies(api: Api) -> None:

@@ -23,9 +23,9 @@ api = api_fixture(scope="module")
 
 
 def send(
-    api: Api, *bundles: dict[str, bytes], headers: dict[str, str] | None = None, unsigned: bool = True, **wanted: Any
+    api: Api, *bundles: dict[str, bytes], headers: dict[str, str] | None = None, unsigned: bool = True, **options: Any
 ) -> httpx.Response:
-    return post(api, archive_of(*bundles), headers=headers, unsigned=unsigned, **wanted)
+    return post(api, archive_of(*bundles), headers=headers, unsigned=unsigned, **options)
 
 
 def post(
@@ -137,9 +137,9 @@ def test_altered_receipt_is_refused_by_name_and_nothing_is_stored(api: Api) -> N
     files = make_bundle(file)
     path = next(name for name in files if name.endswith(RECEIPT))
     before = rows(api.store, ablations)
-    found = problems(send(api, {**files, path: files[path].replace(b'"arm":"', b'"arm":"x')}))
+    messages = problems(send(api, {**files, path: files[path].replace(b'"arm":"', b'"arm":"x')}))
     pointer = f"archive:bundle-1/{path}"
-    assert "was altered" in found[pointer]
+    assert "was altered" in messages[pointer]
     values = json.loads(files[path])
     values["memory"]["peak_reserved_bytes"] -= 1
     assert "digest" in problems(send(api, sealed(file, {**files, path: json.dumps(values).encode()})))[pointer]
@@ -156,8 +156,8 @@ def test_altered_plan_is_refused(api: Api) -> None:
 def test_a_proposal_with_a_level_of_its_own_is_refused(api: Api) -> None:
     session = {"name": "mine", "proposal": 1, "kept": [], "level": 0.1}
     file, before = make_file(verdict__session=session), rows(api.store, ablations)
-    found = problems(send(api, make_bundle(file)))
-    assert "the service sets 'session'" in found["archive:plan.json#/verdict/session"]
+    messages = problems(send(api, make_bundle(file)))
+    assert "the service sets 'session'" in messages["archive:plan.json#/verdict/session"]
     assert rows(api.store, ablations) == before
 
 

@@ -31,9 +31,9 @@ def operate(api: Api, key: str, verb: str, **body: Any) -> httpx.Response:
     return api.client.post(f"/v1/keys/{key}:{verb}", headers=api.admin, json=body)
 
 
-def send(api: Api, files: dict[str, bytes], **wanted: Any) -> httpx.Response:
+def send(api: Api, files: dict[str, bytes], **options: Any) -> httpx.Response:
     headers = {**api.admin, "Content-Type": "application/x-tar"}
-    return api.client.post("/v1/ablations:import", headers=headers, params=wanted, content=archive_of(files))
+    return api.client.post("/v1/ablations:import", headers=headers, params=options, content=archive_of(files))
 
 
 def problem(answer: httpx.Response) -> tuple[str, str]:
@@ -65,11 +65,11 @@ def test_node_registers_with_one_key_until_an_operator_trusts_another(api: Api) 
 
 
 def test_keys_are_listed_and_only_operators_change_them(api: Api) -> None:
-    mine = Signer(b"l" * 32).key
-    assert register(api, "listed", mine).status_code == 200
+    key = Signer(b"l" * 32).key
+    assert register(api, "listed", key).status_code == 200
     rows = [row for row in api.get("/v1/keys").json()["items"] if row["node"] == "listed"]
-    assert [(row["key"], row["trusted_by"], row["revoked_at"]) for row in rows] == [(mine, "first registration", None)]
-    as_worker = api.client.post(f"/v1/keys/{mine}:revoke", headers=api.worker, json={"reason": "x"})
+    assert [(row["key"], row["trusted_by"], row["revoked_at"]) for row in rows] == [(key, "first registration", None)]
+    as_worker = api.client.post(f"/v1/keys/{key}:revoke", headers=api.worker, json={"reason": "x"})
     assert as_worker.status_code == 403
     unknown = Signer(b"u" * 32).key
     assert operate(api, unknown, "revoke", reason="x").status_code == 404

@@ -137,6 +137,6 @@ def test_lease_ends_at_the_blocks_limit_however_often_the_worker_is_heard(api: A
     assert api.attempt(block, "heartbeat").json()["lease_s"] == 0
     assert Reconciler(api.store).expire_leases() == 1
     with api.store.read() as connection:
-        (told,) = broken_attempts(connection, made["id"])
-    assert "held the block for longer than its limit" in told.message
+        (attempt,) = broken_attempts(connection, made["id"])
+    assert "held the block for longer than its limit" in attempt.message
     assert api.attempt(block, "heartbeat").status_code == 409

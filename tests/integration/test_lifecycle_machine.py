@@ -242,10 +242,10 @@ class Histories(RuleBasedStateMachine):
             assert open_attempts == set(connection.execute(running).scalars()) == holders
             counted = select(receipts.c.ablation_id, func.count()).group_by(receipts.c.ablation_id)
             stored = {row[0]: row[1] for row in connection.execute(counted)}
-            told = {
+            trials_done = {
                 row.id: row.trials_done for row in connection.execute(select(ablations.c.id, ablations.c.trials_done))
             }
-        assert stored == {name: count for name, count in told.items() if count}
+        assert stored == {name: count for name, count in trials_done.items() if count}
 
     def teardown(self) -> None:
         if hasattr(self, "model"):

@@ -20,16 +20,16 @@ def api(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def _statements(api: Api, path: str) -> int:
-    found: list[str] = []
+    statements: list[str] = []
 
     def note(*args: object) -> None:
-        found.append(str(args[2]))
+        statements.append(str(args[2]))
 
     event.listen(api.store.reader, "before_cursor_execute", note)
     answer = api.get(path)
     event.remove(api.store.reader, "before_cursor_execute", note)
     assert answer.status_code == 200
-    return len(found)
+    return len(statements)
 
 
 def test_a_list_asks_no_question_for_each_row(api: Api) -> None:

@@ -191,9 +191,9 @@ class Chaos:
     def _check(self) -> None:
         """No block runs before its look, and every state that is shown is one that the rows bear out."""
         for made in self.made:
-            found = states(self._api, made)
+            letters = states(self._api, made)
             for end in (6, 8):
-                assert set(found[end:]) <= set("hc") or not set(found[:end]) & set("qrh"), found
+                assert set(letters[end:]) <= set("hc") or not set(letters[:end]) & set("qrh"), letters
         with self._api.store.read() as connection:
             done = connection.execute(select(func.count()).where(blocks.c.state == "done")).scalar_one()
             kept = connection.execute(select(func.count()).select_from(receipts)).scalar_one()
@@ -212,7 +212,7 @@ def test_any_order_of_work_faults_looks_and_cancels_ends_with_books_that_balance
         open_trials = select(trials.c.state).where(trials.c.state.in_(["queued", "running"]))
         assert (left, connection.execute(open_trials).all()) == ([], [])
     for made in chaos.made:
-        shown, found = state_of(api, made), states(api, made)
-        assert (shown["blocks"]["done"], shown["blocks"]["failed"]) == (found.count("d"), found.count("f"))
+        shown, letters = state_of(api, made), states(api, made)
+        assert (shown["blocks"]["done"], shown["blocks"]["failed"]) == (letters.count("d"), letters.count("f"))
         if shown["state"] == "completed":
-            assert "d" in found
+            assert "d" in letters

@@ -329,9 +329,9 @@ def test_a_view_of_an_older_seed_is_brought_up_to_date_unless_a_person_changed_i
             Sink(server, experiment=name).project(view, None)
         else:
             assert prepare_experiment(server, name) == made
-        found = client.get_experiment(made).tags
-        assert found[ours] == views_of_us[ours]
-        assert (found[theirs], found[f"{mlflow_views.PREFIX}own"]) == (tags[theirs], "{}")
+        stored = client.get_experiment(made).tags
+        assert stored[ours] == views_of_us[ours]
+        assert (stored[theirs], stored[f"{mlflow_views.PREFIX}own"]) == (tags[theirs], "{}")
 
 
 def test_the_experiment_is_made_with_its_views_before_there_is_an_ablation(server: str, client: Any) -> None:

@@ -73,12 +73,12 @@ def test_a_node_says_which_block_and_arm_it_runs(api: Api) -> None:
     one = api.register("one")
     assert node(api, "one")["runs"] == []
     block = claimed(api, one)
-    told = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "devices": 1, "arms": []}
-    assert node(api, "one")["runs"] == [told]
+    run = {"ablation": made["id"], "name": "told", "block_index": block["block_index"], "devices": 1, "arms": []}
+    assert node(api, "one")["runs"] == [run]
     trial = block["trials"][0]
     progress = {"trial_id": trial["trial_id"], "steps_done": 1, "steps_total": 9, "tokens_per_s": 5.0, "loss": 8.0}
     assert api.attempt(block, "heartbeat", progress=[progress]).status_code == 200
-    assert node(api, "one")["runs"] == [{**told, "arms": [trial["arm"]]}]
+    assert node(api, "one")["runs"] == [{**run, "arms": [trial["arm"]]}]
     assert Person.signed_in(api).get("/").text.count(f"told, block 1, {trial['arm']}</a>") == 1
     second = block["trials"][1]
     # in slices they take turns, and a slice may end before its first step is told, or its second heartbeat
@@ -86,12 +86,12 @@ def test_a_node_says_which_block_and_arm_it_runs(api: Api) -> None:
     for runs, steps in turns:
         turn = {**progress, "trial_id": runs["trial_id"], "steps_done": steps}
         assert api.attempt(block, "heartbeat", progress=[turn]).status_code == 200
-        assert node(api, "one")["runs"] == [{**told, "arms": [runs["arm"]]}]
+        assert node(api, "one")["runs"] == [{**run, "arms": [runs["arm"]]}]
         rows = api.client.get(f"/v1/ablations/{made['id']}/trials", headers=api.admin).json()["items"]
         assert [row["arm"] for row in rows if row["runs_now"]] == [runs["arm"]]
     ends = [{**progress, "steps_done": 8}, {**progress, "trial_id": second["trial_id"], "steps_done": 3}]
     assert api.attempt(block, "heartbeat", progress=ends).status_code == 200
-    assert node(api, "one")["runs"] == [{**told, "arms": [second["arm"]]}], "the first has run; its block hands it in"
+    assert node(api, "one")["runs"] == [{**run, "arms": [second["arm"]]}], "the first has run; its block hands it in"
     page = Person.signed_in(api).get(f"/a/{made['id']}").text
     assert page.count('<span class="quiet">ran</span>') == 1
     assert page.count('<span class="quiet">running</span>') == 1
@@ -380,12 +380,12 @@ def test_block_goes_only_where_its_back_ends_work(api: Api) -> None:
     with api.store.read() as connection:
         (untried,) = (row for row in queue.nodes_of(connection, ["h100"]) if row.name == "untried")
     assert lacks(untried, stored) == "did not run lane reference in its check"
-    wanted = replace(stored, lanes="cuda,peer")
-    assert lacks(untried, wanted) == "did not run lane peer in its check"
+    with_peer = replace(stored, lanes="cuda,peer")
+    assert lacks(untried, with_peer) == "did not run lane peer in its check"
     api.register("untried", "h100", lanes={"cuda": None, "peer": "refused: no package"})
     with api.store.read() as connection:
         (untried,) = (row for row in queue.nodes_of(connection, ["h100"]) if row.name == "untried")
-    assert lacks(untried, wanted) == "does not work with lane peer (refused: no package)"
+    assert lacks(untried, with_peer) == "does not work with lane peer (refused: no package)"
 
 
 def needs_of(api: Api, ablation_id: str) -> Needs:

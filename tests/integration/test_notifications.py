@@ -118,8 +118,8 @@ def test_an_owner_is_told_once_in_every_place_and_nobody_else(api: Api, receiver
             notifications.ask(connection, ablation)
         assert send_all(api, own) == 0
     (headers, signed), (_, plain) = sorted(receiver.got, key=lambda got: "webhook-id" not in got[0])
-    told = json.loads(signed)
-    assert (told["type"], told["data"]["ablation"]) == ("ablation.over", ablation)
+    message = json.loads(signed)
+    assert (message["type"], message["data"]["ablation"]) == ("ablation.over", ablation)
     expected = signed_headers(key_of(SECRET), headers["webhook-id"], int(headers["webhook-timestamp"]), signed)
     assert headers["webhook-signature"] == expected["webhook-signature"]
     text = json.loads(plain)["text"]
@@ -186,8 +186,8 @@ def test_an_address_that_is_not_allowed_is_refused_at_its_place(api: Api) -> Non
 
 def test_a_token_adds_sees_and_removes_its_own_only(api: Api) -> None:
     ada, bob = api.token("ada", "submit"), api.token("bob", "submit")
-    wanted = {"kind": "webhook", "target": "https://hooks.example.org/hidden-path"}
-    made = api.client.post("/v1/notifications", headers=ada, json=wanted)
+    body = {"kind": "webhook", "target": "https://hooks.example.org/hidden-path"}
+    made = api.client.post("/v1/notifications", headers=ada, json=body)
     assert made.status_code == 201, made.text
     assert key_of(made.json()["secret"])
     assert made.json()["notification"]["target"] == "hooks.example.org"
@@ -199,8 +199,8 @@ def test_a_token_adds_sees_and_removes_its_own_only(api: Api) -> None:
     assert made.json()["secret"] not in listed.text
     assert "hidden-path" not in listed.text
     for _ in range(notifications.MOST - 1):
-        assert api.client.post("/v1/notifications", headers=ada, json=wanted).status_code == 201
-    full = api.client.post("/v1/notifications", headers=ada, json=wanted)
+        assert api.client.post("/v1/notifications", headers=ada, json=body).status_code == 201
+    full = api.client.post("/v1/notifications", headers=ada, json=body)
     assert (full.status_code, "remove one" in full.text) == (422, True)
     assert api.client.post(f"/v1/notifications/{own}:remove", headers=ada).status_code == 200
 

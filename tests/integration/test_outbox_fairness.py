@@ -67,15 +67,15 @@ def test_new_verdict_passes_a_mass_of_cancelled_ablations_and_they_are_not_put_o
     sink = Sink()
     handlers, mlflow = OutboxHandlers(api.store), projector(api.store, sink)
     mass = [cancelled(api) for _ in range(12)]
-    wanted = finished(api)
+    ablation = finished(api)
     run_all(handlers, OutboxKind.REPORT, OutboxKind.JUDGE)
     assert {row.rank for row in rows(api) if row.kind == "project" and row.key in mass} == {Rank.LATER}
     for _ in range(LAST_FIRST_EVERY):
         mlflow.run_due()
-    assert wanted in sink.order[:2], "it waits for one of the mass at most"
+    assert ablation in sink.order[:2], "it waits for one of the mass at most"
     while mlflow.run_due():
         pass
-    assert sorted(sink.order) == sorted([*mass, wanted])
+    assert sorted(sink.order) == sorted([*mass, ablation])
 
 
 def test_a_mass_is_worked_on_while_new_rows_keep_coming(api: Api) -> None:
@@ -96,11 +96,11 @@ def test_five_thousand_rows_that_may_wait_cost_a_take_next_to_nothing(api: Api) 
         outbox.add(connection, OutboxKind.PROJECT, "abl_new")
     with api.store.read() as connection:
         assert outbox.first_due(connection, [OutboxKind.PROJECT]) == "abl_new"
-    told = "EXPLAIN QUERY PLAN" if api.store.writer.dialect.name == "sqlite" else "EXPLAIN"
+    explain = "EXPLAIN QUERY PLAN" if api.store.writer.dialect.name == "sqlite" else "EXPLAIN"
     with api.store.read() as connection:
-        if told == "EXPLAIN":
+        if explain == "EXPLAIN":
             connection.exec_driver_sql("ANALYZE outbox")
-        plan = connection.exec_driver_sql(told + QUERY)
+        plan = connection.exec_driver_sql(explain + QUERY)
         said = "\n".join(str(tuple(row)) for row in plan)
     assert "ix_outbox_kind_rank_due_at" in said
 

@@ -58,8 +58,8 @@ def judged(spec: AblationSpec, plant: Plant, folder: Path) -> VariantVerdict:
         for arm in block.order
     ]
     assert [verify(receipt.model_dump(mode="json")) for receipt in receipts] == [[]] * len(receipts)
-    (found,) = judge(plan, spec, receipts, CALIBRATED).variants
-    return found
+    (verdict,) = judge(plan, spec, receipts, CALIBRATED).variants
+    return verdict
 
 
 def trial(plan: Plan, index: int, arm: str, dataset: Dataset, plant: Plant) -> Receipt:
@@ -67,7 +67,7 @@ def trial(plan: Plan, index: int, arm: str, dataset: Dataset, plant: Plant) -> R
     started_at, start = datetime.now(UTC), time.perf_counter()
     with plant():
         result = train(config, dataset=dataset, on_step=lambda _: None)
-    told: dict[str, Any] = {name: getattr(result, name) for name in ("compile_s", "training_s", "warmup_passes")}
+    measured: dict[str, Any] = {name: getattr(result, name) for name in ("compile_s", "training_s", "warmup_passes")}
     return make_receipt(
         plan,
         index,
@@ -78,7 +78,7 @@ def trial(plan: Plan, index: int, arm: str, dataset: Dataset, plant: Plant) -> R
         environment={"foreign_load": 0.0},  # what else runs while the tests run is not what is asked here
         started_at=started_at.isoformat(),
         wall_s=time.perf_counter() - start,
-        **told,
+        **measured,
     )
 
 
@@ -106,8 +106,8 @@ def other_numerics() -> Iterator[None]:
 
 
 def test_a_planted_stall_is_said_and_decides_nothing(spec: AblationSpec, tmp_path: Path) -> None:
-    found = judged(spec, stalls, tmp_path)
-    assert (found.verdict, found.cause, found.decision) == (
+    verdict = judged(spec, stalls, tmp_path)
+    assert (verdict.verdict, verdict.cause, verdict.decision) == (
         VerdictWord.INCONCLUSIVE,
         Cause.STALLS,
         Decision.INCONCLUSIVE,
@@ -115,6 +115,6 @@ def test_a_planted_stall_is_said_and_decides_nothing(spec: AblationSpec, tmp_pat
 
 
 def test_a_planted_change_of_numerics_is_caught_at_the_first_step(spec: AblationSpec, tmp_path: Path) -> None:
-    found = judged(spec, other_numerics, tmp_path)
-    assert found.verdict is VerdictWord.INVALID
-    assert "step-1 loss" in found.reason
+    verdict = judged(spec, other_numerics, tmp_path)
+    assert verdict.verdict is VerdictWord.INVALID
+    assert "step-1 loss" in verdict.reason

@@ -17,19 +17,19 @@ def _expected(rows: list[Row[Any]], asked: set[str]) -> dict[str, tuple[int, int
 
     Return the place of the first block, and how many blocks of others come before the last.
     """
-    found: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     for node_class in {row.node_class for row in rows}:
         waiting = {row.id: row.blocks_queued for row in rows if row.node_class == node_class}
         keys = {row.id: (-row.priority, row.turn, row.id) for row in rows if row.node_class == node_class}
         taken = dict.fromkeys(waiting, 0)
         for place in range(sum(waiting.values())):
             first = min((name for name in waiting if waiting[name]), key=lambda name: keys[name])
-            found[first] = (found.get(first, (place,))[0], place - taken[first])
+            places[first] = (places.get(first, (place,))[0], place - taken[first])
             waiting[first] -= 1
             taken[first] += 1
             priority, turn, _ = keys[first]
             keys[first] = (priority, turn + 1, first)
-    return {name: place for name, place in found.items() if name in asked}
+    return {name: place for name, place in places.items() if name in asked}
 
 
 def test_places_are_those_of_the_whole_queue(api: Api) -> None:
@@ -48,9 +48,9 @@ def test_places_are_those_of_the_whole_queue(api: Api) -> None:
         asked = set(draw.sample(ids, draw.randint(1, len(ids))))
         with api.store.read() as connection:
             rows = list(connection.execute(select(ablations)))
-            found = queue.places(connection, asked)
-        told = {name: (place.blocks_ahead, place.blocks_between) for name, place in found.items()}
-        assert told == _expected(rows, asked)
+            places = queue.places(connection, asked)
+        numbers = {name: (place.blocks_ahead, place.blocks_between) for name, place in places.items()}
+        assert numbers == _expected(rows, asked)
     with api.store.write() as connection:
         connection.execute(update(ablations).values(blocks_queued=0))
     with api.store.read() as connection:

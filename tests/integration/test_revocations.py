@@ -49,12 +49,12 @@ def fill(api: Api) -> dict[str, dict[str, str]]:
 
 
 def valid(api: Api, headers: dict[str, dict[str, str]]) -> set[str]:
-    found = {name for name, own in headers.items() if api.client.get("/v1/identity", headers=own).status_code == 200}
+    names = {name for name, own in headers.items() if api.client.get("/v1/identity", headers=own).status_code == 200}
     keys = api.get("/v1/keys").json()["items"]
     asked = [one["id"] for one in api.get("/v1/ablations").json()["items"]]
     links = [link for one in asked for link in api.get(f"/v1/ablations/{one}/shares").json()["items"]]
-    found |= {"signing" for key in keys if key["revoked_at"] is None}
-    return found | {"link" for link in links if link["is_valid"]}
+    names |= {"signing" for key in keys if key["revoked_at"] is None}
+    return names | {"link" for link in links if link["is_valid"]}
 
 
 EVERYTHING = {"revoked", "replaced", "kept", "node", "signing", "link"}

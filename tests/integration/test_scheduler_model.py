@@ -137,8 +137,8 @@ class Run:
             return
         name, block = drawn
         with self._api.store.write() as connection:
-            mine = update(blocks).where(blocks.c.id == block["block_id"])
-            connection.execute(mine.values(lease_until=db_now() - 1))
+            change = update(blocks).where(blocks.c.id == block["block_id"])
+            connection.execute(change.values(lease_until=db_now() - 1))
         assert Reconciler(self._api.store, node_breaks=NODE_BREAKS).expire_leases() == 1
         number = len(self.model.blocks[block["block_id"]].attempts) - 1
         self.model.broke(block["block_id"], "infra_node", None)
@@ -169,8 +169,8 @@ class Run:
             if row.state == "done":
                 node.row = []
             elif row.failure_class in ("infra_node", "no_receipt"):
-                told = "" if row.failure_class == "no_receipt" else row.arm or row.id
-                node.row.append((row.failure_class, row.ablation_id, told))
+                source = "" if row.failure_class == "no_receipt" else row.arm or row.id
+                node.row.append((row.failure_class, row.ablation_id, source))
 
     def pass_time(self) -> None:
         with self._api.store.write() as connection:
@@ -178,8 +178,8 @@ class Run:
         self.model.pass_time()
 
     def _open(self) -> str | None:
-        found = [one for one, state in self.model.states.items() if state in ("queued", "running")]
-        return self._rng.choice(found) if found else None
+        names = [one for one, state in self.model.states.items() if state in ("queued", "running")]
+        return self._rng.choice(names) if names else None
 
     def prioritise(self) -> None:
         if (ablation := self._open()) is None:

@@ -103,7 +103,7 @@ def test_every_operation_answers_as_its_document_says(api: Api, monkeypatch: pyt
             seen.setdefault(operation.label, set()).update(statuses)
     assert 202 in seen["POST /v1/ablations"] | seen["POST /v1/ablations/{ablation_id}:cancel"]
     assert {200, 422} <= seen["GET /v1/ablations"]
-    assert all(status < 500 or label == "GET /readyz" for label, found in seen.items() for status in found)
+    assert all(status < 500 or label == "GET /readyz" for label, codes in seen.items() for status in codes)
 
 
 def _run(api: Api, operation: Any, mode: GenerationMode, *, ids: dict[str, list[str]]) -> set[int]:

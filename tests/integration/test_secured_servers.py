@@ -199,12 +199,12 @@ def test_a_broker_that_was_killed_is_used_again(redis: RedisServer, tmp_path: Pa
 
 @needs_redis
 def test_nothing_but_json_travels(redis: RedisServer) -> None:
-    with redis.client() as client, client.pubsub() as told:
-        told.psubscribe("*")
-        until(lambda: (told.get_message(timeout=1) or {}).get("type") == "psubscribe")
+    with redis.client() as client, client.pubsub() as subscription:
+        subscription.psubscribe("*")
+        until(lambda: (subscription.get_message(timeout=1) or {}).get("type") == "psubscribe")
         publish_wake(celery_app(redis.url(), name="sender"), "cpu")
         sent: list[dict[str, Any]] = []
-        until(lambda: (sent.append(told.get_message(timeout=1) or {}), sent[-1].get("type") == "pmessage")[1])
+        until(lambda: (sent.append(subscription.get_message(timeout=1) or {}), sent[-1].get("type") == "pmessage")[1])
     body = json.loads(sent[-1]["data"])
     assert body["content-type"] == "application/json"
 

@@ -43,19 +43,19 @@ def cost(api: Api, node: str, **changes: Any) -> list[int]:
         assert block is not None
         body = receipts_of(block, node, **changes)
         assert api.attempt(block, "report", receipts=body).status_code == 200
-    found = []
+    costs = []
     with counted(api) as steps:
         block = api.claim(node)
-    found.append(steps[0])
+    costs.append(steps[0])
     assert block is not None
     with counted(api) as steps:
         assert api.attempt(block, "heartbeat").status_code == 200
-    found.append(steps[0])
+    costs.append(steps[0])
     body = receipts_of(block, node, **changes)
     with counted(api) as steps:
         assert api.attempt(block, "report", receipts=body).status_code == 200
-    found.append(steps[0])
-    return found
+    costs.append(steps[0])
+    return costs
 
 
 @pytest.mark.slow

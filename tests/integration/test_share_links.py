@@ -21,8 +21,8 @@ def judged(api: Api) -> str:
     """Return an ablation with a report."""
     made = api.submit()
     with api.store.write() as connection:
-        mine = ablations.c.id == made["id"]
-        connection.execute(update(ablations).where(mine).values(report_html="<!doctype html><p>The report"))
+        condition = ablations.c.id == made["id"]
+        connection.execute(update(ablations).where(condition).values(report_html="<!doctype html><p>The report"))
     return str(made["id"])
 
 

@@ -61,16 +61,16 @@ def test_stream_follows_until_end_and_ends_with_the_server(
     api.cancel(made["id"])
     asked = {"failure_class": "cancelled", "message": "cancel was asked for"}
     assert api.attempt(block, "release", **asked).status_code == 200
-    told = follower.result(LIMIT_S)
-    assert [event.json()["to"] for event in told if event.event == "ablation.state"] == [
+    all_events = follower.result(LIMIT_S)
+    assert [event.json()["to"] for event in all_events if event.event == "ablation.state"] == [
         "queued",
         "running",
         "cancelling",
         "cancelled",
     ]
-    assert told[-1].event == "end"
-    assert told[-1].json()["reason"] == "the ablation is cancelled"
-    assert [int(event.id) for event in told] == sorted(int(event.id) for event in told)
+    assert all_events[-1].event == "end"
+    assert all_events[-1].json()["reason"] == "the ablation is cancelled"
+    assert [int(event.id) for event in all_events] == sorted(int(event.id) for event in all_events)
 
     waiting = api.submit()
     first_event.clear()
@@ -223,11 +223,11 @@ def test_a_log_that_is_followed_begins_again_with_the_next_attempt(lengths: tupl
             if number == 0:
                 url, headers = f"/v1/trials/{trial}/log", {**api.admin, "Accept": "text/event-stream"}
                 follower = _Follower(api.client, url, headers)
-                follower.until(lambda told: "".join(told) == texts[0][: lengths[0]])
+                follower.until(lambda pieces: "".join(pieces) == texts[0][: lengths[0]])
                 api.attempt(block, "release", failure_class="preempted", message="x")
-        follower.until(lambda told: "".join(told) == texts[0][: lengths[0]] + texts[1][: lengths[1]])
+        follower.until(lambda pieces: "".join(pieces) == texts[0][: lengths[0]] + texts[1][: lengths[1]])
         back = _Follower(api.client, url, headers | {"Last-Event-ID": f"1-{lengths[0]}"})
-        back.until(lambda told: "".join(told) == texts[1][: lengths[1]])
+        back.until(lambda pieces: "".join(pieces) == texts[1][: lengths[1]])
         api.attempt(block, "report", failure_class="user_error", message="over")
         for one in (follower, back):
             one.thread.join(LIMIT_S)

@@ -167,15 +167,15 @@ def test_the_settings_tokens_are_changed_in_the_settings_alone(api: Api) -> None
 
 
 def test_identity_says_who_asks(api: Api) -> None:
-    found = api.client.get("/v1/identity", headers=api.worker).json()
-    assert (found["name"], found["scope"], found["node"], found["node_class"]) == (f"node/{NODE}", "worker", NODE, None)
+    asker = api.client.get("/v1/identity", headers=api.worker).json()
+    assert (asker["name"], asker["scope"], asker["node"], asker["node_class"]) == (f"node/{NODE}", "worker", NODE, None)
     assert api.get("/v1/identity").json()["name"] == "admin"
 
 
 def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
     small = {"limits__device_minutes": 1.0}
-    mine = api.token("frugal", "submit", device_minutes=3.0)
-    first = submit(api, mine, "q-1", **small)
+    headers = api.token("frugal", "submit", device_minutes=3.0)
+    first = submit(api, headers, "q-1", **small)
     assert first.status_code == 202
     node = api.register("worker-of-frugal")
     for _ in range(100):  # whatever waited before is taken first
@@ -186,46 +186,46 @@ def test_quota_refuses_what_comes_after_it_is_used_up(api: Api) -> None:
         api.cancel(block["ablation_id"])
         api.attempt(block, "release", failure_class="cancelled", message="x")
     _spend(api, block["attempt_id"], minutes=1.9)
-    assert submit(api, mine, "q-2", **small).status_code == 202
+    assert submit(api, headers, "q-2", **small).status_code == 202
     _spend(api, block["attempt_id"], minutes=2.5)
-    refused = submit(api, mine, "q-3", **small)
+    refused = submit(api, headers, "q-3", **small)
     assert (refused.status_code, refused.json()["type"]) == (403, "urn:ablate:problem:quota-used-up")
     assert "ablate tokens quota frugal --device-minutes " in refused.json()["detail"]
     said = refused.json()["detail"]
     assert "have used 2.5 device minutes" in said
     assert "this one among them, may use 2.0 more; it has 3." in said
-    assert submit(api, mine, "q-1", **small).content == first.content, "an answer that was given stays"
+    assert submit(api, headers, "q-1", **small).content == first.content, "an answer that was given stays"
     assert submit(api, api.token("rich", "submit"), "q-4").status_code == 202
     api.attempt(block, "report", failure_class="infra_node", message="x")
     rows = {row["name"]: row for row in api.get("/v1/tokens").json()["items"]}
     assert 2.5 <= rows["frugal"]["device_minutes_used"] < 2.6
     assert (rows["rich"]["device_minutes_used"], rows["rich"]["device_minutes_reserved"]) == (0, 180)
     assert admin(api, "/v1/tokens/frugal:set-quota", device_minutes=None).status_code == 200
-    assert submit(api, mine, "q-5").status_code == 202
+    assert submit(api, headers, "q-5").status_code == 202
 
 
 def test_a_submission_reserves_what_it_may_use_until_it_is_over(api: Api) -> None:
-    mine = api.token("planner", "submit", device_minutes=100.0)
+    headers = api.token("planner", "submit", device_minutes=100.0)
     ask = {"limits__device_minutes": 60.0}
-    first = submit(api, mine, "r-1", **ask)
+    first = submit(api, headers, "r-1", **ask)
     assert first.status_code == 202
-    assert submit(api, mine, "r-2", **ask).status_code == 403
-    assert submit(api, mine, "r-3", limits__device_minutes=40.0).status_code == 202, "exactly the rest"
-    assert api.client.get("/v1/identity", headers=mine).json()["device_minutes_reserved"] == 100
+    assert submit(api, headers, "r-2", **ask).status_code == 403
+    assert submit(api, headers, "r-3", limits__device_minutes=40.0).status_code == 202, "exactly the rest"
+    assert api.client.get("/v1/identity", headers=headers).json()["device_minutes_reserved"] == 100
     api.cancel(first.json()["id"])
-    assert submit(api, mine, "r-4", **ask).status_code == 202, "what was cancelled needs nothing any more"
+    assert submit(api, headers, "r-4", **ask).status_code == 202, "what was cancelled needs nothing any more"
 
 
 def test_submissions_at_once_do_not_reserve_the_same_minutes(api: Api) -> None:
-    mine = api.token("hasty", "submit", device_minutes=100.0)
-    statuses = at_once(lambda n: submit(api, mine, f"h-{n}", limits__device_minutes=30.0).status_code, 12)
+    headers = api.token("hasty", "submit", device_minutes=100.0)
+    statuses = at_once(lambda n: submit(api, headers, f"h-{n}", limits__device_minutes=30.0).status_code, 12)
     assert sorted(statuses) == [202] * 3 + [403] * 9
 
 
 def _spend(api: Api, attempt_id: str, *, minutes: float) -> None:
     with api.store.write() as connection:
-        mine = update(attempts).where(attempts.c.id == attempt_id)
-        connection.execute(mine.values(started_at=db_now() - 60 * minutes))
+        change = update(attempts).where(attempts.c.id == attempt_id)
+        connection.execute(change.values(started_at=db_now() - 60 * minutes))
 
 
 def test_a_node_holds_as_many_blocks_as_it_has_devices_whoever_asks_at_once(api: Api) -> None:
@@ -297,10 +297,10 @@ def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 def who(store: Store, secret: str) -> str | None:
     try:
-        found = Authenticator(store).lookup(secret)
+        principal = Authenticator(store).lookup(secret)
     except Unauthorized:
         return None
-    return f"{found.scope} {found.name}"
+    return f"{principal.scope} {principal.name}"
 
 
 def test_secrets_of_the_settings_follow_the_settings(empty: Store, tmp_path: Path) -> None:
@@ -347,5 +347,5 @@ def test_generated_secrets_are_kept_for_this_user_only(tmp_path: Path) -> None:
         for name, shown in (("admin", "admin"), ("worker", f"node/{NODE}")):
             path = home / "tokens" / name
             assert path.stat().st_mode & 0o077 == 0
-            found = client.get("/v1/identity", headers=bearer(path.read_text().strip()))
-            assert found.json()["name"] == shown
+            answer = client.get("/v1/identity", headers=bearer(path.read_text().strip()))
+            assert answer.json()["name"] == shown

@@ -86,8 +86,8 @@ def test_priority_can_be_changed_while_blocks_wait_and_run(api: Api) -> None:
     assert api.attempt(running, "release", failure_class="preempted", message="away").status_code == 200
     again = claimed(api, node)
     assert again["block_id"] == running["block_id"], "a block that ran keeps the new priority when it comes back"
-    told = [event for name, event in api.events(api.cancel(second["id"]).json()["id"]) if name == "ablation.priority"]
-    assert [(event["reason"], event["data"]) for event in told] == [("priority 50 became 80", {"priority": 80})]
+    events = [event for name, event in api.events(api.cancel(second["id"]).json()["id"]) if name == "ablation.priority"]
+    assert [(event["reason"], event["data"]) for event in events] == [("priority 50 became 80", {"priority": 80})]
 
 
 def test_priority_of_what_is_over_or_unknown_or_out_of_range_is_refused(api: Api) -> None:
@@ -157,26 +157,26 @@ def test_a_plan_counts_the_nodes_that_may_take_its_blocks_and_says_of_the_others
 ) -> None:
     made = api.submit()
 
-    def told() -> dict[str, Any]:
+    def nodes_of_plan() -> dict[str, Any]:
         plan = api.client.post("/v1/ablations:plan", json=spec_values(), headers=api.admin).json()
-        (found,) = [one for one in plan["node_classes"] if one["node_class"] == "cpu"]
+        (row,) = [one for one in plan["node_classes"] if one["node_class"] == "cpu"]
         waits = api.get(f"/v1/ablations/{made['id']}").json()["waiting_for"]
-        assert found["reason"] == (None if found["eligible"] else f"it waits for {waits}")
-        return {name: found[name] for name in ("live_nodes", "eligible")}
+        assert row["reason"] == (None if row["eligible"] else f"it waits for {waits}")
+        return {name: row[name] for name in ("live_nodes", "eligible")}
 
     gone = {"live_nodes": 0, "eligible": False}
-    assert told() == gone
+    assert nodes_of_plan() == gone
     api.register("one")
     api.register("two")
-    assert told() == {"live_nodes": 2, "eligible": True}
+    assert nodes_of_plan() == {"live_nodes": 2, "eligible": True}
     for path, body in (("one:drain", None), ("two:quarantine", {"reason": "smells"})):
-        assert told()["eligible"]
+        assert nodes_of_plan()["eligible"]
         api.client.post(f"/v1/nodes/{path}", headers=api.admin, json=body)
-    assert told() == gone
+    assert nodes_of_plan() == gone
     api.client.post("/v1/nodes/one:resume", headers=api.admin)
-    assert told() == {"live_nodes": 1, "eligible": True}
+    assert nodes_of_plan() == {"live_nodes": 1, "eligible": True}
     api.client.post("/v1/nodes/one:revoke-key", headers=api.admin, json={"reason": "sold"})
-    assert told() == gone
+    assert nodes_of_plan() == gone
 
 
 def test_waiting_tells_a_pause_a_look_and_a_cancellation(api: Api) -> None:

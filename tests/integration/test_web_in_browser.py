@@ -73,7 +73,9 @@ def visit(chromium: Browser, api: Api) -> Iterator[Callable[..., Page]]:
         contexts.append(chromium.new_context(viewport={"width": width, "height": 844}, **options))
         contexts[-1].set_default_timeout(PATIENCE_MS)
         page = contexts[-1].new_page()
-        page.on("console", lambda told: (refused and told.text.startswith(REFUSED)) or complaints.append(told.text))
+        page.on(
+            "console", lambda message: (refused and message.text.startswith(REFUSED)) or complaints.append(message.text)
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda asked: asked.url.startswith((base(api), "data:")) or complaints.append(asked.url))
         page.goto(base(api) + sign_in_path(api, api.admin, operate=operate))
@@ -123,12 +125,12 @@ def test_the_first_page_says_what_waits_and_why_who_works_and_what_was_answered(
     page = visit()
     queue = page.locator("#queue .card")
     assert [line.split()[0] for line in queue.all_inner_texts()] == ["loss-chunks", "compiled", "waits-for-a-gpu"]
-    told = plain(page.locator("#queue").inner_text())
-    assert "1 of 6 blocks" in told
-    assert "about 8 min left" in told
-    assert re.search(r"a free node of class 'cpu' \(1 live, 4 blocks ahead in the queue, about \d+\smin", told)
-    assert told.count(" ahead") == 1, "no number twice"
-    assert "Waits for a live node of class 'h200'; none has registered yet." in told
+    queue_text = plain(page.locator("#queue").inner_text())
+    assert "1 of 6 blocks" in queue_text
+    assert "about 8 min left" in queue_text
+    assert re.search(r"a free node of class 'cpu' \(1 live, 4 blocks ahead in the queue, about \d+\smin", queue_text)
+    assert queue_text.count(" ahead") == 1, "no number twice"
+    assert "Waits for a live node of class 'h200'; none has registered yet." in queue_text
     nodes = plain(page.locator("#nodes").inner_text())
     assert "drained" in nodes
     assert "device 0 still holds 1.2 GiB" in nodes

@@ -200,8 +200,8 @@ def test_the_command_signs_a_browser_in(tmp_path: Path, monkeypatch: pytest.Monk
         missing = ablate("open", "--print", "unheard-of")
         assert (missing.code, missing.out) == (5, "")
         assert "no ablation whose name or id begins with 'unheard-of'" in " ".join(missing.err.split())
-        told = json.loads(ablate("open", "--json").out)
-        assert (told["scope"], told["lasts_s"], told["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)
+        link = json.loads(ablate("open", "--json").out)
+        assert (link["scope"], link["lasts_s"], link["url"].startswith(f"{url}/sign-in?link=")) == ("read", 120, True)
 
 
 def test_a_failed_projection_is_told_on_the_ablations_page(api: Api) -> None:

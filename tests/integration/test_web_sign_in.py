@@ -225,14 +225,14 @@ def test_signing_in_leads_nowhere_but_to_a_page(api: Api, to: str) -> None:
 def test_every_answer_forbids_what_is_foreign(api: Api) -> None:
     person = Person.signed_in(api, operate=True)
     made = api.submit()["id"]
-    told = {}
+    policies = {}
     history = "/history/hybrid-tiny/psiv_cache"
     for path in ("/", f"/a/{made}", history, "/sessions", f"/a/{made}/cancel", "/a/nothing"):
         answer = person.get(path)
         policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
-        told[path] = policy["script-src"], policy["default-src"], policy["frame-ancestors"], policy["base-uri"]
+        policies[path] = policy["script-src"], policy["default-src"], policy["frame-ancestors"], policy["base-uri"]
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["cache-control"] == "no-store"
         assert "<script>" not in answer.text
         assert " onclick" not in answer.text
-    assert set(told.values()) == {("'self'", "'none'", "'none'", "'none'")}
+    assert set(policies.values()) == {("'self'", "'none'", "'none'", "'none'")}

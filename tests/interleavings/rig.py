@@ -224,11 +224,11 @@ def _broken_rule(world: World) -> str | None:
 def _different(one: Outcome, other: Outcome) -> dict[str, Any]:
     different: dict[str, Any] = {}
     for key in sorted({*one.state, *other.state}):
-        mine, theirs = one.state.get(key), other.state.get(key)
-        if mine == theirs:
+        first, second = one.state.get(key), other.state.get(key)
+        if first == second:
             continue
-        if isinstance(mine, list) and isinstance(theirs, list) and key in ("outbox", "receipts"):
-            different[key] = [[x for x in mine if x not in theirs], [x for x in theirs if x not in mine]]
+        if isinstance(first, list) and isinstance(second, list) and key in ("outbox", "receipts"):
+            different[key] = [[x for x in first if x not in second], [x for x in second if x not in first]]
         else:
-            different[key] = [mine, theirs]
+            different[key] = [first, second]
     return different

@@ -471,8 +471,8 @@ def observed(world: World) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for name, columns in _PLAIN.items():
         for row in rows[name]:
-            wanted = [key for key in row if key in columns or (key.startswith("blocks_") and "blocks_*" in columns)]
-            seen[f"{name} {names[row['id']]}"] = [row[key] for key in wanted]
+            keys = [key for key in row if key in columns or (key.startswith("blocks_") and "blocks_*" in columns)]
+            seen[f"{name} {names[row['id']]}"] = [row[key] for key in keys]
     for row in (row for row in rows["blocks"] if row["state"] in ("queued", "running", "held")):
         holder = [names.get(row["attempt_id"]), names.get(row["node_id"]), row["lease_until"] is not None]
         seen[f"holder {names[row['id']]}"] = holder

@@ -31,15 +31,15 @@ def reference(
     `grad_state` is the gradient of the final state, None where nobody uses it.
     `slice_size` is the most that a slice has of rows * tokens * heads * ranks * the wider of N and P.
     """
-    found: Results = {}
+    results: Results = {}
     for places in _slices(inputs, slice_size):
         wide = places.inputs(inputs, torch.float64)
         grads = (("out", grad_out), ("state", grad_state))
         part = outputs(
             _chunk_parallel, wide, *(None if t is None else places.of(name, t).double() for name, t in grads)
         )
-        places.add(part, found, inputs)
-    return found
+        places.add(part, results, inputs)
+    return results
 
 
 def yardstick(
@@ -50,8 +50,8 @@ def yardstick(
     noise: Results = {}
     for places in _slices(inputs, slice_size):
         part, grad = places.inputs(inputs), places.of("out", grad_out)
-        found, moved = criterion.noise_of_rows(part, grad, gradients=gradients, samples=samples)
-        places.add(found, exact, inputs)
+        results, moved = criterion.noise_of_rows(part, grad, gradients=gradients, samples=samples)
+        places.add(results, exact, inputs)
         for name, squares in moved.items():
             if name not in noise:
                 noise[name] = squares.new_zeros(_squares_size(name, squares, exact[name]))
@@ -104,12 +104,12 @@ class _Slice:
             changes["segment_ids"] = self.of("segment_ids", whole.segment_ids)
         return replace(whole, **changes)  # type: ignore[arg-type]
 
-    def add(self, part: Results, found: Results, inputs: ScanInputs) -> None:
+    def add(self, part: Results, results: Results, inputs: ScanInputs) -> None:
         """Add the results of the slice to those of the whole problem."""
         for name, tensor in part.items():
-            if name not in found:
-                found[name] = tensor.new_zeros(_size(name, tensor, inputs))
-            self.of(name, found[name]).add_(tensor)
+            if name not in results:
+                results[name] = tensor.new_zeros(_size(name, tensor, inputs))
+            self.of(name, results[name]).add_(tensor)
 
 
 def _slices(inputs: ScanInputs, most: int) -> Iterator[_Slice]:

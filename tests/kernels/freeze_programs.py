@@ -87,18 +87,18 @@ def main() -> str | None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--store", action="store_true", help="write FILE")
     arguments = parser.parse_args()
-    found = programs()
-    count = sum(map(len, found.values()))
+    current = programs()
+    count = sum(map(len, current.values()))
     if arguments.store:
-        arguments.file.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.file.write_text(json.dumps(current, indent=1) + "\n")
         sys.stdout.write(f"{count} programs stored in {arguments.file}\n")
         return None
     stored = json.loads(arguments.file.read_text())
     if differing := sorted(
         f"{name}: {kernel}"
-        for name in found.keys() | stored.keys()
-        for kernel in found.get(name, {}).keys() | stored.get(name, {}).keys()
-        if found.get(name, {}).get(kernel) != stored.get(name, {}).get(kernel)
+        for name in current.keys() | stored.keys()
+        for kernel in current.get(name, {}).keys() | stored.get(name, {}).keys()
+        if current.get(name, {}).get(kernel) != stored.get(name, {}).get(kernel)
     ):
         return f"{len(differing)} of {count} programs differ:\n" + "\n".join(differing)
     sys.stdout.write(f"all {count} programs are those of {arguments.file}\n")

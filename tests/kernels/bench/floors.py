@@ -86,15 +86,15 @@ def floors(s: ScanShape, *, psiv_cache: bool = False) -> dict[str, Floor]:
     """
     size = sizes(s)
     rows = s.walks * s.H * s.chunks * s.M
-    found = {}
+    by_kernel = {}
     for name, kinds in MOVED.items():
         moved = sum(count * size[kind] for kind, count in kinds.items())
         moved += size["psiv"] if psiv_cache and name in ("f3_outputs", "b3_gradients") else 0
         mmn, mmp, mnp = PRODUCTS.get(name, (0, 0, 0))
         flops = 2 * rows * (s.M * (mmn * s.N + mmp * s.P) + mnp * s.N * s.P)
         times = LAUNCHES.get(name, 1) * (s.handed_on / s.K if name in SUMS else 1)
-        found[name] = Floor(bytes=times * moved, flops=times * flops)
-    return found
+        by_kernel[name] = Floor(bytes=times * moved, flops=times * flops)
+    return by_kernel
 
 
 def whole_pass(s: ScanShape, *, backward: bool) -> Floor:

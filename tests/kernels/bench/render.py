@@ -164,10 +164,10 @@ def _speeds(rows: list[SpeedRow]) -> list[str]:
         if row.refused is not None:
             lines.append((row.name, "-", row.lane, *("-" * 9), row.refused))
             continue
-        for passes, times, mine in _both_passes(row, ours.get(row.name)):
+        for passes, times, our_times in _both_passes(row, ours.get(row.name)):
             compared = ["-"] * 5
-            if mine is not None and row.lane != Lane.CUDA:
-                each, least, most = ratios(times, mine)
+            if our_times is not None and row.lane != Lane.CUDA:
+                each, least, most = ratios(times, our_times)
                 compared = [_number(each.get(way), 2) for way in WAYS] + [_number(least, 2), _number(most, 2)]
                 weakest.append((least, f"{row.name}, {passes}, {row.lane}"))
             peak = "-" if times is row.forward else _number(row.peak_gib, 2)
@@ -187,8 +187,8 @@ def _number(value: float | None, digits: int) -> str:
 
 def _both_passes(row: SpeedRow, ours: SpeedRow | None) -> list[tuple[str, Times, Times | None]]:
     """Return (label, times, times of ours) of the forward pass and of both passes."""
-    mine = (None, None) if ours is None else (ours.forward, ours.both)
-    return [("forward", row.forward, mine[0]), ("forward+backward", row.both, mine[1])]
+    our_passes = (None, None) if ours is None else (ours.forward, ours.both)
+    return [("forward", row.forward, our_passes[0]), ("forward+backward", row.both, our_passes[1])]
 
 
 def _whole(rows: list[KernelRow]) -> dict[tuple[str, str], float]:

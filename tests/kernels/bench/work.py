@@ -109,8 +109,8 @@ class Worker:
         inputs = make_inputs(case)
         grad_out = make_grad(inputs, case.seed + 1)
         with _open_sizes():
-            scan, wanted = self._scan(options), grad_out if case.gradients else None
-            got: Results = self._unaided(lambda: outputs(scan, inputs, wanted))
+            scan, grad = self._scan(options), grad_out if case.gradients else None
+            got: Results = self._unaided(lambda: outputs(scan, inputs, grad))
         return self._judged(got, _Exact(inputs, grad_out, gradients=case.gradients))
 
     def compile_s(self, case: Case, options: Mapping[str, Any]) -> float:
