@@ -54,7 +54,7 @@ def is_clean(folder: Path) -> bool:
 
 def walked(folder: Path) -> dict[bytes, tuple[str, bytes]]:
     """What a plain walk finds: kind and content of every file by its raw name; the oracle of these tests."""
-    found = {}
+    entries = {}
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in {".git", "node_modules"}]
         for path in (Path(above) / name for name in (*names, *folders)):
@@ -65,8 +65,8 @@ def walked(folder: Path) -> dict[bytes, tuple[str, bytes]]:
                 continue
             else:
                 entry = ("program" if mode & 0o100 else "file"), path.read_bytes()
-            found[os.fsencode(path.relative_to(folder))] = entry
-    return found
+            entries[os.fsencode(path.relative_to(folder))] = entry
+    return entries
 
 
 def submodules_of(folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 def postgres_folder() -> Path | None:
     """Return the folder of the newest PostgreSQL that is installed here, None without one."""
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda found: int(found.parent.name))
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
     return versions[-1] if versions else None
 
 

@@ -28,8 +28,8 @@ class _Trial:
             now = began + seconds
             number = len(self.steps)
             began_s, ended_s = began - self.began_s, now - self.began_s
-            told: dict[str, Any] = {"index": number, "phase": phase, "loss": 8.0 - number / 100, "grad_norm": 1.0}
-            step = Step(**told, seconds=ended_s - began_s, began_s=began_s, ended_s=ended_s, tokens=self.tokens)
+            values: dict[str, Any] = {"index": number, "phase": phase, "loss": 8.0 - number / 100, "grad_norm": 1.0}
+            step = Step(**values, seconds=ended_s - began_s, began_s=began_s, ended_s=ended_s, tokens=self.tokens)
             self.steps.append(step)
         return now
 
@@ -58,5 +58,5 @@ def sliced_receipts(plan: Plan, index: int, chance: random.Random, **changes: An
 def _receipt(plan: Plan, block: BlockPlan, trial: _Trial, now: float, **changes: Any) -> Receipt:
     trial.goes_on(now)
     training_s = now - trial.began_s - trial.waited_s + 5e-4
-    told = {"training_began_s": trial.began_s, "waited_s": trial.waited_s, "training_s": training_s}
-    return make_receipt(plan, block, trial.arm, steps=tuple(trial.steps), wall_s=training_s + 0.1, **told, **changes)
+    times = {"training_began_s": trial.began_s, "waited_s": trial.waited_s, "training_s": training_s}
+    return make_receipt(plan, block, trial.arm, steps=tuple(trial.steps), wall_s=training_s + 0.1, **times, **changes)

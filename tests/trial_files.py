@@ -26,7 +26,7 @@ def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) ->
     config = trial.config
     steps = result.pop("steps", None) or make_steps(trial.config, tokens_per_s=5000.0, loss_step1=8.0, seed=1)
     paths.steps.write_text("".join(step.model_dump_json() + "\n" for step in steps))
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "facts": observed_facts(trial.gates),
         "flops_per_step": step_flops(config),
         "loss_val": 7.5,
@@ -38,7 +38,7 @@ def left_behind(block: ClaimedBlock, node: Node, folder: Path, **result: Any) ->
         "warmup_passes": (config.steps.warmup_s,) if config.steps.warmup_s else (),
         "training_s": 1.9,
     }
-    write_whole(paths.result, TrialResult.partial(**{**told, **result}).model_dump_json())
+    write_whole(paths.result, TrialResult.partial(**{**values, **result}).model_dump_json())
     ending: dict[str, Any] = {"stopped": None, "exit_code": 0, "oom_kills": 0, "peak_rss_bytes": None, "survivors": ()}
     state = node.devices.probe.state(node.devices.first.index)
     return TrialRecord(

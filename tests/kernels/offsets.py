@@ -40,10 +40,10 @@ def narrow_offsets(source: str, tensor: str) -> list[str]:
 
     Raises ValueError when the source has no offset into it.
     """
-    found = list(_offsets(source, tensor))
-    if not found:
+    offsets = list(_offsets(source, tensor))
+    if not offsets:
         raise ValueError(f"the source has no offset into '{tensor}' of the form that is read here")
-    return [offset for offset in found if re.search(r"\w", _WIDE.sub("", offset))]
+    return [offset for offset in offsets if re.search(r"\w", _WIDE.sub("", offset))]
 
 
 def _offsets(source: str, tensor: str) -> Iterator[str]:

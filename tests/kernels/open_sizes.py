@@ -8,12 +8,12 @@ import torch
 
 def sizes(program: Any, arguments: tuple[torch.Tensor | int, ...]) -> dict[str, int]:
     """Return the sizes that the program leaves open, by their names."""
-    found: dict[str, int] = {}
+    open_sizes: dict[str, int] = {}
     buffers = [program.buffer_map[parameter] for parameter in program.params if parameter in program.buffer_map]
     for buffer, tensor in zip(buffers, arguments, strict=False):
         assert isinstance(tensor, torch.Tensor)
         for size, actual in zip(buffer.shape, tensor.shape, strict=True):
             match = re.fullmatch(r"(\w*[a-z]\w*)(?: \* (\d+))?", str(size))
             if match:
-                found.setdefault(match[1], actual // int(match[2] or 1))
-    return found
+                open_sizes.setdefault(match[1], actual // int(match[2] or 1))
+    return open_sizes

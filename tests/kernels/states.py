@@ -57,8 +57,8 @@ def results(inputs: ScanInputs, before: ScanState | None, scan: Scan, seed: int 
         before = ScanState(*(t.detach().requires_grad_() for t in before[:2]), before.segment_ids)
         leaves |= {"state": before.state, "write": before.write}
     out, final = scan(inputs.with_tensors(tuple(leaves[name] for name in inputs.names)), before)
-    told = {"out": out, "final_state": final.state, "final_write": final.write}
+    outputs = {"out": out, "final_state": final.state, "final_write": final.write}
     gen = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(t.shape, generator=gen).to(t) for t in told.values()]
-    grads = torch.autograd.grad(list(told.values()), list(leaves.values()), weights)
-    return {name: t.detach() for name, t in told.items()} | dict(zip(leaves, grads, strict=True))
+    weights = [torch.randn(t.shape, generator=gen).to(t) for t in outputs.values()]
+    grads = torch.autograd.grad(list(outputs.values()), list(leaves.values()), weights)
+    return {name: t.detach() for name, t in outputs.items()} | dict(zip(leaves, grads, strict=True))

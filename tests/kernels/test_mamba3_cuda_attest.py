@@ -111,26 +111,26 @@ def compiled(tmp_path, monkeypatch):
 
 
 def row(kernel, name="outputs"):
-    (found,) = attest.table({name: kernel})
-    return found
+    (entry,) = attest.table({name: kernel})
+    return entry
 
 
 def test_row_counts_what_is_in_the_machine_code(compiled):
-    found = row(compiled)
+    entry = row(compiled)
     expected = {
         "read_from": "sass", "threads": 128, "registers": 168, "stack_bytes": 16, "shared_bytes": 112384 + 2048,
         "instructions": 16, "tma_loads": 2, "tma_stores": 1, "cp_async": 1, "wgmma": 1, "mma": 0, "mbarrier": 1,
         "register_reallocations": 1, "barriers": 1, "approximations": 1, "spill_loads": 1, "spill_stores": 1,
         "grid": "5 x 4 x 3",
     }  # fmt: skip
-    assert {name: found[name] for name in expected} == expected
+    assert {name: entry[name] for name in expected} == expected
 
 
 def test_row_shows_the_gates(compiled):
-    found = row(compiled)
-    assert found["dtype"] == "bfloat16"
+    entry = row(compiled)
+    assert entry["dtype"] == "bfloat16"
     gates = ("layout_2d", "pipeline_stages", "psiv_cache", "aggressive_smem_merge", "chunk_size", "superchunk")
-    assert [found[gate] for gate in gates] == [True, 1, False, False, 16, 256]
+    assert [entry[gate] for gate in gates] == [True, 1, False, False, 16, 256]
 
 
 def handles(*dtypes):
@@ -200,9 +200,9 @@ def test_fast_math_is_all_or_nothing(compiled, monkeypatch, changes, fast):
 
 def test_row_is_read_from_the_source_where_no_disassembler_is(compiled, monkeypatch):
     monkeypatch.setattr(attest, "disassembler", lambda: None)
-    found = row(compiled)
-    assert (found["read_from"], found["tma"], found["shared_bytes"], found["tma_loads"]) == ("source", True, 112384, 4)
-    assert not {"registers", "fast_math", "binary_sha256"} & set(found)
+    entry = row(compiled)
+    assert (entry["read_from"], entry["tma"], entry["shared_bytes"], entry["tma_loads"]) == ("source", True, 112384, 4)
+    assert not {"registers", "fast_math", "binary_sha256"} & set(entry)
 
 
 def test_programs_that_load_other_numbers_of_tokens_show_no_chunk_size(compiled):
@@ -212,19 +212,19 @@ def test_programs_that_load_other_numbers_of_tokens_show_no_chunk_size(compiled)
 
 @pytest.mark.parametrize(("tokens", "shown"), [(1024, 4), (256, 1), (1000, "unproved"), (128, "unproved")])
 def test_super_chunks_of_a_row_are_as_many_as_its_walk_fits_into_it(tokens, shown):
-    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=256)], tokens=tokens, super_chunks=9)
-    assert found["super_chunks"] == shown
+    (entry,) = attest.launched([made("outputs", super_chunks=None, superchunk=256)], tokens=tokens, super_chunks=9)
+    assert entry["super_chunks"] == shown
 
 
 @pytest.mark.parametrize(("handed", "shown"), [(4, 4), (None, "unproved")])
 def test_a_kernel_that_hands_states_on_shows_what_it_was_launched_with(handed, shown):
-    (found,) = attest.launched([made("pass_states", super_chunks=None)], tokens=1024, super_chunks=handed)
-    assert found["super_chunks"] == shown
+    (entry,) = attest.launched([made("pass_states", super_chunks=None)], tokens=1024, super_chunks=handed)
+    assert entry["super_chunks"] == shown
 
 
 def test_a_walk_whose_trips_are_not_known_shows_no_super_chunks():
-    (found,) = attest.launched([made("outputs", super_chunks=None, superchunk=None)], tokens=1024, super_chunks=None)
-    assert "super_chunks" not in found
+    (entry,) = attest.launched([made("outputs", super_chunks=None, superchunk=None)], tokens=1024, super_chunks=None)
+    assert "super_chunks" not in entry
 
 
 def test_grids_may_be_known_at_run_time(compiled, tmp_path):
@@ -358,43 +358,43 @@ def forward(**changes):
     return [made("local_states", **changes), made("pass_states"), made("outputs")]
 
 
-def told(rows):
+def pass_facts(rows):
     return {name.removeprefix("mamba3_mimo."): value for name, value in attest.facts(rows).items()}
 
 
 def test_facts_of_a_pass_are_what_all_its_walks_show():
-    found = told([*forward(), made("tables", tma=False, chunk_size=8)])
+    facts = pass_facts([*forward(), made("tables", tma=False, chunk_size=8)])
     shown = [gate for gate, kernels in attest.SHOWN_BY.items() if {"local_states", "outputs"} & set(kernels)]
     assert set(attest.SHOWN_BY) - set(shown) == {"aggressive_smem_merge", "warp_specialize"}  # B3 alone shows them
-    assert {name: found[name] for name in shown} == {name: made("outputs")[name] for name in shown}
-    assert (found["lane"], found["schedule"]) == ("cuda", "chunk_parallel")
+    assert {name: facts[name] for name in shown} == {name: made("outputs")[name] for name in shown}
+    assert (facts["lane"], facts["schedule"]) == ("cuda", "chunk_parallel")
 
 
 @pytest.mark.parametrize("gate", [gate for gate, kernels in attest.SHOWN_BY.items() if "local_states" in kernels])
 def test_one_walk_that_differs_or_shows_nothing_makes_a_gate_mixed(gate):
-    assert told(forward(**{gate: "another"}))[gate] == "mixed"
-    assert told(forward(**{gate: None}))[gate] == "mixed"
+    assert pass_facts(forward(**{gate: "another"}))[gate] == "mixed"
+    assert pass_facts(forward(**{gate: None}))[gate] == "mixed"
     silent = [made("outputs", **{gate: None}), made("gradients", **{gate: None}), made("pass_states")]
-    assert told(silent)[gate] == "unproved"
+    assert pass_facts(silent)[gate] == "unproved"
 
 
 def test_passes_without_walks_say_nothing_about_gates():
-    assert set(told([made("tables")])) == {"attested_from", "source_hash", "binary_hash"}
+    assert set(pass_facts([made("tables")])) == {"attested_from", "source_hash", "binary_hash"}
 
 
 def test_fast_math_is_not_asked_of_the_source():
-    assert "fast_math" not in told([made("outputs", read_from="source", fast_math=None)])
+    assert "fast_math" not in pass_facts([made("outputs", read_from="source", fast_math=None)])
 
 
 def test_walk_of_one_chunk_need_not_show_how_many_are_ahead():
     one = {"superchunk": 16, "chunk_size": 16, "pipeline_stages": None}
-    assert "pipeline_stages" not in told([made("outputs", **one)])
-    assert told([made("outputs", **{**one, "superchunk": None})])["pipeline_stages"] == "unproved"
+    assert "pipeline_stages" not in pass_facts([made("outputs", **one)])
+    assert pass_facts([made("outputs", **{**one, "superchunk": None})])["pipeline_stages"] == "unproved"
 
 
 def test_one_block_for_a_whole_row_shows_no_super_chunk():
-    found = told([made("outputs", super_chunks=1, superchunk=1008)])
-    assert "superchunk" not in found
+    facts = pass_facts([made("outputs", super_chunks=1, superchunk=1008)])
+    assert "superchunk" not in facts
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_one_block_for_a_whole_row_shows_no_super_chunk():
 def test_schedule_is_what_grids_and_launches_say_together(walks, handed, schedule):
     rows = [made("outputs", super_chunks=walks)]
     rows += [] if handed is None else [made("pass_states", super_chunks=handed)]
-    assert told(rows)["schedule"] == schedule
+    assert pass_facts(rows)["schedule"] == schedule
 
 
 def test_source_hash_changes_with_any_kernel_and_binary_hash_by_itself():

@@ -51,11 +51,11 @@ def both_passes(inputs, *, of_state=True, of_out=True):
     return {"out": result.out, "state": result.final_state.state} | dict(zip(inputs.names, grads, strict=True))
 
 
-def assert_equal(found, expected):
-    assert {name: (t.shape, t.dtype) for name, t in found.items()} == {
+def assert_equal(actual, expected):
+    assert {name: (t.shape, t.dtype) for name, t in actual.items()} == {
         name: (t.shape, t.dtype) for name, t in expected.items()
     }
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []
     assert all(t.isfinite().all() for t in expected.values())
 
 

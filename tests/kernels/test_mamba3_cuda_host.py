@@ -140,8 +140,8 @@ def test_kernels_are_given_aligned_addresses(remat, monkeypatch):
     made = Recorded(inputs.with_tensors(shifted), Variant(remat=remat, superchunk=64))
     *_, saved = made.forward()
     made.backward(torch.cat((inputs.v.new_zeros(1), make_grad(inputs, 1).flatten()))[1:].view(inputs.v.shape), saved)
-    found = {name: [t.data_ptr() % scan.ALIGNMENT for t in tensors] for name, tensors in made.launched.items()}
-    assert {name: places for name, places in found.items() if any(places)} == {}
+    offsets = {name: [t.data_ptr() % scan.ALIGNMENT for t in tensors] for name, tensors in made.launched.items()}
+    assert {name: places for name, places in offsets.items() if any(places)} == {}
     assert made.launched["gradients"][0].shape[0] == (3 if remat else 7)  # the last piece of two
     assert all(torch.equal(made.t[name], getattr(inputs, name)) for name in ("q", "adt", "angles"))
 

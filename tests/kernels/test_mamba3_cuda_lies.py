@@ -78,8 +78,8 @@ def test_every_gate_of_the_kernels_is_lied_about() -> None:
 
 @pytest.mark.usefixtures("kernels_of_the_default")
 def test_readings_of_the_default_are_live_and_all_observed() -> None:
-    found = readings()
-    assert {name: reading for name, reading in found.items() if not reading.live or reading.observed is None} == {}
+    by_gate = readings()
+    assert {name: reading for name, reading in by_gate.items() if not reading.live or reading.observed is None} == {}
 
 
 @pytest.mark.usefixtures("kernels_of_the_default")
@@ -96,10 +96,10 @@ def test_a_switch_that_was_asked_for_and_is_not_live_is_found(gate: str) -> None
 )
 def test_what_the_host_does_is_seen(gate: str, live: Any) -> None:
     """States that were kept are no remat; two sums are no sum of two heads."""
-    asked, wanted = op._variant, OF_THE_HOST[gate]
+    asked, value = op._variant, OF_THE_HOST[gate]
     with patch.object(op, "_variant", lambda *switches: replace(asked(*switches), **{gate: live})):
-        reading = readings(**{gate: wanted})[gate]
-    assert (reading.observed, reading.live) == (live, live == wanted)
+        reading = readings(**{gate: value})[gate]
+    assert (reading.observed, reading.live) == (live, live == value)
 
 
 @pytest.mark.usefixtures("kernels_of_the_default")
@@ -110,6 +110,6 @@ def test_the_default_with_sequential_kernels_is_found() -> None:
     op._attested.cache_clear()
     walks = {name: plain(name, shape, Variant(schedule="sequential")) for name in ("outputs", "gradients")}
     with patch.object(op, "kernel", lambda name, *rest: walks.get(name) or served(name, *rest)):
-        found = readings()
+        by_gate = readings()
     op._attested.cache_clear()
-    assert not found["schedule"].live
+    assert not by_gate["schedule"].live

@@ -47,6 +47,6 @@ def test_without_the_merge_every_buffer_has_its_own_memory_however_few_chunks_th
 
 @pytest.mark.parametrize("length", [16, 512])
 def test_the_merge_lays_only_buffers_of_one_turn_on_each_other(length):
-    found = overlaps("gradients", replace(WIDE, L=length), Variant(aggressive_smem_merge=True))
-    assert found, "nothing is merged"
-    assert {buffer for pair in found for buffer in pair} <= LOCAL
+    pairs = overlaps("gradients", replace(WIDE, L=length), Variant(aggressive_smem_merge=True))
+    assert pairs, "nothing is merged"
+    assert {buffer for pair in pairs for buffer in pair} <= LOCAL

@@ -107,8 +107,8 @@ def test_interpreted_kernels_match_the_reference(name, monkeypatch):
     given = {n: getattr(inputs, n) for n in inputs.names}
     scan = Interpreted(inputs, Variant(**{"superchunk": 32} | CASES[name].switches))
     out, final, saved = scan.forward(return_final_state=True)
-    found = {"out": error(out, expected.out.detach()), "state": error(final, expected.final_state.state.detach())}
+    errors = {"out": error(out, expected.out.detach()), "state": error(final, expected.final_state.state.detach())}
     gradients = torch.autograd.grad(expected.out, list(given.values()), grad_out)
     computed = scan.backward(grad_out, saved)
-    found |= {n: error(computed[n], gradient) for n, gradient in zip(given, gradients, strict=True)}
-    assert {n: e for n, e in found.items() if not e < LIMIT} == {}
+    errors |= {n: error(computed[n], gradient) for n, gradient in zip(given, gradients, strict=True)}
+    assert {n: e for n, e in errors.items() if not e < LIMIT} == {}

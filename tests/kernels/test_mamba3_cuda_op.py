@@ -154,8 +154,8 @@ def assert_fake_passes(inputs: ScanInputs, switches: dict[str, object]) -> None:
     assert isinstance(out, FakeTensor)
     assert (out.shape, out.dtype) == ((batch, tokens, *ranks, heads, width), torch.bfloat16)
     assert (state.shape, state.dtype) == ((batch, heads, 64, width), torch.float32)
-    for found in (grads, of_state, of_out):
-        assert [(g.shape, g.dtype) for g in found] == [(t.shape, t.dtype) for t in inputs.tensors()]
+    for gradients in (grads, of_state, of_out):
+        assert [(g.shape, g.dtype) for g in gradients] == [(t.shape, t.dtype) for t in inputs.tensors()]
     assert len({t.untyped_storage()._cdata for t in (out, state, *grads, *fake.tensors())}) == 2 + 2 * len(grads)
 
 

@@ -69,13 +69,13 @@ def test_making_states_again_changes_no_bit(seed, monkeypatch):
 )  # fmt: skip
 def test_pieces_are_all_walks_in_order_in_as_many_waves(rows, per_row, heads, state, width):
     s = ScanShape(B=rows, S=64 * per_row, L=64, H=heads, G=1, N=state, P=width, R=4, A=16)
-    found = sizes.walk_ranges(s)
-    assert [walk for one in found for walk in range(one.first, one.end)] == list(range(s.walks))
-    assert {one.walks for one in found[:-1]} <= {found[0].walks}
-    assert 1 <= len(found) <= sizes.MOST_RANGES
-    assert all(4 * heads * one.first % ALIGNMENT == 0 for one in found)
+    pieces = sizes.walk_ranges(s)
+    assert [walk for one in pieces for walk in range(one.first, one.end)] == list(range(s.walks))
+    assert {one.walks for one in pieces[:-1]} <= {pieces[0].walks}
+    assert 1 <= len(pieces) <= sizes.MOST_RANGES
+    assert all(4 * heads * one.first % ALIGNMENT == 0 for one in pieces)
     blocks = blocks_at_once(state * width)
-    assert sum(-(-one.walks * heads // blocks) for one in found) <= -(-s.walks * heads // blocks)
+    assert sum(-(-one.walks * heads // blocks) for one in pieces) <= -(-s.walks * heads // blocks)
 
 
 def test_a_piece_of_the_whole_model_of_the_receipts_is_a_quarter():

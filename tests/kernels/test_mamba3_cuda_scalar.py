@@ -25,8 +25,8 @@ def value(formula, *numbers):
     """Return what the expression of `formula` is for these numbers; a pair for a pair."""
     names = list(inspect.signature(formula).parameters)
     made = formula(*(Var(name, "float32") for name in names))
-    found = [eval(str(part), {"T": T, **dict(zip(names, numbers, strict=True))}) for part in np.atleast_1d(made)]  # noqa: S307
-    return RotaryPair(*found) if isinstance(made, RotaryPair) else found[0]
+    values = [eval(str(part), {"T": T, **dict(zip(names, numbers, strict=True))}) for part in np.atleast_1d(made)]  # noqa: S307
+    return RotaryPair(*values) if isinstance(made, RotaryPair) else values[0]
 
 
 def slope(formula, at, step=1e-6):
@@ -58,8 +58,8 @@ def test_the_moment_is_the_gradient_of_the_angle(random):
     def turned(angle):
         return value(scalar.turned, *pair, np.cos(angle), np.sin(angle))
 
-    found = value(lambda a, b, c, d: scalar.moment(RotaryPair(a, b), RotaryPair(c, d)), *grad, *turned(theta))
-    assert found == pytest.approx(slope(lambda angle: np.dot(grad, turned(angle)), theta))
+    moment = value(lambda a, b, c, d: scalar.moment(RotaryPair(a, b), RotaryPair(c, d)), *grad, *turned(theta))
+    assert moment == pytest.approx(slope(lambda angle: np.dot(grad, turned(angle)), theta))
 
 
 def test_a_chunk_of_weights_and_scales_is_the_recurrence(random):

@@ -21,15 +21,15 @@ SHAPE = ScanShape(B=2, S=512, H=4, G=1, N=64, P=64, R=4, A=16)
 @pytest.fixture
 def made():
     """Replace the compiler; yields (name, shape, variant) of what it was asked to compile."""
-    found = []
+    keys = []
 
     def compile_one(*key):
-        found.append(key)
+        keys.append(key)
         return SimpleNamespace(artifact=key)
 
     with patch.object(compiled, "_compiled", compile_one), patch.dict(compiled._ready, clear=True):
         compiled.build.cache_clear()
-        yield found
+        yield keys
     compiled.build.cache_clear()
 
 
@@ -88,8 +88,8 @@ def test_what_is_asked_for_is_obeyed_and_lengths_stay_few():
     for variant in (Variant(superchunk=128), Variant(schedule="sequential")):
         assert choose_walk(variant, rows=256, tokens=2048, state=8192) is variant
     sizes = [(rows, tokens) for rows in (1, 8, 64, 300, 2000) for tokens in range(1, 9000, 37)]
-    found = {walk_length(choose_walk(Variant(), rows=r, tokens=t, state=4096), t) for r, t in sizes}
-    assert found <= {*LENGTHS, *ROWS}
+    lengths = {walk_length(choose_walk(Variant(), rows=r, tokens=t, state=4096), t) for r, t in sizes}
+    assert lengths <= {*LENGTHS, *ROWS}
 
 
 def test_a_walk_over_whole_rows_is_padded_by_less_than_64_tokens_or_a_sixteenth():

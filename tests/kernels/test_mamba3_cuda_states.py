@@ -96,11 +96,11 @@ def kernels_inputs_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(host, "NARROW", ())
 
 
-def assert_near(found, expected):
-    assert set(found) == set(expected)
-    off = {name: error(found[name], value) for name, value in expected.items() if value.abs().max() > 1e-12}
+def assert_near(actual, expected):
+    assert set(actual) == set(expected)
+    off = {name: error(actual[name], value) for name, value in expected.items() if value.abs().max() > 1e-12}
     assert {name: share for name, share in off.items() if not share < LIMIT} == {}
-    nothing = {name: found[name] for name in expected if name not in off}  # gradients that vanish
+    nothing = {name: actual[name] for name in expected if name not in off}  # gradients that vanish
     assert {name: float(value.abs().max()) for name, value in nothing.items() if not value.abs().max() < 1e-6} == {}
 
 

@@ -75,11 +75,11 @@ def by_walks(values_BHS: Tensor, s: ScanShape) -> Tensor:
 
 
 def edges_of_walks(edges: Tensor, s: ScanShape) -> Tensor:
-    found = torch.full(tensors(s)["edges"][0], math.nan, dtype=torch.float64)
+    by_walk = torch.full(tensors(s)["edges"][0], math.nan, dtype=torch.float64)
     for b, blk in product(range(s.B), range(s.S // EDGE)):
         walk, t = s.place(b, blk * EDGE)
-        found[walk, :, t // EDGE] = edges[b, :, blk]
-    return found
+        by_walk[walk, :, t // EDGE] = edges[b, :, blk]
+    return by_walk
 
 
 def computed(p: Problem) -> dict[str, Tensor]:
@@ -132,9 +132,11 @@ def expected(p: Problem) -> dict[str, Tensor]:
 
 
 def assert_as_expected(p: Problem) -> None:
-    found = computed(p)
+    actual = computed(p)
     for name, want in expected(p).items():
-        torch.testing.assert_close(found[name], want, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            actual[name], want, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -167,7 +169,7 @@ def test_noise_of_one_document_stays_there():
 
 def test_the_sum_from_a_document_start_on_vanishes_and_that_from_an_edge_on_is_exact():
     p = problem(SHAPE, (21, 40))
-    found = computed(p)
-    assert found["angles"][:, [0, 21, 40]].abs().max() < 1e-12
-    torch.testing.assert_close(found["adt"][..., EDGE], p.edges[:, :, 1, 0].sum(-1))
-    torch.testing.assert_close(found["adt"][..., 2 * EDGE], p.edges[:, :, 2, 0].sum(-1))
+    gradients = computed(p)
+    assert gradients["angles"][:, [0, 21, 40]].abs().max() < 1e-12
+    torch.testing.assert_close(gradients["adt"][..., EDGE], p.edges[:, :, 1, 0].sum(-1))
+    torch.testing.assert_close(gradients["adt"][..., 2 * EDGE], p.edges[:, :, 2, 0].sum(-1))

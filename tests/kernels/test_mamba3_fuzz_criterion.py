@@ -176,11 +176,11 @@ def nan_filled_buffers():
 @pytest.fixture(scope="module")
 def yardsticks():
     torch.set_num_threads(1)
-    found = []
+    cases = []
     for problem in PROBLEMS:
         inputs, grad_out = made(problem)
-        found.append((problem, inputs, grad_out, criterion.yardstick(inputs, grad_out, samples=JUDGED_BY)))
-    return found
+        cases.append((problem, inputs, grad_out, criterion.yardstick(inputs, grad_out, samples=JUDGED_BY)))
+    return cases
 
 
 def wrong(got, measure):
@@ -202,12 +202,12 @@ def test_what_few_samples_call_wrong_is_judged_by_many_and_what_they_call_right_
     inputs, grad_out = made(PROBLEMS[0])
     measured, asked = criterion.yardstick, []
 
-    def yardstick(*given, samples, **told):
+    def yardstick(*given, samples, **options):
         asked.append(samples)
-        found = measured(*given, samples=samples, **told)
-        few = {"adt": found.noise["adt"] * 1e-9} if samples == criterion.SAMPLES else {}
-        return found._replace(
-            noise=found.noise | few, carried={"adt": 0 * found.carried["adt"]} if few else found.carried
+        measure = measured(*given, samples=samples, **options)
+        few = {"adt": measure.noise["adt"] * 1e-9} if samples == criterion.SAMPLES else {}
+        return measure._replace(
+            noise=measure.noise | few, carried={"adt": 0 * measure.carried["adt"]} if few else measure.carried
         )
 
     got = computed(inputs, grad_out)

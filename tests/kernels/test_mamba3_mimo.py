@@ -144,18 +144,18 @@ def test_a_nan_or_infinity_stays_in_its_document(form, name):
     grad_out = torch.randn(sane.v.shape, generator=torch.Generator().manual_seed(2)).double()
     right, right_gradients = scanned(sane, FORMS[form], grad_out)
     grad_out[1, at : document.stop] = math.nan
-    found, gradients = scanned(replace(sane, **{name: broken}), FORMS[form], grad_out)
-    assert found.out[1, at : document.stop].isnan().all()
-    found.out[1, at : document.stop] = right.out[1, at : document.stop]
-    assert global_error(found.out, right.out) < 1e-11
-    state, right_state = (one.final_state.state for one in (found, right))
+    result, gradients = scanned(replace(sane, **{name: broken}), FORMS[form], grad_out)
+    assert result.out[1, at : document.stop].isnan().all()
+    result.out[1, at : document.stop] = right.out[1, at : document.stop]
+    assert global_error(result.out, right.out) < 1e-11
+    state, right_state = (one.final_state.state for one in (result, right))
     last = document.stop == 37
     assert state[1].isnan().all() == last
     assert global_error(state[0] if last else state, right_state[0] if last else right_state) < 1e-11
     for time, axis in ((n, a) for n, a in TIME_AXIS.items() if n in gradients):
-        mine, expected = (one[time].movedim(axis, 1).clone() for one in (gradients, right_gradients))
-        mine[1, document] = expected[1, document]
-        assert global_error(mine, expected) < 1e-11, time
+        gradient, expected = (one[time].movedim(axis, 1).clone() for one in (gradients, right_gradients))
+        gradient[1, document] = expected[1, document]
+        assert global_error(gradient, expected) < 1e-11, time
 
 
 def scanned(inputs, form, grad_out):

@@ -29,10 +29,10 @@ def oracle_results(inputs, before, weights):
     values = {name: getattr(inputs, name).numpy() for name in NAMES}
     ids = inputs.segment_ids
     goes_on = np.ones(2, bool) if before.segment_ids is None else (ids[:, 0] == before.segment_ids).numpy()
-    told = {"state": before.state.numpy(), "write": before.write.numpy(), "goes_on": goes_on}
-    oracle = Oracle(values, None if ids is None else ids.numpy(), inputs.angles_cumulated, told)
-    found = {"out": oracle.out, "final_state": oracle.final_state, "final_write": oracle.final_write}
-    return found | oracle.gradients(*weights)
+    entered = {"state": before.state.numpy(), "write": before.write.numpy(), "goes_on": goes_on}
+    oracle = Oracle(values, None if ids is None else ids.numpy(), inputs.angles_cumulated, entered)
+    outputs = {"out": oracle.out, "final_state": oracle.final_state, "final_write": oracle.final_write}
+    return outputs | oracle.gradients(*weights)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -46,15 +46,15 @@ def test_states_and_their_gradients_match_the_oracle(form, cumulated, documents)
     out, final = lane(form)(inputs.with_tensors(tuple(leaves[:-2])), entered)
     weights = [torch.randn(t.shape, generator=torch.Generator().manual_seed(3)).double() for t in (out, final.state)]
     grads = torch.autograd.grad([out, final.state], leaves, weights)
-    found = {"out": out, "final_state": final.state, "final_write": final.write}
-    found |= dict(zip([*inputs.names, "state", "write"], grads, strict=True))
+    actual = {"out": out, "final_state": final.state, "final_write": final.write}
+    actual |= dict(zip([*inputs.names, "state", "write"], grads, strict=True))
     expected = oracle_results(inputs, before, [weight.numpy() for weight in weights])
-    assert set(found) == set(expected)
+    assert set(actual) == set(expected)
     for name, value in expected.items():
-        torch.testing.assert_close(found[name].detach(), torch.from_numpy(value), rtol=1e-9, atol=1e-11, msg=name)
+        torch.testing.assert_close(actual[name].detach(), torch.from_numpy(value), rtol=1e-9, atol=1e-11, msg=name)
     if documents:
-        assert not found["state"][1].any()
-        assert not found["write"][1].any()
+        assert not actual["state"][1].any()
+        assert not actual["write"][1].any()
 
 
 def test_gradient_of_the_last_write_matches_central_differences():
@@ -109,9 +109,9 @@ def test_pieces_of_a_row_equal_the_whole(seed):
 def test_decoding_token_by_token_equals_the_whole_row(tokens):
     inputs = double_inputs(SHAPE, seed=3, segment_ids=IDS)
     whole, step = mamba3_mimo(inputs, return_final_state=True), lane(FORMS["sequential"])
-    found = chained(inputs, range(14, 29, tokens), step)
-    torch.testing.assert_close(found.out, whole.out, rtol=1e-10, atol=1e-10)
-    for ours, theirs in zip(found.final_state, whole.final_state, strict=True):
+    pieces = chained(inputs, range(14, 29, tokens), step)
+    torch.testing.assert_close(pieces.out, whole.out, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(pieces.final_state, whole.final_state, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

@@ -71,8 +71,8 @@ def run_oracle(inputs: ScanInputs, grad_out):
     values = {name: getattr(inputs, name).double().numpy() for name in NAMES}
     ids = None if inputs.segment_ids is None else inputs.segment_ids.numpy()
     oracle = Oracle(values, ids, inputs.angles_cumulated)
-    found = {"out": oracle.out, "final_state": oracle.final_state} | oracle.gradients(grad_out.double().numpy())
-    return {name: torch.from_numpy(value) for name, value in found.items()}
+    outputs = {"out": oracle.out, "final_state": oracle.final_state} | oracle.gradients(grad_out.double().numpy())
+    return {name: torch.from_numpy(value) for name, value in outputs.items()}
 
 
 def problem(shape: ScanSizes, *, dtype=torch.float32, ids=None, seed=1, **fields) -> ScanInputs:

@@ -39,7 +39,7 @@ class Kept:
         return rate((self.by_greed & ~self.improves).any(axis=1))
 
     @property
-    def found(self) -> Rate:
+    def of_improvements(self) -> Rate:
         """Improvements that are kept."""
         return rate(self.by_budget[self.improves])
 

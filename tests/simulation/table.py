@@ -282,14 +282,12 @@ def session_tables(number: int) -> Iterator[str]:
     rows = []
     for at, level in levels_without_keep((1, 10, 100)):
         for blocks in BLOCKS:
-            found = [
+            runs = [
                 sessions(normal, planted(number, at=at, effect_pct=pct), blocks=blocks, margin_pct=margin)
                 for pct, margin in ((1.0, NO_MARGIN_PCT), (1.0, MARGIN_PCT), (2.0, MARGIN_PCT))
             ]
             detectable = f"{detectable_per_sd(blocks, level=level):.2f} sd"
-            rows.append(
-                (at, f"{100 * level:.2g} %", blocks, detectable, *(rate(one.by_budget[:, -1]) for one in found))
-            )
+            rows.append((at, f"{100 * level:.2g} %", blocks, detectable, *(rate(one.by_budget[:, -1]) for one in runs)))
     heads = ("proposal", "two-sided level", "blocks", "detectable", "keeps 1 % (2 sd)", "the same, margin 0.5 %",
              "keeps 2 %, margin 0.5 %")  # fmt: skip
     yield _table("One improvement after proposals that change nothing", heads, rows)
@@ -298,7 +296,7 @@ def session_tables(number: int) -> Iterator[str]:
         for blocks in BLOCKS:
             kept = sessions(normal, mixed(number, share=0.1, effect_pct=pct), blocks=blocks)
             shares = [f"{100 * kept.false_share(greed=greed):.1f} %" for greed in (False, True)]
-            rows.append((f"{pct:g} %", blocks, kept.found, *shares))
+            rows.append((f"{pct:g} %", blocks, kept.of_improvements, *shares))
     heads = ("improvement", "blocks", "improvements kept", "wrong among the kept", "the same by greed")
     yield _table(f"Sessions of {PROPOSALS} proposals, one in ten an improvement", heads, rows)
 

@@ -35,13 +35,13 @@ ONE_ARM = {
 ALIKE = [name for name in NOISES if name not in ONE_ARM]
 
 
-def is_at_most(found: Rate, nominal: float) -> bool:
+def is_at_most(observed: Rate, nominal: float) -> bool:
     """Return whether a rate is what a nominal one shows in all but one of a thousand simulations."""
-    return bool(stats.binom.sf(found.hits - 1, found.tries, nominal) > 0.001)
+    return bool(stats.binom.sf(observed.hits - 1, observed.tries, nominal) > 0.001)
 
 
-def is_at_least(found: Rate, nominal: float) -> bool:
-    return is_at_most(Rate(hits=found.tries - found.hits, tries=found.tries), 1 - nominal)
+def is_at_least(observed: Rate, nominal: float) -> bool:
+    return is_at_most(Rate(hits=observed.tries - observed.hits, tries=observed.tries), 1 - nominal)
 
 
 @pytest.mark.parametrize(
@@ -53,32 +53,32 @@ def is_at_least(found: Rate, nominal: float) -> bool:
     ],
 )
 def test_errors_stay_at_their_level_under_noise(name: str, blocks: int, variants: int) -> None:
-    found = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=REPETITIONS)
-    assert is_at_most(found.wrong_difference, alpha_of(1))
-    assert is_at_most(found.wrong_same, alpha_of(1))
-    assert is_at_least(found.holds, 1 - alpha_of(1))
+    rates = outcomes(noisy(name), blocks=blocks, variants=variants, repetitions=REPETITIONS)
+    assert is_at_most(rates.wrong_difference, alpha_of(1))
+    assert is_at_most(rates.wrong_same, alpha_of(1))
+    assert is_at_least(rates.holds, 1 - alpha_of(1))
 
 
 @pytest.mark.parametrize(("name", "blocks", "variants"), [("normal", 6, 1), ("each arm autocorrelated 0.6", 8, 1)])
 def test_errors_stay_at_their_level_with_the_aa_blocks_of_a_control(name: str, blocks: int, variants: int) -> None:
-    found = outcomes(controlled(name), blocks=blocks, variants=variants, repetitions=REPETITIONS)
-    assert is_at_most(found.wrong_difference, alpha_of(1))
-    assert is_at_most(found.wrong_same, alpha_of(1))
+    rates = outcomes(controlled(name), blocks=blocks, variants=variants, repetitions=REPETITIONS)
+    assert is_at_most(rates.wrong_difference, alpha_of(1))
+    assert is_at_most(rates.wrong_same, alpha_of(1))
 
 
 @pytest.mark.parametrize("variants", [1, 2, 4])
 def test_a_planned_gain_is_proved_beyond_the_margin_in_nine_of_ten_ablations(variants: int) -> None:
     blocks = planned_blocks(variants, 1.5)
-    found = adoptions(blocks=blocks, effect_pct=1.5, adopt_if_pct=1.5, repetitions=REPETITIONS, variants=variants)
-    assert is_at_least(found.beyond, 0.9)
-    assert found.adopted.value == pytest.approx(0.5, abs=0.1)
+    rates = adoptions(blocks=blocks, effect_pct=1.5, adopt_if_pct=1.5, repetitions=REPETITIONS, variants=variants)
+    assert is_at_least(rates.beyond, 0.9)
+    assert rates.adopted.value == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize(("share", "variants"), [(0.5, 1), (0.5, 4), (0.2, 1)])
 def test_rare_events_of_one_arm_make_no_more_errors_with_the_required_blocks(share: float, variants: int) -> None:
     blocks = blocks_for_events(share, alpha_of(1) / variants)
-    found = outcomes(with_slow_mode(share), blocks=blocks, variants=variants, repetitions=REPETITIONS)
-    assert is_at_most(found.wrong_difference, ALPHA)
+    rates = outcomes(with_slow_mode(share), blocks=blocks, variants=variants, repetitions=REPETITIONS)
+    assert is_at_most(rates.wrong_difference, ALPHA)
     few = outcomes(with_slow_mode(0.1), blocks=10, variants=4, repetitions=REPETITIONS)
     assert not is_at_most(few.wrong_difference, 0.2)
 
@@ -99,19 +99,19 @@ def test_skew_in_one_arm_is_detected_from_ten_blocks_on() -> None:
 
 
 @pytest.mark.parametrize("case", [Stalls(stalls=2, faster=0.0), Stalls(stalls=2, faster=0.015)])
-def test_stalls_give_no_word(case: Stalls) -> None:
+def test_stalls_give_no_verdict(case: Stalls) -> None:
     assert case.effect_pct < -12
     for blocks in (6, 10):
-        found = verdict_rates(case, blocks=blocks, repetitions=200)
-        assert found["better"].hits == found["same"].hits == 0
-    assert found["stalls"].value > 0.95
+        rates = verdict_rates(case, blocks=blocks, repetitions=200)
+        assert rates["better"].hits == rates["same"].hits == 0
+    assert rates["stalls"].value > 0.95
 
 
-def test_crashes_that_were_run_again_give_no_word() -> None:
-    found = verdict_rates(Crashes(slow=0.05, chance=0.3), blocks=10, repetitions=REPETITIONS)
+def test_crashes_that_were_run_again_give_no_verdict() -> None:
+    rates = verdict_rates(Crashes(slow=0.05, chance=0.3), blocks=10, repetitions=REPETITIONS)
     never_crashed = 0.7**10
-    assert found["better"].value + found["same"].value + found["worse"].value < 2 * never_crashed
-    assert found["withheld"].value > 0.5
+    assert rates["better"].value + rates["same"].value + rates["worse"].value < 2 * never_crashed
+    assert rates["withheld"].value > 0.5
 
 
 def test_twenty_askings_of_a_question_stay_at_one_error() -> None:
@@ -146,9 +146,9 @@ def test_a_true_effect_at_the_margin_is_adopted_as_rarely_as_the_level_says(bloc
 
 
 def test_rates_have_exact_intervals() -> None:
-    found = rate(np.arange(100) < 4)
+    share = rate(np.arange(100) < 4)
     low, high = stats.binomtest(4, 100).proportion_ci(0.95, method="exact")
-    assert found.interval == pytest.approx((low, high))
-    assert str(found) == "4.0 % (1.1 to 9.9)"
+    assert share.interval == pytest.approx((low, high))
+    assert str(share) == "4.0 % (1.1 to 9.9)"
     assert rate([False] * 59).interval == pytest.approx((0.0, 1 - 0.025 ** (1 / 59)))
     assert rate([True] * 3).interval[1] == 1.0

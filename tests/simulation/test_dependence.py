@@ -15,23 +15,23 @@ REPETITIONS = 1500
 @pytest.mark.parametrize("blocks", [6, 10, 20])
 @pytest.mark.parametrize(("drawing", "share"), [(following_time, 0.9), (following_levels, 0.0)])
 def test_what_follows_time_makes_no_two_differences_alike(drawing, share, blocks):
-    found = dependent(drawing, share, blocks=blocks, repetitions=REPETITIONS)
-    assert found.seen < 0.05
-    assert is_at_most(found.plain, 0.05)
+    rates = dependent(drawing, share, blocks=blocks, repetitions=REPETITIONS)
+    assert rates.seen < 0.05
+    assert is_at_most(rates.plain, 0.05)
 
 
 def test_what_follows_the_arms_is_seen_errs_and_is_mended():
-    found = dependent(following_arms, 0.4, blocks=10, repetitions=REPETITIONS)
-    assert found.seen == pytest.approx(0.4, abs=0.05)
-    assert not is_at_most(found.plain, 0.09)
-    assert found.widened.value < 0.6 * found.plain.value
+    rates = dependent(following_arms, 0.4, blocks=10, repetitions=REPETITIONS)
+    assert rates.seen == pytest.approx(0.4, abs=0.05)
+    assert not is_at_most(rates.plain, 0.09)
+    assert rates.widened.value < 0.6 * rates.plain.value
 
 
 def test_independent_blocks_lose_little():
-    found = dependent(following_arms, 0.0, blocks=10, repetitions=REPETITIONS)
-    assert is_at_most(found.plain, alpha_of(1))
-    assert is_at_most(found.widened, alpha_of(1))
-    assert found.factor < 1.2
+    rates = dependent(following_arms, 0.0, blocks=10, repetitions=REPETITIONS)
+    assert is_at_most(rates.plain, alpha_of(1))
+    assert is_at_most(rates.widened, alpha_of(1))
+    assert rates.factor < 1.2
 
 
 def test_the_simulated_estimate_is_the_one_of_calibrations():

@@ -31,16 +31,16 @@ def test_sessions_of_null_proposals_keep_nothing_and_greedy_ones_keep_half() -> 
 
 @pytest.mark.parametrize(("at", "least", "most"), [(1, 0.8, 1.0), (10, 0.45, 0.75), (100, 0.08, 0.35)])
 def test_a_late_improvement_is_kept_less_often(at: int, least: float, most: float) -> None:
-    found = rate(sessions(NORMAL, planted(100, at=at, effect_pct=1.0), blocks=10).by_budget[:, -1])
-    assert is_at_least(found, least)
-    assert is_at_most(found, most)
+    share = rate(sessions(NORMAL, planted(100, at=at, effect_pct=1.0), blocks=10).by_budget[:, -1])
+    assert is_at_least(share, least)
+    assert is_at_most(share, most)
 
 
 def test_few_of_the_kept_proposals_are_wrong_where_some_improve() -> None:
     kept = sessions(NORMAL, mixed(60, share=0.1, effect_pct=2.0), blocks=10)
     assert kept.false_share() <= SESSION_ALPHA
     assert kept.false_share(greed=True) > 0.5
-    assert is_at_least(kept.found, 0.85)
+    assert is_at_least(kept.of_improvements, 0.85)
 
 
 def test_kept_proposals_raise_the_level_of_later_ones_only() -> None:
@@ -65,7 +65,7 @@ def test_the_judge_says_the_same_at_the_level_of_a_proposal(number: int) -> None
             plain, "application/json", parse_spec(plain, "application/json"), "night", number=number, kept=()
         )
         plan = make_plan(spec)
-        (found,) = judge(plan, spec, receipts_of(draw, repetition, plan), CALIBRATED).variants
-        assert found.primary is not None
-        assert found.primary.alpha == level
-        check(found, words, (repetition, 0))
+        (variant,) = judge(plan, spec, receipts_of(draw, repetition, plan), CALIBRATED).variants
+        assert variant.primary is not None
+        assert variant.primary.alpha == level
+        check(variant, words, (repetition, 0))

@@ -49,11 +49,11 @@ def planned(blocks: int, variants: int, seed: int) -> tuple[AblationSpec, Plan]:
 def receipts_of(draw: Draw, repetition: int, plan: Plan) -> list[Receipt]:
     """Return receipts whose timed steps take what the draw says, in the plan's own running orders."""
     names = [arm.name for arm in plan.arms]
-    found = []
+    receipts = []
     for block in plan.blocks:
         for index, name in enumerate(names):
             assert block.order.index(name) == draw.places[repetition, block.index, index]
-            found.append(
+            receipts.append(
                 make_receipt(
                     plan,
                     block,
@@ -62,7 +62,7 @@ def receipts_of(draw: Draw, repetition: int, plan: Plan) -> list[Receipt]:
                     started_at=_started(block, name),
                 )
             )
-    return found
+    return receipts
 
 
 def _started(block: BlockPlan, name: str) -> str:
@@ -113,16 +113,16 @@ WORDS: dict[VerdictWord, Callable[[Words], Any]] = {
 }
 
 
-def check(found: VariantVerdict, words: Words, at: tuple[int, int]) -> None:
-    said = {word for word, read in WORDS.items() if read(words)[at]}
-    assert said == ({found.verdict} & set(WORDS))
-    assert bool(words.stalls[at]) is (found.cause is Cause.STALLS)
-    if found.cause in (Cause.SPREADS, Cause.RERUNS, Cause.NOISE, Cause.CARRY_OVER):
+def check(variant: VariantVerdict, words: Words, at: tuple[int, int]) -> None:
+    said = {verdict for verdict, read in WORDS.items() if read(words)[at]}
+    assert said == ({variant.verdict} & set(WORDS))
+    assert bool(words.stalls[at]) is (variant.cause is Cause.STALLS)
+    if variant.cause in (Cause.SPREADS, Cause.RERUNS, Cause.NOISE, Cause.CARRY_OVER):
         assert words.withheld[at]
-    if found.cause is Cause.NOT_PROVED:
+    if variant.cause is Cause.NOT_PROVED:
         assert not words.withheld[at]
-    assert found.primary is not None
-    ours = (found.primary.delta_pct, found.primary.ci_low_pct, found.primary.ci_high_pct)
+    assert variant.primary is not None
+    ours = (variant.primary.delta_pct, variant.primary.ci_low_pct, variant.primary.ci_high_pct)
     theirs = [100 * math.expm1(float(part[at])) for part in (words.estimate, words.low, words.high)]
     assert ours == pytest.approx(theirs, rel=1e-7, abs=1e-9)
 
@@ -141,8 +141,8 @@ def test_arrays_and_receipts_say_the_same(case: str, blocks: int, variants: int)
         admission = Admission(refused_because=None, calibrations=(calibrated(draw, repetition),))
         known = Circumstances(admission=admission, attempts=attempts_of(draw, repetition, plan))
         verdict = judge(plan, spec, receipts_of(draw, repetition, plan), known)
-        for index, found in enumerate(verdict.variants):
-            check(found, words, (repetition, index))
+        for index, variant in enumerate(verdict.variants):
+            check(variant, words, (repetition, index))
 
 
 def test_an_effect_on_all_steps_may_be_added_to_d() -> None:

@@ -126,17 +126,17 @@ def _surroundings(problem: ScanProblem, device: str) -> Iterator[torch.device]:
 
 def _results(problem: ScanProblem, scan: Scan, inputs: ScanInputs, grad_out: Tensor) -> Results:
     """Return o, the final state and the requested gradients by name."""
-    wanted = inputs.names if problem.wanted is None else problem.wanted
-    leaves = {name: getattr(inputs, name).detach().requires_grad_(name in wanted) for name in inputs.names}
-    with poisoned_buffers(), torch.set_grad_enabled(bool(wanted)):
+    names = inputs.names if problem.wanted is None else problem.wanted
+    leaves = {name: getattr(inputs, name).detach().requires_grad_(name in names) for name in inputs.names}
+    with poisoned_buffers(), torch.set_grad_enabled(bool(names)):
         outputs = scan(inputs.with_tensors(tuple(leaves.values())), planning.switches(problem))
         weights = [grad for grad in (grad_out, tensors.final_gradient(problem, grad_out.device)) if grad is not None]
-        by = [leaves[name] for name in wanted]
-        grads = torch.autograd.grad(outputs[: len(weights)], by, weights) if wanted else ()
+        by = [leaves[name] for name in names]
+        grads = torch.autograd.grad(outputs[: len(weights)], by, weights) if names else ()
     out, state = outputs
     if out.is_cuda:
         torch.cuda.synchronize(out.device)
-    return {"out": out.detach(), "state": state.detach(), **dict(zip(wanted, grads, strict=True))}
+    return {"out": out.detach(), "state": state.detach(), **dict(zip(names, grads, strict=True))}
 
 
 def _broken_promises(inputs: ScanInputs, got: Results) -> list[str]:

@@ -27,10 +27,10 @@ def known(number=20, key=OWN, **changes):
 
 
 def test_twenty_quiet_blocks_of_its_own_key_admit():
-    found = admission(known())
-    assert found.refused_because is None
-    assert found.mended_by is None
-    assert found.calibrations == (known(),)
+    answer = admission(known())
+    assert answer.refused_because is None
+    assert answer.mended_by is None
+    assert answer.calibrations == (known(),)
 
 
 def test_the_blocks_of_an_aa_ablation_admit_the_ablation_that_they_are_like():
@@ -64,9 +64,9 @@ def test_the_blocks_of_an_aa_ablation_admit_the_ablation_that_they_are_like():
     ],
 )
 def test_each_reason_is_said_with_the_command_that_mends_it(calibration, reason):
-    found = admission(calibration)
-    assert re.search(reason, found.refused_because)
-    assert found.mended_by == "ablate aa cpu --like it"
+    answer = admission(calibration)
+    assert re.search(reason, answer.refused_because)
+    assert answer.mended_by == "ablate aa cpu --like it"
 
 
 @pytest.mark.parametrize(("number", "admitted"), [(5, False), (6, True)])
@@ -100,9 +100,9 @@ def test_every_device_that_ran_needs_its_own():
         for arm in PLAN.arm_by_name
     ]
     mixed = [one for one in RECEIPTS if one.ids.block_index < 4] + other
-    found = admission(known(), receipts=mixed)
-    assert "cpu two" in found.refused_because
-    assert len(found.calibrations) == 1
+    answer = admission(known(), receipts=mixed)
+    assert "cpu two" in answer.refused_because
+    assert len(answer.calibrations) == 1
     both = admission(known(), known(20, key=key_of(SPEC, other[0])), receipts=mixed)
     assert (both.refused_because, len(both.calibrations)) == (None, 2)
 

@@ -129,9 +129,9 @@ def test_a_block_counts_for_every_arm_that_left_a_receipt() -> None:
     plan = make_plan(spec)
     receipts = make_receipts(plan, sd=0.05)
     missing = [r for r in receipts if (r.ids.block_index, r.arm) != (3, "psiv-on")]
-    found = judge(plan, spec, missing, CALIBRATED).arms
-    assert isinstance(found["baseline"], ArmSummary)
-    assert found == {arm.name: summarise_arm([r for r in missing if r.arm == arm.name]) for arm in plan.arms}
+    summaries = judge(plan, spec, missing, CALIBRATED).arms
+    assert isinstance(summaries["baseline"], ArmSummary)
+    assert summaries == {arm.name: summarise_arm([r for r in missing if r.arm == arm.name]) for arm in plan.arms}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -151,16 +151,16 @@ def test_the_largest_micro_batch_is_below_the_first_that_ran_out_of_memory(seed:
         if odd is not None:
             outcomes[odd][rng.randrange(6)] = Outcome.FAILED
         trials = {name: [SimpleNamespace(outcome=one) for one in own] for name, own in outcomes.items()}
-        found = largest_micro_batch(plan, cast("Any", trials.__getitem__))
+        largest = largest_micro_batch(plan, cast("Any", trials.__getitem__))
         upwards = sorted(rows, key=rows.__getitem__)
         fitting = [name for name in upwards if rows[name] <= limit and name != odd]
         beyond = [name for name in upwards if rows[name] > limit]
         if not fitting or not beyond:
-            assert found is None
+            assert largest is None
         else:
-            assert found is not None
-            assert (found.arm, found.rows) == (fitting[-1], rows[fitting[-1]])
-            assert (found.too_many_arm, found.too_many_rows) == (beyond[0], rows[beyond[0]])
+            assert largest is not None
+            assert (largest.arm, largest.rows) == (fitting[-1], rows[fitting[-1]])
+            assert (largest.too_many_arm, largest.too_many_rows) == (beyond[0], rows[beyond[0]])
 
 
 def test_the_first_line_says_which_micro_batch_fits_and_whether_it_pays() -> None:

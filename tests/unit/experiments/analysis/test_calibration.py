@@ -33,18 +33,18 @@ def test_every_number_is_that_of_an_independent_computation(seed):
     blocks = [
         make_block(i, minutes=minutes[i], difference=d[i], place=int(place[i]), log_rate=rate[i]) for i in range(number)
     ]
-    found = calibrate(KEY, [blocks[i] for i in rng.permutation(number)])
-    assert found.samples == tuple(blocks)
-    assert found.sd_pct == pytest.approx(100 * np.std(d, ddof=1))
-    assert found.mean_pct == pytest.approx(100 * d.mean())
+    calibration = calibrate(KEY, [blocks[i] for i in rng.permutation(number)])
+    assert calibration.samples == tuple(blocks)
+    assert calibration.sd_pct == pytest.approx(100 * np.std(d, ddof=1))
+    assert calibration.mean_pct == pytest.approx(100 * d.mean())
     factor = math.sqrt((number - 1) / stats.chi2.ppf(0.05, number - 1))
-    assert found.sd_upper_pct == pytest.approx(100 * np.std(d, ddof=1) * factor)
+    assert calibration.sd_upper_pct == pytest.approx(100 * np.std(d, ddof=1) * factor)
     later_minus_earlier = [one if where > 0 else -one for one, where in zip(d, place, strict=True)]
-    assert found.position_effect_pct == pytest.approx(100 * np.mean(later_minus_earlier))
-    assert found.drift_pct_per_hour == pytest.approx(100 * np.polyfit(minutes / 60, rate, 1)[0], abs=1e-6)
-    assert found.largest_z == pytest.approx(np.max(np.abs(stats.zscore(d, ddof=1))))
-    assert found.autocorrelation == pytest.approx(_lag_one(d))
-    assert calibration_problems(found) == []
+    assert calibration.position_effect_pct == pytest.approx(100 * np.mean(later_minus_earlier))
+    assert calibration.drift_pct_per_hour == pytest.approx(100 * np.polyfit(minutes / 60, rate, 1)[0], abs=1e-6)
+    assert calibration.largest_z == pytest.approx(np.max(np.abs(stats.zscore(d, ddof=1))))
+    assert calibration.autocorrelation == pytest.approx(_lag_one(d))
+    assert calibration_problems(calibration) == []
 
 
 def _lag_one(d):
@@ -74,10 +74,10 @@ def test_blocks_come_from_the_receipts_of_both_equal_arms():
     spec = aa_spec(blocks=8)
     plan = make_plan(spec)
     receipts = make_receipts(plan, {"repeat": 1.01}, sd=0.002)
-    found = list(aa_blocks_of(plan, spec, receipts))
-    assert [block.block_index for _, block in found] == list(range(8))
+    pairs = list(aa_blocks_of(plan, spec, receipts))
+    assert [block.block_index for _, block in pairs] == list(range(8))
     by_place = {(one.ids.block_index, one.arm): one for one in receipts}
-    for key, block in found:
+    for key, block in pairs:
         baseline, repeat = (by_place[block.block_index, arm] for arm in ("baseline", "repeat"))
         assert key == key_of(spec, baseline)
         assert block.receipts == (baseline.digest, repeat.digest)
@@ -99,8 +99,8 @@ def test_an_ordinary_ablation_and_broken_blocks_give_nothing():
     other_code = receipts[-1].model_copy(
         update={"digests": receipts[-1].digests.model_copy(update={"code": "sha256:x"})}
     )
-    found = list(aa_blocks_of(plan, aa, [*receipts[:-1], other_code, lost]))
-    assert [block.block_index for _, block in found] == [2, 3, 4]
+    pairs = list(aa_blocks_of(plan, aa, [*receipts[:-1], other_code, lost]))
+    assert [block.block_index for _, block in pairs] == [2, 3, 4]
 
 
 def test_the_key_changes_with_everything_but_gates_and_seed():
@@ -165,5 +165,5 @@ def test_the_control_of_an_ablation_is_its_baseline_once_more_and_no_variant():
     assert [arm.name for arm in plan.variants] == ["control"]
     assert make_plan(spec).control is None
     assert all(set(block.order) == {"baseline", "control", "control-2"} for block in plan.blocks)
-    found = list(aa_blocks_of(plan, spec, make_receipts(plan, sd=0.002)))
-    assert [block.source for _, block in found] == ["hidden"] * 6
+    pairs = list(aa_blocks_of(plan, spec, make_receipts(plan, sd=0.002)))
+    assert [block.source for _, block in pairs] == ["hidden"] * 6

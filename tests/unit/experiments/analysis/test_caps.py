@@ -51,29 +51,29 @@ def slowed(receipts: list[Receipt], factor: Callable[[Step], float], arm: str = 
 @pytest.mark.parametrize("others", [1.0, math.exp(-0.015)])
 def test_two_stalls_of_25_steps_are_named_and_not_dropped(others: float) -> None:
     stalled = slowed(make_receipts(PLAN, **QUIET), lambda s: 3.0 if s.index in (7, 19) else others)
-    found = judged(stalled)
-    assert (found.verdict, found.measured, found.cause) == (
+    variant = judged(stalled)
+    assert (variant.verdict, variant.measured, variant.cause) == (
         VerdictWord.INCONCLUSIVE,
         VerdictWord.INCONCLUSIVE,
         Cause.STALLS,
     )
-    assert found.reason.startswith("stalls differ: -1")
-    assert found.primary is not None
+    assert variant.reason.startswith("stalls differ: -1")
+    assert variant.primary is not None
     truth = 100 * (25 / ((23 * others) + 6) - 1)
-    assert found.primary.delta_pct == pytest.approx(truth, abs=0.3)
-    assert found.primary.by_median_pct == pytest.approx(100 * (1 / others - 1), abs=0.3)
-    assert found.primary.outlier_steps == (0, 16)
+    assert variant.primary.delta_pct == pytest.approx(truth, abs=0.3)
+    assert variant.primary.by_median_pct == pytest.approx(100 * (1 / others - 1), abs=0.3)
+    assert variant.primary.outlier_steps == (0, 16)
 
 
 def test_outlier_steps_of_one_arm_are_named_even_when_the_total_hardly_moves() -> None:
-    found = judged(slowed(make_receipts(PLAN, **QUIET), lambda s: 1.08 if s.index == 11 else 1.0))
-    assert found.cause is Cause.STALLS
-    assert "8 outlier steps against the baseline's 0 (sign-flip p 0.0078)" in found.reason
+    variant = judged(slowed(make_receipts(PLAN, **QUIET), lambda s: 1.08 if s.index == 11 else 1.0))
+    assert variant.cause is Cause.STALLS
+    assert "8 outlier steps against the baseline's 0 (sign-flip p 0.0078)" in variant.reason
 
 
 def test_a_slower_arm_without_stalls_is_worse() -> None:
-    found = judged(slowed(make_receipts(PLAN, **QUIET), lambda _: 1.03))
-    assert (found.verdict, found.cause) == (VerdictWord.WORSE, None)
+    variant = judged(slowed(make_receipts(PLAN, **QUIET), lambda _: 1.03))
+    assert (variant.verdict, variant.cause) == (VerdictWord.WORSE, None)
 
 
 def test_stalls_in_both_arms_are_noise() -> None:
@@ -96,10 +96,14 @@ def spread(arm_sd: float, speed: float) -> list[Receipt]:
     ]
 
 
-def test_a_word_is_withheld_where_one_arm_scatters_more() -> None:
-    found = judged(spread(0.01, 1.03))
-    assert (found.verdict, found.measured, found.cause) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER, Cause.SPREADS)
-    assert "trials of the variant scatter by" in found.reason
+def test_a_verdict_is_withheld_where_one_arm_scatters_more() -> None:
+    variant = judged(spread(0.01, 1.03))
+    assert (variant.verdict, variant.measured, variant.cause) == (
+        VerdictWord.INCONCLUSIVE,
+        VerdictWord.BETTER,
+        Cause.SPREADS,
+    )
+    assert "trials of the variant scatter by" in variant.reason
 
 
 def test_an_effect_far_beyond_the_noisier_arm_is_said_all_the_same() -> None:
@@ -112,7 +116,7 @@ def admitted(aa_sd: float) -> Circumstances:
     return Circumstances(admission=Admission(refused_because=None, calibrations=(known,)))
 
 
-def test_noise_beyond_that_of_the_aa_blocks_is_noted_and_then_takes_the_word() -> None:
+def test_noise_beyond_that_of_the_aa_blocks_is_noted_and_then_takes_the_verdict() -> None:
     rng = np.random.default_rng(1)
     speeds = {
         (block.index, arm): float(5000 * (1.05 if arm == "psiv-on" else 1) * np.exp(rng.normal(0, 0.006)))
@@ -122,13 +126,13 @@ def test_noise_beyond_that_of_the_aa_blocks_is_noted_and_then_takes_the_word() -
     receipts = [make_receipt(PLAN, block, arm, tokens_per_s=speed) for (block, arm), speed in speeds.items()]
     seen = set()
     for aa_sd in (0.02, 0.01, 0.004, 0.003, 0.0028, 0.002, 0.001, 0.0001):
-        found = judged(receipts, admitted(aa_sd))
-        assert found.primary is not None
-        ratio = found.primary.sd_pct / (100 * float(np.std([b.difference for b in noisy_blocks(sd=aa_sd)], ddof=1)))
+        variant = judged(receipts, admitted(aa_sd))
+        assert variant.primary is not None
+        ratio = variant.primary.sd_pct / (100 * float(np.std([b.difference for b in noisy_blocks(sd=aa_sd)], ddof=1)))
         noted = bool(stats.f.sf(ratio**2, 6, 18) <= 0.01)
         capped = noted and ratio >= 3
-        assert (found.cause is Cause.NOISE) is capped
-        assert ("F test" in f"{found.reason} {found.notes}") is noted
+        assert (variant.cause is Cause.NOISE) is capped
+        assert ("F test" in f"{variant.reason} {variant.notes}") is noted
         seen.add((noted, capped))
     assert seen == {(False, False), (True, False), (True, True)}
 
@@ -147,30 +151,34 @@ RAN = [FailureClass.NO_RECEIPT, FailureClass.TIMEOUT, FailureClass.OOM, FailureC
 
 @pytest.mark.parametrize("failure", RAN)
 @pytest.mark.parametrize("arm", ["psiv-on", "baseline"])
-def test_a_rerun_that_a_compared_arm_may_have_caused_takes_the_word(failure: FailureClass, arm: str) -> None:
-    found = after(attempt(failure, arm))
-    assert (found.verdict, found.measured, found.cause) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER, Cause.RERUNS)
-    assert f"attempt 1 at block 2 ended with arm '{arm}' ({failure}: it ended)" in found.reason
-    assert found.decision is Decision.INCONCLUSIVE
+def test_a_rerun_that_a_compared_arm_may_have_caused_takes_the_verdict(failure: FailureClass, arm: str) -> None:
+    variant = after(attempt(failure, arm))
+    assert (variant.verdict, variant.measured, variant.cause) == (
+        VerdictWord.INCONCLUSIVE,
+        VerdictWord.BETTER,
+        Cause.RERUNS,
+    )
+    assert f"attempt 1 at block 2 ended with arm '{arm}' ({failure}: it ended)" in variant.reason
+    assert variant.decision is Decision.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("failure", RAN)
 @pytest.mark.parametrize("arm", ["chunk-32", None])
-def test_a_rerun_that_no_compared_arm_caused_leaves_the_word(arm: str | None, failure: FailureClass) -> None:
+def test_a_rerun_that_no_compared_arm_caused_leaves_the_verdict(arm: str | None, failure: FailureClass) -> None:
     assert after(attempt(failure, arm)).verdict is VerdictWord.BETTER
 
 
-def test_a_worker_that_vanished_between_trials_takes_the_words_of_all_arms() -> None:
+def test_a_worker_that_vanished_between_trials_takes_the_verdicts_of_all_arms() -> None:
     gone = attempt(FailureClass.INFRA_NODE, None).model_copy(update={"vanished": True})
-    found = after(gone)
-    assert (found.verdict, found.cause) == (VerdictWord.INCONCLUSIVE, Cause.RERUNS)
-    assert "attempt 1 at block 2 ended with an unknown arm (infra_node: it ended)" in found.reason
+    variant = after(gone)
+    assert (variant.verdict, variant.cause) == (VerdictWord.INCONCLUSIVE, Cause.RERUNS)
+    assert "attempt 1 at block 2 ended with an unknown arm (infra_node: it ended)" in variant.reason
     other = gone.model_copy(update={"arm": "chunk-32"})
     assert after(other).verdict is VerdictWord.BETTER
 
 
 @pytest.mark.parametrize(
-    ("arms", "word"),
+    ("arms", "verdict"),
     [
         (["psiv-on"], VerdictWord.BETTER),
         (["psiv-on", "baseline"], VerdictWord.BETTER),
@@ -182,9 +190,9 @@ def test_a_worker_that_vanished_between_trials_takes_the_words_of_all_arms() -> 
         (["psiv-on", "baseline", None, "chunk-32"], VerdictWord.BETTER),
     ],
 )
-def test_guard_hits_count_when_they_may_have_hit_one_arm_more(arms: list[str | None], word: VerdictWord) -> None:
+def test_guard_hits_count_when_they_may_have_hit_one_arm_more(arms: list[str | None], verdict: VerdictWord) -> None:
     hits = [attempt(FailureClass.INVALID_MEASUREMENT, arm, block) for block, arm in enumerate(arms)]
-    assert after(*hits).verdict is word
+    assert after(*hits).verdict is verdict
 
 
 @given(st.lists(st.sampled_from(["psiv-on", "baseline", "chunk-32", None]), max_size=40))
@@ -226,7 +234,7 @@ def blocks_done(done: Collection[int], *, of: int, tries: int) -> VariantVerdict
 
 
 @pytest.mark.parametrize(
-    ("done", "of", "tries", "word"),
+    ("done", "of", "tries", "verdict"),
     [
         (range(1, 10), 10, 10, VerdictWord.BETTER),
         ((0, 2, 3, 5, 7, 9), 10, 10, VerdictWord.BETTER),
@@ -236,10 +244,10 @@ def blocks_done(done: Collection[int], *, of: int, tries: int) -> VariantVerdict
     ],
 )
 def test_blocks_that_load_spoils_are_not_missing_if_six_others_count(
-    done: Collection[int], of: int, tries: int, word: VerdictWord
+    done: Collection[int], of: int, tries: int, verdict: VerdictWord
 ) -> None:
-    found = blocks_done(done, of=of, tries=tries)
-    assert (found.verdict, found.cause) == (word, None if word is VerdictWord.BETTER else Cause.MISSING)
+    variant = blocks_done(done, of=of, tries=tries)
+    assert (variant.verdict, variant.cause) == (verdict, None if verdict is VerdictWord.BETTER else Cause.MISSING)
 
 
 def asked(number: int) -> Circumstances:
@@ -262,12 +270,12 @@ ASKED: dict[str, Any] = {"asked": ("psiv-on",)} if "asked" in EarlierAblation.mo
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_question_asked_again_is_tested_at_its_level(number: int) -> None:
-    found = judged(make_receipts(PLAN, {"psiv-on": 1.03}, **QUIET), asked(number))
-    assert found.primary is not None
-    assert found.primary.alpha == alpha_of(number)
-    told = [note for note in found.notes if note.startswith(f"asking {number} of this question, tested at ")]
-    assert len(told) == (number > 1)
-    assert all("'again' (cancelled)" in note for note in told)
+    variant = judged(make_receipts(PLAN, {"psiv-on": 1.03}, **QUIET), asked(number))
+    assert variant.primary is not None
+    assert variant.primary.alpha == alpha_of(number)
+    notes = [note for note in variant.notes if note.startswith(f"asking {number} of this question, tested at ")]
+    assert len(notes) == (number > 1)
+    assert all("'again' (cancelled)" in note for note in notes)
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -275,17 +283,17 @@ def test_an_exact_metric_says_which_asking_it_is_and_no_level(*, measured: bool)
     spec = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "0%", "adopt_if": None})
     plan = make_plan(spec)
     receipts = make_receipts(plan) if measured else []
-    found = judge(plan, spec, receipts, asked(3)).variants[0]
-    assert (found.exact is not None) == measured
-    assert [note for note in found.notes if "asking" in note] == [
+    variant = judge(plan, spec, receipts, asked(3)).variants[0]
+    assert (variant.exact is not None) == measured
+    assert [note for note in variant.notes if "asking" in note] == [
         "asking 3 of this question; before it: 'again' (cancelled), 'again' (cancelled)"
     ]
 
 
 def test_a_late_asking_needs_more_than_a_first() -> None:
     receipts = make_receipts(PLAN, {"psiv-on": 1.009}, sd=0.003, seed=3)
-    words = [judged(receipts, asked(number)).verdict for number in (1, 20)]
-    assert words == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
+    verdicts = [judged(receipts, asked(number)).verdict for number in (1, 20)]
+    assert verdicts == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
 
 
 def test_a_failed_exact_requirement_is_said_first_and_rejects_whatever_the_speed_does() -> None:
@@ -294,9 +302,9 @@ def test_a_failed_exact_requirement_is_said_first_and_rejects_whatever_the_speed
     receipts = make_receipts(plan, sd=0.05)
     fat = [make_receipt(plan, r.ids.block_index, r.arm, peak_bytes=2 * GIB) if r.arm == "psiv-on" else r
            for r in receipts]  # fmt: skip
-    found = judge(plan, spec, fat, Circumstances()).variants[0]
-    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
-    assert found.reason.startswith("peak_allocated_gib max_delta 0.25 GiB is not met: largest change +0.5 GiB; ")
+    variant = judge(plan, spec, fat, Circumstances()).variants[0]
+    assert (variant.verdict, variant.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
+    assert variant.reason.startswith("peak_allocated_gib max_delta 0.25 GiB is not met: largest change +0.5 GiB; ")
     lost = [make_receipt(plan, r.ids.block_index, r.arm, memory=None) if r.arm == "psiv-on" else r for r in receipts]
     assert judge(plan, spec, lost, Circumstances()).variants[0].decision is Decision.INCONCLUSIVE
 

@@ -31,7 +31,7 @@ PLAN = make_plan(SPEC)
 def receipts_of(plan, *, effect: float = 0.0, sd: float = 0.02, seed: int = 0, speed: float = 1.0):
     """Return receipts whose compilations take 20 s, that of variants `effect` (log) longer, with noise `sd`."""
     rng = np.random.default_rng(seed)
-    found = []
+    receipts = []
     for block in plan.blocks:
         for name in block.order:
             longer = effect if name != "baseline" else 0.0
@@ -41,7 +41,7 @@ def receipts_of(plan, *, effect: float = 0.0, sd: float = 0.02, seed: int = 0, s
                 step.model_copy(update={"began_s": step.began_s + compile_s, "ended_s": step.ended_s + compile_s})
                 for step in made.steps
             )
-            found.append(
+            receipts.append(
                 make_receipt(
                     plan,
                     block,
@@ -52,12 +52,12 @@ def receipts_of(plan, *, effect: float = 0.0, sd: float = 0.02, seed: int = 0, s
                     wall_s=60.0,
                 )
             )
-    return found
+    return receipts
 
 
 def judged(receipts, plan=PLAN, spec=SPEC, **admission):
-    found = admission_of(spec, receipts, admission.pop("known", ()), ledger=Ledger(), mended_by="ablate aa cpu")
-    return judge(plan, spec, receipts, Circumstances(admission=found)).variants[0]
+    answer = admission_of(spec, receipts, admission.pop("known", ()), ledger=Ledger(), mended_by="ablate aa cpu")
+    return judge(plan, spec, receipts, Circumstances(admission=answer)).variants[0]
 
 
 def known(**options):
@@ -75,7 +75,7 @@ def test_it_is_timed_cold_and_part_of_the_hashed_rule() -> None:
     assert "cold_caches" not in other.model_dump(mode="json")
 
 
-def test_without_a_calibration_of_its_own_its_words_are_capped() -> None:
+def test_without_a_calibration_of_its_own_its_verdicts_are_capped() -> None:
     receipts = receipts_of(PLAN, effect=0.2)
     capped = judged(receipts)
     assert (capped.verdict, capped.measured) == (VerdictWord.INCONCLUSIVE, VerdictWord.WORSE)
@@ -88,23 +88,23 @@ def test_without_a_calibration_of_its_own_its_words_are_capped() -> None:
     assert judged(receipts, known=known()).verdict is VerdictWord.WORSE
 
 
-@pytest.mark.parametrize(("effect", "word"), [(-0.2, VerdictWord.BETTER), (0.2, VerdictWord.WORSE)])
-def test_less_is_better_and_the_window_stands_beside_it(effect: float, word: VerdictWord) -> None:
-    found = judged(receipts_of(PLAN, effect=effect, sd=0.01), known=known())
-    assert found.verdict is word
-    assert found.primary is not None
-    assert found.primary.metric == "compile_s"
-    assert found.primary.by_median_pct is None
-    assert found.primary.delta_pct == pytest.approx(100 * math.expm1(effect), abs=3)
-    assert {one.metric for one in found.secondary} == {"tokens_per_s", "step_s", "model_tflops_per_s"}
+@pytest.mark.parametrize(("effect", "verdict"), [(-0.2, VerdictWord.BETTER), (0.2, VerdictWord.WORSE)])
+def test_less_is_better_and_the_window_stands_beside_it(effect: float, verdict: VerdictWord) -> None:
+    variant = judged(receipts_of(PLAN, effect=effect, sd=0.01), known=known())
+    assert variant.verdict is verdict
+    assert variant.primary is not None
+    assert variant.primary.metric == "compile_s"
+    assert variant.primary.by_median_pct is None
+    assert variant.primary.delta_pct == pytest.approx(100 * math.expm1(effect), abs=3)
+    assert {one.metric for one in variant.secondary} == {"tokens_per_s", "step_s", "model_tflops_per_s"}
 
 
 def test_elsewhere_it_is_not_compared() -> None:
     spec = make_spec(baseline=COMPILED["baseline"], variants=COMPILED["variants"])
-    found = judged(receipts_of(make_plan(spec)), make_plan(spec), spec)
-    assert found.primary is not None
-    assert found.primary.metric == "tokens_per_s"
-    assert "compile_s" not in {one.metric for one in found.secondary}
+    variant = judged(receipts_of(make_plan(spec)), make_plan(spec), spec)
+    assert variant.primary is not None
+    assert variant.primary.metric == "tokens_per_s"
+    assert "compile_s" not in {one.metric for one in variant.secondary}
 
 
 def test_its_calibration_measures_compile_time_and_can_be_recomputed() -> None:
@@ -118,10 +118,10 @@ def test_its_calibration_measures_compile_time_and_can_be_recomputed() -> None:
 
 def test_code_from_a_cache_spoils_a_trial_only_where_compile_time_decides() -> None:
     plain = make_plan(make_spec(baseline=COMPILED["baseline"], variants=COMPILED["variants"]))
-    for plan, wanted in ((PLAN, 1), (plain, 0)):
+    for plan, number in ((PLAN, 1), (plain, 0)):
         warm = make_receipt(plan, 0, "baseline", compile_cache_hit=True)
-        found = [one for one in receipt_problems(warm, plan) if "came from caches on disk" in one]
-        assert len(found) == wanted
+        problems = [one for one in receipt_problems(warm, plan) if "came from caches on disk" in one]
+        assert len(problems) == number
 
 
 @pytest.mark.parametrize("gates", [{"chunk_size": 16}, {"chunk_size": 16, "compile": False}])

@@ -33,13 +33,13 @@ def compiled_spec(metric: str = "hbm_peak_gib", **changes: Any) -> AblationSpec:
 
 def receipts_of(spec: AblationSpec, *, remat_bytes: int) -> list[Receipt]:
     plan = make_plan(spec)
-    found = []
+    receipts = []
     for block in plan.blocks:
         for arm in block.order:
             needed = 50 * GIB if arm == "rows-32" else None
             peak = remat_bytes if arm == "remat" else ROOMY
-            found.append(make_compiled(plan, block, arm, peak_bytes=peak, needed_bytes=needed))
-    return found
+            receipts.append(make_compiled(plan, block, arm, peak_bytes=peak, needed_bytes=needed))
+    return receipts
 
 
 def judged(remat_bytes: int) -> Verdict:
@@ -48,7 +48,7 @@ def judged(remat_bytes: int) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("remat_bytes", "word", "decision"),
+    ("remat_bytes", "verdict", "decision"),
     [
         (12 * GIB, VerdictWord.BETTER, Decision.ADOPT),
         (ROOMY - 1, VerdictWord.SAME, Decision.SAME),
@@ -56,10 +56,10 @@ def judged(remat_bytes: int) -> Verdict:
     ],
 )
 def test_planned_memory_decides_by_its_value_and_what_does_not_fit_is_an_answer(
-    remat_bytes: int, word: VerdictWord, decision: Decision
+    remat_bytes: int, verdict: VerdictWord, decision: Decision
 ) -> None:
     remat, rows = judged(remat_bytes).variants
-    assert (remat.arm, remat.verdict, remat.decision) == ("remat", word, decision)
+    assert (remat.arm, remat.verdict, remat.decision) == ("remat", verdict, decision)
     assert (rows.arm, rows.verdict, rows.decision) == ("rows-32", VerdictWord.OOM, Decision.REJECT)
 
 
@@ -67,7 +67,9 @@ def test_repeats_that_differ_by_a_byte_are_not_exact() -> None:
     spec = compiled_spec()
     plan = make_plan(spec)
     receipts = receipts_of(spec, remat_bytes=12 * GIB)
-    last = next(index for index, found in enumerate(receipts) if found.arm == "remat" and found.ids.block_index == 1)
+    last = next(
+        index for index, receipt in enumerate(receipts) if receipt.arm == "remat" and receipt.ids.block_index == 1
+    )
     receipts[last] = make_compiled(plan, 1, "remat", peak_bytes=12 * GIB + 1)
     assert judge(plan, spec, receipts, UNCALIBRATED).variants[0].verdict is VerdictWord.INCONCLUSIVE
 

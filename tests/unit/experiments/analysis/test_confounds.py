@@ -62,8 +62,8 @@ def judged(
     return judge(plan, spec, receipts, CALIBRATED)
 
 
-def asked(found: Verdict) -> VariantVerdict:
-    return next(one for one in found.variants if one.arm == "asked")
+def asked(verdict: Verdict) -> VariantVerdict:
+    return next(one for one in verdict.variants if one.arm == "asked")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -72,8 +72,8 @@ def test_a_variant_is_adopted_where_like_is_compared_with_like_and_else_its_conf
     names = chance.sample(sorted(GATES), chance.randint(1, 4))
     gates = {name: chance.choice([v for v in GATES[name] if v != DEFAULTS[name]]) for name in names}
     metric, better = chance.choice(PRIMARIES), chance.random() < 0.7
-    found = judged(gates, metric, better=better)
-    variant, lead = asked(found), lay_out(found).lead
+    verdict = judged(gates, metric, better=better)
+    variant, lead = asked(verdict), lay_out(verdict).lead
     measured = VerdictWord.BETTER if better else VerdictWord.WORSE
     assert variant.measured is measured
     if "micro_batch" in gates and metric in PER_STEP:
@@ -94,14 +94,16 @@ def test_a_variant_is_adopted_where_like_is_compared_with_like_and_else_its_conf
 
 
 def test_other_work_is_said_wherever_the_answer_is() -> None:
-    found = judged({"micro_batch": 1}, "peak_allocated_gib")
+    verdict = judged({"micro_batch": 1}, "peak_allocated_gib")
     other = "a step has 256 tokens, the baseline's 512"
-    line = next(one for one in read_answer(found.model_dump_json()).variants if one.arm == "asked")
-    texts = (lay_out(found).lead, line.headline, verdict_markdown(found), str(asked(found).reason))
+    line = next(one for one in read_answer(verdict.model_dump_json()).variants if one.arm == "asked")
+    texts = (lay_out(verdict).lead, line.headline, verdict_markdown(verdict), str(asked(verdict).reason))
     assert [other in text for text in texts] == [True] * 4
     assert (line.word.text, line.word.tone) == ("inconclusive", "open")
     assert "peak allocated memory 23.08" in line.headline
-    assert [one.arm for one in lay_out(found).variants] == ["plain", "asked"], "the best comes first, of what compares"
+    assert [one.arm for one in lay_out(verdict).variants] == ["plain", "asked"], (
+        "the best comes first, of what compares"
+    )
 
 
 def test_losses_that_were_compared_are_not_called_missing() -> None:
@@ -116,8 +118,10 @@ def test_losses_that_were_compared_are_not_called_missing() -> None:
 
 
 def test_a_requirement_rejects_other_work_too() -> None:
-    found = asked(judged({"micro_batch": 4}, "step_s", require=({"metric": "peak_allocated_gib", "max_value": 0.01},)))
-    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
+    variant = asked(
+        judged({"micro_batch": 4}, "step_s", require=({"metric": "peak_allocated_gib", "max_value": 0.01},))
+    )
+    assert (variant.verdict, variant.decision) == (VerdictWord.INCONCLUSIVE, Decision.REJECT)
 
 
 def test_an_arm_that_did_not_end_is_told_as_that() -> None:
@@ -126,8 +130,8 @@ def test_an_arm_that_did_not_end_is_told_as_that() -> None:
     receipts = [
         make_receipt(plan, b, a, **({"outcome": "oom"} if a == "rows" else {})) for b in plan.blocks for a in b.order
     ]
-    (found,) = judge(plan, spec, receipts, CALIBRATED).variants
-    assert (found.verdict, found.cause, found.decision) == (VerdictWord.OOM, None, Decision.REJECT)
+    (variant,) = judge(plan, spec, receipts, CALIBRATED).variants
+    assert (variant.verdict, variant.cause, variant.decision) == (VerdictWord.OOM, None, Decision.REJECT)
 
 
 def test_no_more_blocks_run_for_a_variant_that_cannot_be_compared() -> None:
@@ -136,12 +140,12 @@ def test_no_more_blocks_run_for_a_variant_that_cannot_be_compared() -> None:
         variants={"rows": {"gates": {"micro_batch": 4}}}, verdict__primary__metric="step_s", design__blocks=blocks
     )
     plan = make_plan(spec)
-    told = at_look(plan, spec, make_receipts(plan, {"rows": 2.0}, sd=0.3), CALIBRATED, 0)
-    assert not told.go_on
+    look = at_look(plan, spec, make_receipts(plan, {"rows": 2.0}, sd=0.3), CALIBRATED, 0)
+    assert not look.go_on
 
 
-@pytest.mark.parametrize(("equal", "word"), [("steps", VerdictWord.INCONCLUSIVE), ("tokens", VerdictWord.BETTER)])
-def test_a_loss_after_other_tokens_has_no_word(equal: str, word: VerdictWord) -> None:
+@pytest.mark.parametrize(("equal", "verdict"), [("steps", VerdictWord.INCONCLUSIVE), ("tokens", VerdictWord.BETTER)])
+def test_a_loss_after_other_tokens_has_no_verdict(equal: str, verdict: VerdictWord) -> None:
     spec = make_spec(
         variants={"rows": {"gates": {"micro_batch": 4}}},
         workload__steps__equal=equal,
@@ -155,14 +159,14 @@ def test_a_loss_after_other_tokens_has_no_word(equal: str, word: VerdictWord) ->
         for block in plan.blocks
         for arm in block.order
     ]
-    (found,) = judge(plan, spec, receipts, CALIBRATED).variants
-    assert (found.verdict, found.measured) == (word, VerdictWord.BETTER)
-    assert (found.cause is Cause.OTHER_WORK) == (word is VerdictWord.INCONCLUSIVE)
+    (variant,) = judge(plan, spec, receipts, CALIBRATED).variants
+    assert (variant.verdict, variant.measured) == (verdict, VerdictWord.BETTER)
+    assert (variant.cause is Cause.OTHER_WORK) == (verdict is VerdictWord.INCONCLUSIVE)
     other = "it trains on 6,144 tokens, the baseline on 3,072"
-    assert found.other_work == (other if equal == "steps" else None)
+    assert variant.other_work == (other if equal == "steps" else None)
 
 
-def test_a_loss_of_commands_after_other_tokens_has_no_word() -> None:
+def test_a_loss_of_commands_after_other_tokens_has_no_verdict() -> None:
     rule = {
         "primary": {"metric": "loss_final", "margin": "1%"},
         "require": [{"metric": "loss_step1", "not_worse_by": 0.1}],
@@ -175,10 +179,10 @@ def test_a_loss_of_commands_after_other_tokens_has_no_word() -> None:
         tokens = 100 if arm == plan.baseline.name else 200
         steps = tuple(step.model_copy(update={"tokens": tokens}) for step in made.steps)
         receipts.append(made.model_copy(update={"steps": steps}))
-    found = judge(plan, spec, receipts, CALIBRATED).variants[0]
-    assert found.cause is Cause.OTHER_WORK
-    assert "tokens" in str(found.other_work)
-    (required,) = found.requirements
+    variant = judge(plan, spec, receipts, CALIBRATED).variants[0]
+    assert variant.cause is Cause.OTHER_WORK
+    assert "tokens" in str(variant.other_work)
+    (required,) = variant.requirements
     assert required.undecided
     assert "not comparable" in required.detail
 
@@ -193,8 +197,8 @@ def test_the_rule_says_so_before_the_first_sample_where_it_can_matter() -> None:
 def test_a_peak_that_nothing_moved_is_not_taken_for_no_effect() -> None:
     spec = make_spec(verdict__primary={"metric": "peak_allocated_gib", "margin": "1%"})
     plan = make_plan(spec)
-    found = lay_out(judge(plan, spec, make_receipts(plan), CALIBRATED)).variants
-    assert [any("The peak is the same to the byte" in remark for remark in one.remarks) for one in found] == [
+    variants = lay_out(judge(plan, spec, make_receipts(plan), CALIBRATED)).variants
+    assert [any("The peak is the same to the byte" in remark for remark in one.remarks) for one in variants] == [
         True,
         True,
     ]

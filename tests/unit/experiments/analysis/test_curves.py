@@ -96,9 +96,9 @@ def test_a_loss_at_a_place_is_that_of_numpy(seed: int) -> None:
     losses = rng.uniform(0, 1e3, number)
     curve = list(zip(places.tolist(), losses.tolist(), strict=True))
     for place in [*rng.uniform(places[0], places[-1], 20), *places]:
-        found = loss_at(curve, float(place))
-        assert found.value == pytest.approx(float(np.interp(place, places, losses)), rel=1e-9, abs=1e-9)
-        assert found.error >= 0
+        loss = loss_at(curve, float(place))
+        assert loss.value == pytest.approx(float(np.interp(place, places, losses)), rel=1e-9, abs=1e-9)
+        assert loss.error >= 0
     for outside in (places[0] * (1 - 1e-9), places[-1] * (1 + 1e-9)):
         with pytest.raises(ValueError, match="outside of the curve"):
             loss_at(curve, float(outside))
@@ -112,17 +112,17 @@ def test_the_place_of_a_target_is_the_first_crossing_of_the_line(seed: int) -> N
     losses = np.sort(rng.uniform(0, 10, number))[::-1] + rng.normal(0, rng.choice([0.0, 1.0]), number)
     curve = list(zip(places.tolist(), losses.tolist(), strict=True))
     for target in [*rng.uniform(losses.min(), losses.max(), 20), losses.min(), losses.max()]:
-        found = place_of(curve, float(target))
+        crossing = place_of(curve, float(target))
         below = np.flatnonzero(losses <= target)
         if below[0] == 0:
-            assert found is None
+            assert crossing is None
             continue
         first = below[0]
         low, high = float(places[first - 1]), float(places[first])
         expected = float(np.interp(-target, [-losses[first - 1], -losses[first]], [low, high]))
-        assert found is not None
-        assert found.value == pytest.approx(expected, rel=1e-9)
-        assert 0 <= found.error <= math.log(high / low) + 1e-12
+        assert crossing is not None
+        assert crossing.value == pytest.approx(expected, rel=1e-9)
+        assert 0 <= crossing.error <= math.log(high / low) + 1e-12
     assert place_of(curve, float(losses.min()) - 1e-6) is None
 
 
@@ -141,8 +141,8 @@ def test_the_estimated_error_covers_the_true_one_of_smooth_curves(shape: str) ->
     curve = list(zip(places.tolist(), true(places).tolist(), strict=True))
     inverse = interpolate.PchipInterpolator(-true(np.linspace(10, 100, 20_001)), np.linspace(10, 100, 20_001))
     for place in np.linspace(10.5, 99.5, 90):
-        found = loss_at(curve, float(place))
-        assert abs(found.value - true(place)) <= found.error * 1.0001 + 1e-12
+        loss = loss_at(curve, float(place))
+        assert abs(loss.value - true(place)) <= loss.error * 1.0001 + 1e-12
         reached = place_of(curve, float(true(place)))
         assert reached is not None
         assert abs(math.log(reached.value / float(inverse(-true(place))))) <= reached.error * 1.0001 + 1e-9
@@ -236,16 +236,16 @@ def test_a_faster_arm_with_the_same_curve_over_tokens_is_better_at_equal_time_on
     curves = drawn_curves(np.random.default_rng(1), 8)
     same = {key: curves[key[0], "baseline"] for key in curves}
     speeds = {(b, "wider"): 6500.0 for b in range(8)}
-    words = {
+    variants = {
         metric: judged(curve_spec(metric), same, speeds=speeds)
         for metric in ("tokens_to_loss", "seconds_to_loss", "loss_val_at_time")
     }
-    assert words["seconds_to_loss"].verdict is VerdictWord.BETTER
-    primary = words["seconds_to_loss"].primary
+    assert variants["seconds_to_loss"].verdict is VerdictWord.BETTER
+    primary = variants["seconds_to_loss"].primary
     assert primary is not None
     assert primary.delta_pct == pytest.approx(100 * (5000 / 6500 - 1), abs=0.5)
-    assert words["loss_val_at_time"].verdict is VerdictWord.BETTER
-    assert words["tokens_to_loss"].measured in (VerdictWord.SAME, VerdictWord.INCONCLUSIVE)
+    assert variants["loss_val_at_time"].verdict is VerdictWord.BETTER
+    assert variants["tokens_to_loss"].measured in (VerdictWord.SAME, VerdictWord.INCONCLUSIVE)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_only_numbers_of_seconds_need_a_calibrated_device(metric: str, needs_blo
     spec = curve_spec(metric)
     assert spec.verdict.timed is needs_blocks
     assert make_plan(spec).timed is needs_blocks
-    found = judged(spec, curves, UNCALIBRATED)
-    assert found.measured is VerdictWord.BETTER
-    assert found.cause is (Cause.UNCALIBRATED if needs_blocks else None)
+    variant = judged(spec, curves, UNCALIBRATED)
+    assert variant.measured is VerdictWord.BETTER
+    assert variant.cause is (Cause.UNCALIBRATED if needs_blocks else None)
     assert judged(spec, curves, CALIBRATED).verdict is VerdictWord.BETTER
 
 
@@ -277,19 +277,19 @@ def test_a_target_that_one_arm_never_reaches_is_said_and_decides_nothing() -> No
     never = [float(loss) for loss in np.linspace(6, 5.25, POINTS)]
     for block in range(8):
         curves[block, "wider"], curves[block, "baseline"] = falling, never
-    found = judged(curve_spec("tokens_to_loss"), curves)
-    assert (found.verdict, found.cause, found.decision) == (
+    variant = judged(curve_spec("tokens_to_loss"), curves)
+    assert (variant.verdict, variant.cause, variant.decision) == (
         VerdictWord.INCONCLUSIVE,
         Cause.TARGET,
         Decision.INCONCLUSIVE,
     )
-    assert "arm 'wider' reached 5 nats with 8 of 8 seeds" in found.reason
-    assert "the baseline reached 5 nats with 0 of 8 seeds (lowest: 5.25)" in found.reason
-    assert "arm 'wider' needs fewer tokens (sign test over 8 seeds, p 0.0078)" in found.reason
+    assert "arm 'wider' reached 5 nats with 8 of 8 seeds" in variant.reason
+    assert "the baseline reached 5 nats with 0 of 8 seeds (lowest: 5.25)" in variant.reason
+    assert "arm 'wider' needs fewer tokens (sign test over 8 seeds, p 0.0078)" in variant.reason
     curves[3, "baseline"] = falling
-    found = judged(curve_spec("tokens_to_loss"), curves)
-    assert "with 1 of 8 seeds" in found.reason
-    assert "sign test" not in found.reason
+    variant = judged(curve_spec("tokens_to_loss"), curves)
+    assert "with 1 of 8 seeds" in variant.reason
+    assert "sign test" not in variant.reason
     swapped = {(block, "wider" if arm == "baseline" else "baseline"): own for (block, arm), own in curves.items()}
     swapped[3, "wider"] = never
     assert "the baseline needs fewer tokens" in judged(curve_spec("tokens_to_loss"), swapped).reason
@@ -300,18 +300,18 @@ def test_seconds_of_a_run_that_ended_before_the_other_reached_the_target_have_no
     curves = {(b, "wider"): np.linspace(6, 4.99, POINTS).tolist() for b in range(8)}
     curves |= {(b, "baseline"): np.linspace(6, 5.25, POINTS).tolist() for b in range(8)}
     speeds = {(b, "baseline"): 10_000.0 for b in range(8)}
-    found = judged(curve_spec("seconds_to_loss"), curves, speeds=speeds)
-    assert found.cause is Cause.TARGET
-    assert "sign test" not in found.reason
+    variant = judged(curve_spec("seconds_to_loss"), curves, speeds=speeds)
+    assert variant.cause is Cause.TARGET
+    assert "sign test" not in variant.reason
     assert "sign test" in judged(curve_spec("seconds_to_loss"), curves).reason
 
 
 def test_a_target_that_is_reached_at_the_first_validation_has_no_number() -> None:
     curves = dict(drawn_curves(np.random.default_rng(4), 8))
     curves[2, "wider"] = [5.0, *curves[2, "wider"][1:]]
-    found = judged(curve_spec("tokens_to_loss"), curves)
-    assert found.cause is Cause.TARGET
-    assert "1 of 16 trials are at or below 5 nats at their first validation" in found.reason
+    variant = judged(curve_spec("tokens_to_loss"), curves)
+    assert variant.cause is Cause.TARGET
+    assert "1 of 16 trials are at or below 5 nats at their first validation" in variant.reason
 
 
 def test_validations_that_are_far_apart_widen_the_interval_and_say_so() -> None:
@@ -323,13 +323,13 @@ def test_validations_that_are_far_apart_widen_the_interval_and_say_so() -> None:
         for arm in ("wider", "baseline")
     }
     curves = {key: [own[0], 4.6 + key[0] / 1000, own[2]] for key, own in curves.items()}
-    found = judged(curve_spec("tokens_to_loss", workload__steps=steps), curves)
-    assert found.verdict is VerdictWord.INCONCLUSIVE
-    assert found.primary is not None
-    assert (found.primary.bias_pct or 0) > 2
-    assert found.primary.ci_high_pct - found.primary.ci_low_pct > 2 * 2
-    assert any("validate more often" in note for note in found.notes)
-    assert found.blocks_needed is None
+    variant = judged(curve_spec("tokens_to_loss", workload__steps=steps), curves)
+    assert variant.verdict is VerdictWord.INCONCLUSIVE
+    assert variant.primary is not None
+    assert (variant.primary.bias_pct or 0) > 2
+    assert variant.primary.ci_high_pct - variant.primary.ci_low_pct > 2 * 2
+    assert any("validate more often" in note for note in variant.notes)
+    assert variant.blocks_needed is None
 
 
 def test_a_requirement_of_a_curve_is_proved_or_not_by_the_same_numbers() -> None:
@@ -356,7 +356,7 @@ def test_a_requirement_of_a_curve_is_proved_or_not_by_the_same_numbers() -> None
     assert [(one.passed, one.undecided) for one in failed[:2]] == [(False, False)] * 2
 
 
-def test_an_arm_that_ignores_its_seed_gets_no_word() -> None:
+def test_an_arm_that_ignores_its_seed_gets_no_verdict() -> None:
     curves = dict(drawn_curves(np.random.default_rng(6), 8, effect=-0.3))
     for block in range(8):
         curves[block, "wider"] = curves[0, "wider"]
@@ -387,8 +387,8 @@ def test_losses_that_decide_are_compared(primary: dict[str, Any], compared: bool
     """Also where a target is never reached."""
     variants = {"wider": {"overrides": {"learning_rate": 0.001}}}
     spec = curve_spec("tokens_to_loss", variants=variants, verdict__primary=primary)
-    found = judged(spec, drawn_curves(np.random.default_rng(9), 8))
-    said = confound(found)
+    variant = judged(spec, drawn_curves(np.random.default_rng(9), 8))
+    said = confound(variant)
     assert said is not None
     assert ("losses not compared" in said) is not compared
 
@@ -446,7 +446,7 @@ def test_questions_that_no_trial_can_answer_are_refused(what: str) -> None:
     changes, where, said = REFUSED[what]
     required = changes.get("verdict__require", [])
     changes = {**changes, "verdict__require": [{k: v for k, v in one.items() if v is not ...} for one in required]}
-    with pytest.raises(SpecError) as found:
+    with pytest.raises(SpecError) as refused:
         make_plan(curve_spec("tokens_to_loss", **changes))
-    assert {problem.pointer for problem in found.value.problems} == {where}
-    assert said in found.value.problems[0].detail
+    assert {problem.pointer for problem in refused.value.problems} == {where}
+    assert said in refused.value.problems[0].detail

@@ -30,10 +30,10 @@ OWN = key_of(SPEC, make_receipt(PLAN, 0, "baseline"))
 
 def series(share: float, length: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    found = rng.normal(0, 1, length)
+    values = rng.normal(0, 1, length)
     for index in range(1, length):
-        found[index] = share * found[index - 1] + math.sqrt(1 - share**2) * found[index]
-    return found
+        values[index] = share * values[index - 1] + math.sqrt(1 - share**2) * values[index]
+    return values
 
 
 def blocks_of(d: np.ndarray, ablation: str = "abl_1"):
@@ -77,8 +77,8 @@ def test_correlated_blocks_widen_their_own_tests():
 def test_the_autocorrelation_of_few_aa_blocks_is_raised_by_half_a_standard_error(number, seed):
     known = calibrate(OWN, blocks_of(np.random.default_rng(seed).normal(0, 0.01, number)))
     estimate = strength(known.samples)
-    wanted = estimate if number >= 20 else min(0.9, estimate + 0.5 / math.sqrt(number))
-    assert dependence_of([known]) == pytest.approx(wanted)
+    expected = estimate if number >= 20 else min(0.9, estimate + 0.5 / math.sqrt(number))
+    assert dependence_of([known]) == pytest.approx(expected)
 
 
 def test_dependent_blocks_widen_the_tests_of_requirements_too():
@@ -94,8 +94,8 @@ def test_dependent_blocks_widen_the_tests_of_requirements_too():
 
 
 def test_a_short_series_shows_it_on_average():
-    found = [corrected(autocorrelation(series(0.4, 20, seed)), 20) for seed in range(2000)]
-    assert np.mean(found) == pytest.approx(0.4, abs=0.05)
+    estimates = [corrected(autocorrelation(series(0.4, 20, seed)), 20) for seed in range(2000)]
+    assert np.mean(estimates) == pytest.approx(0.4, abs=0.05)
 
 
 def autocorrelation(d: np.ndarray) -> float:

@@ -54,7 +54,7 @@ def scaled(factor: float) -> Values:
 
 
 @pytest.mark.parametrize(
-    ("factor", "word", "decision"),
+    ("factor", "verdict", "decision"),
     [
         (0.90, VerdictWord.BETTER, Decision.ADOPT),
         (0.97, VerdictWord.BETTER, Decision.REJECT),
@@ -63,18 +63,18 @@ def scaled(factor: float) -> Values:
         (1.02, VerdictWord.WORSE, Decision.REJECT),
     ],
 )
-def test_an_exact_metric_gets_its_word_without_calibration(
-    factor: float, word: VerdictWord, decision: Decision
+def test_an_exact_metric_gets_its_verdict_without_calibration(
+    factor: float, verdict: VerdictWord, decision: Decision
 ) -> None:
-    found = of_memory(scaled(factor))
-    assert (found.verdict, found.measured, found.decision) == (word, word, decision)
-    assert (found.primary, found.blocks_needed) == (None, None)
-    short = word is VerdictWord.BETTER and decision is Decision.REJECT
-    assert found.notes == (("better by 3.00 %, below the 5 % from which the rule adopts",) if short else ())
-    assert found.exact is not None
-    assert found.exact.problems == ()
-    assert {pair.seed: pair.repeats for pair in found.exact.seeds} == {1: 2, 2: 2}
-    assert [pair.change_pct for pair in found.exact.seeds] == pytest.approx([100 * (factor - 1)] * 2, abs=1e-4)
+    variant = of_memory(scaled(factor))
+    assert (variant.verdict, variant.measured, variant.decision) == (verdict, verdict, decision)
+    assert (variant.primary, variant.blocks_needed) == (None, None)
+    short = verdict is VerdictWord.BETTER and decision is Decision.REJECT
+    assert variant.notes == (("better by 3.00 %, below the 5 % from which the rule adopts",) if short else ())
+    assert variant.exact is not None
+    assert variant.exact.problems == ()
+    assert {pair.seed: pair.repeats for pair in variant.exact.seeds} == {1: 2, 2: 2}
+    assert [pair.change_pct for pair in variant.exact.seeds] == pytest.approx([100 * (factor - 1)] * 2, abs=1e-4)
 
 
 def test_a_margin_of_nothing_counts_every_byte() -> None:
@@ -86,60 +86,60 @@ def test_a_margin_of_nothing_counts_every_byte() -> None:
 
 
 @pytest.mark.parametrize("arm", ["baseline", VARIANT])
-def test_one_repeat_that_differs_by_a_byte_takes_the_word_away_and_is_named(arm: str) -> None:
+def test_one_repeat_that_differs_by_a_byte_takes_the_verdict_away_and_is_named(arm: str) -> None:
     def value(name: str, _seed: int, block: int) -> int:
         return (GIB if name == "baseline" else GIB // 2) + 2 * (block == 3 and name == arm)
 
-    found = of_memory(value)
-    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
-    assert f"arm '{arm}' with seed 2 gave 2 values" in found.reason
-    assert "(block 2)" in found.reason
-    assert "(block 4)" in found.reason
-    assert found.exact is not None
-    assert [pair.seed for pair in found.exact.seeds] == [1]
+    variant = of_memory(value)
+    assert (variant.verdict, variant.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
+    assert f"arm '{arm}' with seed 2 gave 2 values" in variant.reason
+    assert "(block 2)" in variant.reason
+    assert "(block 4)" in variant.reason
+    assert variant.exact is not None
+    assert [pair.seed for pair in variant.exact.seeds] == [1]
 
 
-def test_seeds_that_say_different_things_give_no_word() -> None:
-    found = of_memory(lambda arm, seed, _: GIB + (GIB // 4) * (-1) ** seed * (arm == VARIANT))
-    assert found.verdict is VerdictWord.INCONCLUSIVE
-    assert found.reason.endswith("the seeds do not agree")
-    assert "-25.00 %" in found.reason
-    assert "+25.00 %" in found.reason
+def test_seeds_that_say_different_things_give_no_verdict() -> None:
+    variant = of_memory(lambda arm, seed, _: GIB + (GIB // 4) * (-1) ** seed * (arm == VARIANT))
+    assert variant.verdict is VerdictWord.INCONCLUSIVE
+    assert variant.reason.endswith("the seeds do not agree")
+    assert "-25.00 %" in variant.reason
+    assert "+25.00 %" in variant.reason
 
 
-def test_a_missing_value_or_block_gives_no_word() -> None:
+def test_a_missing_value_or_block_gives_no_verdict() -> None:
     def without_memory(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
         lost = {"memory": None} if (block.index, arm.name) == (1, VARIANT) else {}
         return make_receipt(plan, block, arm, **lost)
 
-    found = judged(exact_spec(), without_memory)
-    assert (found.verdict, found.exact) == (VerdictWord.INCONCLUSIVE, None)
-    assert "missing data fails" in found.reason
+    variant = judged(exact_spec(), without_memory)
+    assert (variant.verdict, variant.exact) == (VerdictWord.INCONCLUSIVE, None)
+    assert "missing data fails" in variant.reason
     spec = exact_spec()
     plan = make_plan(spec)
     receipts = [make_receipt(plan, block, arm) for block in plan.blocks[:-1] for arm in plan.arms]
-    (variant,) = judge(plan, spec, receipts, UNCALIBRATED).variants
-    assert variant.verdict is VerdictWord.INCONCLUSIVE
+    (other,) = judge(plan, spec, receipts, UNCALIBRATED).variants
+    assert other.verdict is VerdictWord.INCONCLUSIVE
 
 
 def test_a_requirement_that_fails_rejects_what_is_better() -> None:
     require = [{"metric": "peak_allocated_gib", "max_value": 0.1}]
-    found = of_memory(scaled(0.5), verdict__require=require)
-    assert (found.verdict, found.decision) == (VerdictWord.BETTER, Decision.REJECT)
+    variant = of_memory(scaled(0.5), verdict__require=require)
+    assert (variant.verdict, variant.decision) == (VerdictWord.BETTER, Decision.REJECT)
 
 
 @pytest.mark.parametrize(
-    ("shift", "word"), [(0.0, VerdictWord.SAME), (1e-12, VerdictWord.WORSE), (-1e-12, VerdictWord.WORSE)]
+    ("shift", "verdict"), [(0.0, VerdictWord.SAME), (1e-12, VerdictWord.WORSE), (-1e-12, VerdictWord.WORSE)]
 )
-def test_a_loss_answers_whether_it_is_identical(shift: float, word: VerdictWord) -> None:
+def test_a_loss_answers_whether_it_is_identical(shift: float, verdict: VerdictWord) -> None:
     spec = exact_spec("loss_final", "0%", None, variants={VARIANT: {"gates": {"chunk_size": 32}}})
 
     def receipt(plan: Plan, block: BlockPlan, arm: Arm) -> Receipt:
         return make_receipt(plan, block, arm, loss_step1=8.0 + shift * (arm.name == VARIANT))
 
-    found = judged(spec, receipt)
-    assert found.verdict is word
-    assert ("bit-identical over 4 blocks" in found.reason) == (word is VerdictWord.SAME)
+    variant = judged(spec, receipt)
+    assert variant.verdict is verdict
+    assert ("bit-identical over 4 blocks" in variant.reason) == (verdict is VerdictWord.SAME)
 
 
 def test_counts_of_kernels_are_summed_and_a_count_from_nothing_is_worse() -> None:
@@ -148,11 +148,11 @@ def test_counts_of_kernels_are_summed_and_a_count_from_nothing_is_worse() -> Non
         rows = ({"name": "fwd", "stack_bytes": 0, "instructions": 5}, {"name": "bwd", "stack_bytes": spilled})
         return make_receipt(plan, block, arm, kernels=rows)
 
-    found = judged(exact_spec("kernel_stack_bytes", "0%", None), receipt)
-    assert found.verdict is VerdictWord.WORSE
-    assert "from 0 (0 -> 16 bytes per thread)" in found.reason
-    assert found.exact is not None
-    assert found.exact.model_validate_json(found.exact.model_dump_json()) == found.exact
+    variant = judged(exact_spec("kernel_stack_bytes", "0%", None), receipt)
+    assert variant.verdict is VerdictWord.WORSE
+    assert "from 0 (0 -> 16 bytes per thread)" in variant.reason
+    assert variant.exact is not None
+    assert variant.exact.model_validate_json(variant.exact.model_dump_json()) == variant.exact
     assert judged(exact_spec("kernel_instructions", "0%", None), receipt).exact is None, "one row does not say"
 
 
@@ -162,10 +162,10 @@ def test_random_values_are_called_by_the_definition() -> None:
     seen: Counter[VerdictWord] = Counter()
     for _ in range(300):
         values, differs = _random_values(rng)
-        found = of_memory(lambda arm, seed, block, values=values: values[arm, seed, block], margin="3%")  # type: ignore[misc]
+        variant = of_memory(lambda arm, seed, block, values=values: values[arm, seed, block], margin="3%")  # type: ignore[misc]
         words = {_expected(values[VARIANT, seed, seed - 1]) for seed in (1, 2)}
         expected = VerdictWord.INCONCLUSIVE if differs or len(words) > 1 else words.pop()
-        assert found.verdict is expected, values
+        assert variant.verdict is expected, values
         seen[expected] += 1
     assert len(seen) == 4
     assert min(seen.values()) > 20
@@ -206,8 +206,8 @@ def test_every_exact_metric_is_planned_from_two_blocks_on(metric: str) -> None:
 @pytest.mark.parametrize("metric", ["peak_reserved_gib", "peak_allocated_gib"])
 def test_a_resident_set_decides_nowhere_and_tensors_wherever_they_are_counted(metric: str, entry: NodeClass) -> None:
     inexact = {("peak_reserved_gib", "cpu"), ("peak_reserved_gib", "xla-cpu"), ("peak_allocated_gib", "xla-cpu")}
-    found = _problems_of(exact_spec(metric, placement={"node_class": entry.name}, variants=ROWS))
-    said = [problem for problem in found if "resident set of the process" in problem.detail]
+    problems = _problems_of(exact_spec(metric, placement={"node_class": entry.name}, variants=ROWS))
+    said = [problem for problem in problems if "resident set of the process" in problem.detail]
     assert bool(said) == ((metric, entry.name) in inexact)
     if entry.name == "cpu" and said:
         assert said[0].pointer == "#/verdict/primary/metric"
@@ -236,12 +236,12 @@ def test_only_a_budget_without_noise_rejects_whatever_else_was_found(metric: str
     require = [{"metric": metric, "max_value": 0.01}]
     spec = make_spec(verdict__require=require, placement={"node_class": node_class})
     plan = make_plan(spec)
-    found = judge(plan, spec, make_receipts(plan, sd=0.05), UNCALIBRATED).variants[0]
-    (result,) = found.requirements
+    variant = judge(plan, spec, make_receipts(plan, sd=0.05), UNCALIBRATED).variants[0]
+    (result,) = variant.requirements
     inexact = (metric, node_class) == ("peak_reserved_gib", "cpu")
     assert (result.passed, result.exact) == (False, not inexact)
-    assert found.decision is (Decision.INCONCLUSIVE if inexact else Decision.REJECT)
-    assert found.reason.startswith(f"{metric} max_value") is not inexact
+    assert variant.decision is (Decision.INCONCLUSIVE if inexact else Decision.REJECT)
+    assert variant.reason.startswith(f"{metric} max_value") is not inexact
 
 
 def _problems_of(spec: AblationSpec) -> Sequence[SpecProblem]:

@@ -48,9 +48,9 @@ def test_nothing_happened_and_nothing_is_wrong() -> None:
 def test_every_event_but_a_power_cap_can_make_a_trial_invalid() -> None:
     happened: dict[str, object] = dict.fromkeys(DeviceEvents.model_fields, 1)
     happened["foreign_processes"] = (4711,)
-    told = {name: problems(**{name: value}) for name, value in happened.items()}
-    assert {name for name, found in told.items() if not found} == HARMLESS
-    assert all(len(found) == 1 for name, found in told.items() if name not in HARMLESS)
+    by_event = {name: problems(**{name: value}) for name, value in happened.items()}
+    assert {name for name, reasons in by_event.items() if not reasons} == HARMLESS
+    assert all(len(reasons) == 1 for name, reasons in by_event.items() if name not in HARMLESS)
     assert len(problems(**happened)) == len(FATAL_EVENTS) + len(SLOWED_BY)
 
 
@@ -60,38 +60,38 @@ def test_a_slow_down_counts_from_a_share_of_the_window_on(name: str) -> None:
     window = window_s(on_h200())
     assert problems(**{name: 1e-6}) == []
     assert problems(**{name: 0.99 * MAX_SLOWED_SHARE * window}) == []
-    (found,) = problems(**{name: 1.01 * MAX_SLOWED_SHARE * window})
-    assert "allowed: 1% of its" in found
+    (problem,) = problems(**{name: 1.01 * MAX_SLOWED_SHARE * window})
+    assert "allowed: 1% of its" in problem
 
 
 @pytest.mark.parametrize("name", sorted(NODE_CLASSES["h200"].reports - {"clock_mhz", "foreign_load"}))
 def test_what_an_h200_can_tell_and_did_not_is_not_fine(name: str) -> None:
-    (found,) = problems(**{name: None})
-    assert f"did not report {name}" in found
+    (problem,) = problems(**{name: None})
+    assert f"did not report {name}" in problem
 
 
 def test_absent_counters_clocks_and_loads_are_not_fine() -> None:
-    (found,) = receipt_problems(on_h200(environment={"throttle": None}), H200)
-    assert "did not report ecc_uncorrected, foreign_processes, hw_power_brake" in found
+    (problem,) = receipt_problems(on_h200(environment={"throttle": None}), H200)
+    assert "did not report ecc_uncorrected, foreign_processes, hw_power_brake" in problem
     receipt = on_h200()
     steps = (*receipt.steps[:-1], receipt.steps[-1].model_copy(update={"clock_mhz": None}))
-    (found,) = receipt_problems(receipt.model_copy(update={"steps": steps}), H200)
-    assert "did not report clock_mhz" in found
-    (found,) = receipt_problems(make_receipt(CPU, 0, "baseline", environment={"foreign_load": None}), CPU)
-    assert "did not report foreign_load" in found
+    (problem,) = receipt_problems(receipt.model_copy(update={"steps": steps}), H200)
+    assert "did not report clock_mhz" in problem
+    (problem,) = receipt_problems(make_receipt(CPU, 0, "baseline", environment={"foreign_load": None}), CPU)
+    assert "did not report foreign_load" in problem
 
 
 def test_other_processes_on_the_cores_count_on_the_host_only() -> None:
     busy = {"foreign_load": 0.5, "foreign_busiest": ({"pid": 7, "name": "compiler", "cpu_s": 12.34},)}
     strict = CPU.model_copy(update={"max_foreign_load": 0.25})
-    (found,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=busy), strict)
-    assert found == (
+    (problem,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=busy), strict)
+    assert problem == (
         "others took 50% of the cores' time during the trial (busiest: compiler 12.3 s); "
         "placement.max_foreign_load allows 25%: stop other work, or allow more"
     )
     stolen = {**busy, "stolen_load": 0.4}
-    (found,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=stolen), strict)
-    assert "(40% by other virtual machines; busiest: compiler 12.3 s)" in found
+    (problem,) = receipt_problems(make_receipt(strict, 0, "baseline", environment=stolen), strict)
+    assert "(40% by other virtual machines; busiest: compiler 12.3 s)" in problem
     assert receipt_problems(make_receipt(strict, 0, "baseline", environment={"foreign_load": 0.25}), strict) == []
     assert receipt_problems(on_h200(environment=busy), H200.model_copy(update={"max_foreign_load": 0.25})) == []
 
@@ -104,9 +104,9 @@ def compiled_in(receipt: Receipt, index: int) -> Receipt:
 def test_a_compilation_counts_inside_the_window_only() -> None:
     receipt = make_receipt(CPU, 0, "baseline")
     for step in receipt.steps:
-        found = receipt_problems(compiled_in(receipt, step.index), CPU)
-        wanted = [f"something was compiled inside the window, first in step {step.index}"]
-        assert found == (wanted if step.phase == "timed" else [])
+        reasons = receipt_problems(compiled_in(receipt, step.index), CPU)
+        expected = [f"something was compiled inside the window, first in step {step.index}"]
+        assert reasons == (expected if step.phase == "timed" else [])
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_what_disturbs_nothing_but_times_is_no_problem_where_an_exact_metric_dec
     receipt = make_receipt(exact, 0, "baseline", environment={"foreign_load": 0.9})
     assert receipt_problems(compiled_in(receipt, 3), exact) == []
     hot = {"throttle": {**NOTHING_HAPPENED, "hw_thermal_slowdown": 5.0, "ecc_uncorrected": 1}}
-    (found,) = receipt_problems(on_h200(environment=hot), H200.model_copy(update={"mde_pct_per_sd_pct": None}))
-    assert found == "uncorrected ECC error during the trial"
+    (problem,) = receipt_problems(on_h200(environment=hot), H200.model_copy(update={"mde_pct_per_sd_pct": None}))
+    assert problem == "uncorrected ECC error during the trial"
 
 
 def test_fewer_timed_steps_than_the_configuration_says_are_no_window() -> None:
@@ -239,8 +239,8 @@ def started(receipt: Receipt, seconds: float) -> Receipt:
 def test_trials_of_a_block_follow_each_other_in_their_order(seconds: float, said: str | None) -> None:
     first, second, third = block()
     assert list(order_problems([third, first, second])) == []
-    found = list(order_problems([first, second, started(third, seconds)]))
-    assert found == [] if said is None else said in found[0]
+    reasons = list(order_problems([first, second, started(third, seconds)]))
+    assert reasons == [] if said is None else said in reasons[0]
     assert list(order_problems([first, started(third, 10**6)])) == []  # what lies between them is not known
 
 
@@ -269,12 +269,12 @@ def test_blocks_with_other_circumstances_are_not_one_comparison(what: str) -> No
     ]
     same = [receipt for index in (0, 1, 2) for receipt in block(index)]
     assert between_blocks_problem(same) is None
-    found = between_blocks_problem([*same, *others])
-    assert found is not None
-    assert found.startswith(f"{what} of block 1 and block 4 differ")
+    problem = between_blocks_problem([*same, *others])
+    assert problem is not None
+    assert problem.startswith(f"{what} of block 1 and block 4 differ")
     verdict = judge(CPU, make_spec(), [*same, *others], CALIBRATED)
     assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
-    assert all(found in variant.reason for variant in verdict.variants)
+    assert all(problem in variant.reason for variant in verdict.variants)
 
 
 def test_another_serial_number_or_operating_system_between_blocks_is_no_problem() -> None:

@@ -35,12 +35,12 @@ def test_constant_level_is_rarely_split(points: int) -> None:
 
 def test_changed_level_is_found_where_it_begins() -> None:
     rng = np.random.default_rng(3)
-    found = 0
+    hits = 0
     for _ in range(200):
         logs = rng.normal(0, SD, 24)
         logs[15:] -= 4 * SD
-        found += any(abs(index - 15) <= 1 for index in find_changes(logs))
-    assert found >= 190
+        hits += any(abs(index - 15) <= 1 for index in find_changes(logs))
+    assert hits >= 190
 
 
 def test_scatter_is_that_of_points_and_not_of_levels() -> None:
@@ -103,9 +103,9 @@ def test_few_points_say_nothing_and_equal_ones_no_change() -> None:
 def test_other_devices_and_what_did_not_measure_stand_apart() -> None:
     here, there = run(0, 5000), run(1, 4000, environment={"device_serial": "other"})
     oom = run(2, 5000, outcome=Outcome.OOM)
-    found = history_of("tokens_per_s", [here, there, oom])
-    assert sorted(len(series.points) for series in found) == [1, 1]
-    assert {series.device for series in found} == {"other", found[0].device, found[1].device}
+    histories = history_of("tokens_per_s", [here, there, oom])
+    assert sorted(len(series.points) for series in histories) == [1, 1]
+    assert {series.device for series in histories} == {"other", histories[0].device, histories[1].device}
 
 
 def program_run(number: int, letter: str, code: object) -> BaselineRun:

@@ -120,12 +120,12 @@ def test_the_trial_before_is_that_of_the_clock_and_of_the_same_device() -> None:
     order = [name for block in plan.blocks for name in block.order]
 
     def expected(gap: bool) -> list[int]:
-        told = []
+        differences = []
         for index in range(12):
             own, base = (2 * index + plan.blocks[index].order.index(name) for name in ("psiv-on", "baseline"))
             before = [place > 0 and not gap and order[place - 1] == "psiv-on" for place in (own, base)]
-            told.append(int(before[0]) - int(before[1]))
-        return told
+            differences.append(int(before[0]) - int(before[1]))
+        return differences
 
     for pause, gap in ((0.0, False), (200.0, True)):
         whole = WholeBlocks(plan, _receipts(plan, 10.0, pause=pause))

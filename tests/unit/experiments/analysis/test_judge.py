@@ -21,18 +21,18 @@ PLAN = make_plan(SPEC)
 GOOD = {"psiv-on": 1.03}
 
 
-def verdict(spec: AblationSpec = SPEC, *, calibrated: bool = True, swap: dict[str, Any] | None = None,
+def judged(spec: AblationSpec = SPEC, *, calibrated: bool = True, swap: dict[str, Any] | None = None,
             where: tuple[int, str] = (2, "psiv-on"), **receipts: Any) -> Verdict:  # fmt: skip
     """Judge good receipts, with the one at `where` made again with `swap`."""
     plan = make_plan(spec)
-    found = make_receipts(plan, receipts.pop("speeds", GOOD), sd=receipts.pop("sd", 0.001), **receipts)
+    made = make_receipts(plan, receipts.pop("speeds", GOOD), sd=receipts.pop("sd", 0.001), **receipts)
     if swap is not None:
-        found = [r for r in found if (r.ids.block_index, r.arm) != where] + [make_receipt(plan, *where, **swap)]
-    return judge(plan, spec, found, CALIBRATED if calibrated else UNCALIBRATED)
+        made = [r for r in made if (r.ids.block_index, r.arm) != where] + [make_receipt(plan, *where, **swap)]
+    return judge(plan, spec, made, CALIBRATED if calibrated else UNCALIBRATED)
 
 
-def psiv(found: Verdict) -> VariantVerdict:
-    return next(variant for variant in found.variants if variant.arm == "psiv-on")
+def psiv(verdict: Verdict) -> VariantVerdict:
+    return next(variant for variant in verdict.variants if variant.arm == "psiv-on")
 
 
 def requiring(**requirement: Any) -> AblationSpec:
@@ -40,17 +40,21 @@ def requiring(**requirement: Any) -> AblationSpec:
 
 
 def test_judge_adopts_what_is_better_beyond_the_bound() -> None:
-    found = psiv(verdict())
-    assert (found.verdict, found.measured, found.decision) == (VerdictWord.BETTER, VerdictWord.BETTER, Decision.ADOPT)
-    assert found.primary is not None
-    assert found.primary.delta_pct == pytest.approx(3.0, abs=0.2)
-    assert found.primary.ci_low_pct < found.primary.tost_low_pct < 3 < found.primary.tost_high_pct
-    assert found.primary.p_sign_flip == 2 / 64
-    assert found.primary.blocks == len(found.primary.differences_pct) == 6
-    seen, _, rest = found.gates_live.partition(", not observed here: ")
+    variant = psiv(judged())
+    assert (variant.verdict, variant.measured, variant.decision) == (
+        VerdictWord.BETTER,
+        VerdictWord.BETTER,
+        Decision.ADOPT,
+    )
+    assert variant.primary is not None
+    assert variant.primary.delta_pct == pytest.approx(3.0, abs=0.2)
+    assert variant.primary.ci_low_pct < variant.primary.tost_low_pct < 3 < variant.primary.tost_high_pct
+    assert variant.primary.p_sign_flip == 2 / 64
+    assert variant.primary.blocks == len(variant.primary.differences_pct) == 6
+    seen, _, rest = variant.gates_live.partition(", not observed here: ")
     assert seen == "/".join([str(6 * (len(GATES) - len(rest.split(", "))))] * 2)
     assert {"tma", "warp_specialize"} <= set(rest.split(", ")), "gates of kernels that no CPU has"
-    assert found.reason.startswith("tokens_per_s +")
+    assert variant.reason.startswith("tokens_per_s +")
 
 
 def test_gates_that_are_not_live_are_named() -> None:
@@ -77,7 +81,7 @@ def test_gates_that_a_stopped_trial_had_not_shown_yet_are_not_called_dead(outcom
 
 
 @pytest.mark.parametrize(
-    ("speed", "word", "decision"),
+    ("speed", "verdict", "decision"),
     [
         (0.97, VerdictWord.WORSE, Decision.REJECT),
         (1.0, VerdictWord.SAME, Decision.SAME),
@@ -85,46 +89,46 @@ def test_gates_that_a_stopped_trial_had_not_shown_yet_are_not_called_dead(outcom
         (1.01, VerdictWord.BETTER, Decision.REJECT),
     ],
 )
-def test_judge_words_and_decisions_follow_the_margin(speed: float, word: VerdictWord, decision: Decision) -> None:
-    found = psiv(verdict(speeds={"psiv-on": speed}))
-    assert (found.verdict, found.decision) == (word, decision)
+def test_judge_verdicts_and_decisions_follow_the_margin(speed: float, verdict: VerdictWord, decision: Decision) -> None:
+    variant = psiv(judged(speeds={"psiv-on": speed}))
+    assert (variant.verdict, variant.decision) == (verdict, decision)
 
 
 def test_judge_says_why_better_is_not_enough() -> None:
-    assert "below the 1.5 % from which the rule adopts" in psiv(verdict(speeds={"psiv-on": 1.01})).notes[0]
+    assert "below the 1.5 % from which the rule adopts" in psiv(judged(speeds={"psiv-on": 1.01})).notes[0]
 
 
 def test_judge_knows_that_a_shorter_step_is_better() -> None:
-    found = psiv(verdict(make_spec(verdict__primary__metric="step_s")))
-    assert found.primary is not None
-    assert found.primary.delta_pct == pytest.approx(-2.9, abs=0.2)
-    assert (found.verdict, found.decision) == (VerdictWord.BETTER, Decision.ADOPT)
-    assert [other.metric for other in found.secondary] == ["tokens_per_s", "model_tflops_per_s"]
+    variant = psiv(judged(make_spec(verdict__primary__metric="step_s")))
+    assert variant.primary is not None
+    assert variant.primary.delta_pct == pytest.approx(-2.9, abs=0.2)
+    assert (variant.verdict, variant.decision) == (VerdictWord.BETTER, Decision.ADOPT)
+    assert [other.metric for other in variant.secondary] == ["tokens_per_s", "model_tflops_per_s"]
 
 
 def test_judge_gives_the_chances_that_more_blocks_answer() -> None:
-    found = psiv(verdict(speeds={"psiv-on": 1.01}, sd=0.03))
-    assert (found.verdict, found.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
-    assert found.cause is Cause.NOT_PROVED
-    *less, enough = found.chances.items()
-    assert enough[0] == found.blocks_needed
+    variant = psiv(judged(speeds={"psiv-on": 1.01}, sd=0.03))
+    assert (variant.verdict, variant.decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
+    assert variant.cause is Cause.NOT_PROVED
+    *less, enough = variant.chances.items()
+    assert enough[0] == variant.blocks_needed
     assert enough[1] >= 0.8 > max(chance for _, chance in less)
-    assert found.blocks_needed is not None
-    assert found.blocks_needed > 6
-    assert found.device_minutes_needed == pytest.approx(found.blocks_needed * 3 * 3.0 / 60, abs=0.01)
+    assert variant.blocks_needed is not None
+    assert variant.blocks_needed > 6
+    assert variant.device_minutes_needed == pytest.approx(variant.blocks_needed * 3 * 3.0 / 60, abs=0.01)
 
 
 def test_judge_caps_an_uncalibrated_node_class_and_keeps_what_was_measured() -> None:
-    found = psiv(verdict(calibrated=False))
-    assert (found.verdict, found.measured) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER)
-    assert found.decision is Decision.INCONCLUSIVE
-    assert found.cause is Cause.UNCALIBRATED
-    assert found.reason.startswith("uncalibrated: no A/A blocks are known for this device; the samples say 'bett")
-    assert found.primary is not None
+    variant = psiv(judged(calibrated=False))
+    assert (variant.verdict, variant.measured) == (VerdictWord.INCONCLUSIVE, VerdictWord.BETTER)
+    assert variant.decision is Decision.INCONCLUSIVE
+    assert variant.cause is Cause.UNCALIBRATED
+    assert variant.reason.startswith("uncalibrated: no A/A blocks are known for this device; the samples say 'bett")
+    assert variant.primary is not None
 
 
 @pytest.mark.parametrize(
-    ("outcome", "word", "decision"),
+    ("outcome", "expected", "decision"),
     [
         (Outcome.OOM, VerdictWord.OOM, Decision.REJECT),
         (Outcome.TIMEOUT, VerdictWord.TIMEOUT, Decision.REJECT),
@@ -135,35 +139,35 @@ def test_judge_caps_an_uncalibrated_node_class_and_keeps_what_was_measured() -> 
 )
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_judge_gives_no_statistics_to_an_arm_that_did_not_measure(
-    outcome: Outcome, word: VerdictWord, decision: Decision, calibrated: bool
+    outcome: Outcome, expected: VerdictWord, decision: Decision, calibrated: bool
 ) -> None:
-    found = verdict(swap={"outcome": outcome, "message": "it broke"}, calibrated=calibrated)
-    assert (psiv(found).verdict, psiv(found).decision) == (word, decision)
-    assert psiv(found).primary is None
-    assert "1 of 6 trials" in psiv(found).reason
-    assert "it broke" in psiv(found).reason
-    assert found.arms["psiv-on"].outcomes == {str(outcome): 1, "measured": 5}
-    assert found.variants[1].primary is not None
+    verdict = judged(swap={"outcome": outcome, "message": "it broke"}, calibrated=calibrated)
+    assert (psiv(verdict).verdict, psiv(verdict).decision) == (expected, decision)
+    assert psiv(verdict).primary is None
+    assert "1 of 6 trials" in psiv(verdict).reason
+    assert "it broke" in psiv(verdict).reason
+    assert verdict.arms["psiv-on"].outcomes == {str(outcome): 1, "measured": 5}
+    assert verdict.variants[1].primary is not None
 
 
 def test_judge_compares_nothing_with_a_broken_baseline() -> None:
-    found = verdict(swap={"outcome": Outcome.OOM, "message": "no memory"}, where=(1, "baseline"))
-    assert {variant.verdict for variant in found.variants} == {VerdictWord.INVALID}
-    assert "1 of 6 baseline trials ran out of memory" in found.variants[0].reason
+    verdict = judged(swap={"outcome": Outcome.OOM, "message": "no memory"}, where=(1, "baseline"))
+    assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
+    assert "1 of 6 baseline trials ran out of memory" in verdict.variants[0].reason
 
 
 def test_judge_fails_missing_blocks() -> None:
     receipts = [r for r in make_receipts(PLAN, GOOD, sd=0.001) if (r.ids.block_index, r.arm) != (3, "baseline")]
-    found = judge(PLAN, SPEC, receipts, CALIBRATED)
-    assert (found.blocks_planned, found.blocks_counted) == (6, 5)
-    assert {variant.decision for variant in found.variants} == {Decision.INCONCLUSIVE}
-    assert "5 of 6 planned blocks counted; missing data fails" in found.variants[0].reason
+    verdict = judge(PLAN, SPEC, receipts, CALIBRATED)
+    assert (verdict.blocks_planned, verdict.blocks_counted) == (6, 5)
+    assert {variant.decision for variant in verdict.variants} == {Decision.INCONCLUSIVE}
+    assert "5 of 6 planned blocks counted; missing data fails" in verdict.variants[0].reason
 
 
 def test_judge_without_receipts_is_inconclusive() -> None:
-    found = judge(PLAN, SPEC, [], CALIBRATED)
-    assert {variant.verdict for variant in found.variants} == {VerdictWord.INCONCLUSIVE}
-    assert found.arms["baseline"].tokens_per_s is None
+    verdict = judge(PLAN, SPEC, [], CALIBRATED)
+    assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INCONCLUSIVE}
+    assert verdict.arms["baseline"].tokens_per_s is None
 
 
 def test_judge_counts_no_trial_twice() -> None:
@@ -180,9 +184,9 @@ def test_judge_refuses_receipts_of_another_plan() -> None:
 
 def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
     easier = make_spec(verdict__primary__adopt_if="0.6%")
-    found = judge(PLAN, easier, make_receipts(PLAN, GOOD), CALIBRATED)
-    assert {variant.decision for variant in found.variants} == {Decision.INVALID}
-    assert "a changed rule is a new ablation" in found.variants[0].reason
+    verdict = judge(PLAN, easier, make_receipts(PLAN, GOOD), CALIBRATED)
+    assert {variant.decision for variant in verdict.variants} == {Decision.INVALID}
+    assert "a changed rule is a new ablation" in verdict.variants[0].reason
 
 
 @pytest.mark.parametrize(
@@ -201,11 +205,11 @@ def test_judge_refuses_a_rule_that_was_changed_after_planning() -> None:
     ],
 )  # fmt: skip
 def test_judge_invalidates_a_variant_by_its_guard(swap: dict[str, Any], words: str) -> None:
-    found = verdict(swap=swap)
-    assert (psiv(found).verdict, psiv(found).decision) == (VerdictWord.INVALID, Decision.INVALID)
-    assert psiv(found).reason.startswith("block 3: ")
-    assert words in psiv(found).reason
-    assert found.variants[1].verdict is VerdictWord.SAME
+    verdict = judged(swap=swap)
+    assert (psiv(verdict).verdict, psiv(verdict).decision) == (VerdictWord.INVALID, Decision.INVALID)
+    assert psiv(verdict).reason.startswith("block 3: ")
+    assert words in psiv(verdict).reason
+    assert verdict.variants[1].verdict is VerdictWord.SAME
 
 
 def with_clock(receipt: Receipt, clock_mhz: float) -> list[Any]:
@@ -213,7 +217,7 @@ def with_clock(receipt: Receipt, clock_mhz: float) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("speed", "clock", "word"),
+    ("speed", "clock", "verdict"),
     [
         (1.03, 1700.0, VerdictWord.BETTER),
         (1.009, 1712.0, VerdictWord.BETTER),
@@ -222,14 +226,14 @@ def with_clock(receipt: Receipt, clock_mhz: float) -> list[Any]:
     ],
 )
 def test_judge_confirms_a_difference_in_cycles_when_clocks_differ(
-    speed: float, clock: float, word: VerdictWord
+    speed: float, clock: float, verdict: VerdictWord
 ) -> None:
     clocks = {"baseline": 1700.0, "chunk-32": 1700.0, "psiv-on": clock}
     receipts = [
         make_receipt(PLAN, r.ids.block_index, r.arm, steps=with_clock(r, clocks[r.arm]))
         for r in make_receipts(PLAN, {"psiv-on": speed}, sd=0.0005)
     ]
-    assert psiv(judge(PLAN, SPEC, receipts, CALIBRATED)).verdict is word
+    assert psiv(judge(PLAN, SPEC, receipts, CALIBRATED)).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -255,14 +259,14 @@ def test_judge_says_when_a_gate_left_the_kernels_as_they_were(
         for known in PLAN.arms
         if known.name == arm
     ]
-    found = psiv(judge(PLAN, SPEC, receipts, CALIBRATED))
+    variant = psiv(judge(PLAN, SPEC, receipts, CALIBRATED))
     reason = "block 1: kernel source is identical to the baseline's: gate 'psiv_cache' changed nothing"
-    assert (found.verdict is VerdictWord.INVALID and found.reason == reason) is same
+    assert (variant.verdict is VerdictWord.INVALID and variant.reason == reason) is same
 
 
 def test_judge_lets_another_order_of_sums_differ_in_loss() -> None:
-    found = verdict(swap={"loss_step1": 8.3100001}, where=(2, "chunk-32"))
-    assert found.variants[1].verdict is VerdictWord.SAME
+    verdict = judged(swap={"loss_step1": 8.3100001}, where=(2, "chunk-32"))
+    assert verdict.variants[1].verdict is VerdictWord.SAME
 
 
 @pytest.mark.parametrize(
@@ -284,23 +288,23 @@ def test_judge_lets_another_order_of_sums_differ_in_loss() -> None:
 def test_judge_adopts_only_when_the_requirement_holds(
     requirement: dict[str, Any], swap: dict[str, Any], passed: bool
 ) -> None:
-    found = psiv(verdict(requiring(**requirement), swap={"tokens_per_s": 5150.0, **swap}))
-    assert found.verdict is VerdictWord.BETTER
-    assert [result.passed for result in found.requirements] == [passed]
+    variant = psiv(judged(requiring(**requirement), swap={"tokens_per_s": 5150.0, **swap}))
+    assert variant.verdict is VerdictWord.BETTER
+    assert [result.passed for result in variant.requirements] == [passed]
     without_data = None in swap.values()
-    assert found.requirements[0].undecided is without_data
+    assert variant.requirements[0].undecided is without_data
     reject = Decision.INCONCLUSIVE if without_data else Decision.REJECT
-    assert found.decision is (Decision.ADOPT if passed else reject)
-    assert bool(found.notes) is not passed
+    assert variant.decision is (Decision.ADOPT if passed else reject)
+    assert bool(variant.notes) is not passed
 
 
 def test_a_verdict_is_sealed_and_survives_json() -> None:
-    found = verdict()
-    assert found.digest == digest(found.model_dump(mode="json", exclude={"digest"}))
-    assert Verdict.model_validate_json(found.model_dump_json()) == found
+    verdict = judged()
+    assert verdict.digest == digest(verdict.model_dump(mode="json", exclude={"digest"}))
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 
 def test_verdict_rule_is_what_was_hashed() -> None:
-    found = verdict()
-    assert digest(dict(found.rule)) == PLAN.rule_digest == found.rule_digest
-    assert found.rule["primary"] == {"metric": "tokens_per_s", "margin_pct": 0.5, "adopt_if_pct": 1.5}
+    verdict = judged()
+    assert digest(dict(verdict.rule)) == PLAN.rule_digest == verdict.rule_digest
+    assert verdict.rule["primary"] == {"metric": "tokens_per_s", "margin_pct": 0.5, "adopt_if_pct": 1.5}

@@ -1,4 +1,4 @@
-"""Looks: what each may spend, when an ablation stops, and that a word is earned only at a look."""
+"""Looks: what each may spend, when an ablation stops, and that a verdict is earned only at a look."""
 
 from typing import Any
 
@@ -25,9 +25,9 @@ def receipts(blocks: int, **changes: Any) -> list[Receipt]:
 
 
 def test_an_ablation_stops_where_every_variant_has_an_answer() -> None:
-    found = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED, 0)
-    assert not found.go_on
-    assert found.reason == "after 6 blocks: 'psiv-on' better, 'chunk-32' same"
+    look = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED, 0)
+    assert not look.go_on
+    assert look.reason == "after 6 blocks: 'psiv-on' better, 'chunk-32' same"
 
 
 def test_want_of_calibration_is_not_mended_by_more_blocks() -> None:
@@ -35,15 +35,15 @@ def test_want_of_calibration_is_not_mended_by_more_blocks() -> None:
 
 
 def test_an_ablation_goes_on_while_an_answer_is_likely() -> None:
-    found = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.02}, sd=0.006), CALIBRATED, 0)
-    assert found.go_on
-    assert "chance of an answer" in found.reason
+    look = at_look(PLAN, SPEC, receipts(6, speeds={"psiv-on": 1.02}, sd=0.006), CALIBRATED, 0)
+    assert look.go_on
+    assert "chance of an answer" in look.reason
 
 
 def test_an_ablation_stops_where_more_blocks_are_futile() -> None:
-    found = at_look(PLAN, SPEC, receipts(14, sd=0.05), CALIBRATED, 2)
-    assert not found.go_on
-    assert found.reason.endswith("more blocks are futile")
+    look = at_look(PLAN, SPEC, receipts(14, sd=0.05), CALIBRATED, 2)
+    assert not look.go_on
+    assert look.reason.endswith("more blocks are futile")
 
 
 def test_spreads_that_differ_may_look_alike_after_more_blocks() -> None:
@@ -75,19 +75,19 @@ def test_missing_blocks_and_reruns_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("look", range(4))
-def test_a_word_at_a_look_is_tested_at_its_share(look: int) -> None:
-    found = judge(PLAN, SPEC, receipts(LOOKS[look], speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED)
-    assert found.variants[0].verdict is VerdictWord.BETTER
-    assert found.variants[0].primary is not None
-    assert found.variants[0].primary.alpha == pytest.approx(0.04 * level_shares(LOOKS)[look])
+def test_a_verdict_at_a_look_is_tested_at_its_share(look: int) -> None:
+    verdict = judge(PLAN, SPEC, receipts(LOOKS[look], speeds={"psiv-on": 1.05}, sd=0.0004), CALIBRATED)
+    assert verdict.variants[0].verdict is VerdictWord.BETTER
+    assert verdict.variants[0].primary is not None
+    assert verdict.variants[0].primary.alpha == pytest.approx(0.04 * level_shares(LOOKS)[look])
 
 
 @pytest.mark.parametrize("blocks", [5, 7, 11, 19])
-def test_between_looks_no_word_is_earned(blocks: int) -> None:
-    found = judge(PLAN, SPEC, receipts(blocks, speeds={"psiv-on": 1.2}, sd=0.0004), CALIBRATED)
+def test_between_looks_no_verdict_is_earned(blocks: int) -> None:
+    verdict = judge(PLAN, SPEC, receipts(blocks, speeds={"psiv-on": 1.2}, sd=0.0004), CALIBRATED)
     due = next(look for look in LOOKS if look > blocks)
-    assert {variant.measured for variant in found.variants} == {VerdictWord.INCONCLUSIVE}
-    assert f"{blocks} of {due} planned blocks counted; missing data fails" in found.variants[0].reason
+    assert {variant.measured for variant in verdict.variants} == {VerdictWord.INCONCLUSIVE}
+    assert f"{blocks} of {due} planned blocks counted; missing data fails" in verdict.variants[0].reason
 
 
 def test_the_first_blocks_count_and_no_chosen_ones() -> None:

@@ -98,12 +98,12 @@ def test_a_loss_is_judged_over_seeds_like_the_oracle(seed: int, relative: bool) 
     assert primary.baseline == pytest.approx(scale)
     assert primary.delta_pct == pytest.approx(100 * mean / scale, rel=1e-6, abs=1e-9)
     assert (primary.p_holm, primary.p_same) == pytest.approx((p_differs, p_same), rel=1e-5, abs=1e-12)
-    word = VerdictWord.INCONCLUSIVE
+    verdict = VerdictWord.INCONCLUSIVE
     if p_differs <= LEVEL and abs(mean) > limit:
-        word = VerdictWord.BETTER if mean < 0 else VerdictWord.WORSE
+        verdict = VerdictWord.BETTER if mean < 0 else VerdictWord.WORSE
     elif p_same <= LEVEL:
-        word = VerdictWord.SAME
-    assert variant.measured is word
+        verdict = VerdictWord.SAME
+    assert variant.measured is verdict
     assert variant.cause in (None, Cause.NOT_PROVED, Cause.SPREADS), "the device needs no A/A blocks"
     p_met, p_broken = stats.t.sf((margin - mean) / se, seeds - 1), stats.t.sf((mean - margin) / se, seeds - 1)
     required = variant.requirements[1]
@@ -125,7 +125,7 @@ def test_a_requirement_is_not_met_by_silence() -> None:
     plan = make_plan(spec)
     noise = np.random.default_rng(3).normal(0, 0.1, (6, 2))
 
-    def variant(rise: float) -> VariantVerdict:
+    def with_rise(rise: float) -> VariantVerdict:
         receipts = [
             make_receipt(
                 plan,
@@ -140,11 +140,11 @@ def test_a_requirement_is_not_met_by_silence() -> None:
         return only(judge(plan, spec, receipts, CALIBRATED))
 
     for rise, undecided, decision in ((0.0, True, Decision.INCONCLUSIVE), (0.5, False, Decision.REJECT)):
-        found = variant(rise)
-        (required,) = found.requirements
-        assert found.verdict is VerdictWord.BETTER
-        assert (required.passed, required.undecided, found.decision) == (False, undecided, decision), required.detail
-    assert "seeds would prove a variant without a change" in variant(0.0).requirements[0].detail
+        variant = with_rise(rise)
+        (required,) = variant.requirements
+        assert variant.verdict is VerdictWord.BETTER
+        assert (required.passed, required.undecided, variant.decision) == (False, undecided, decision), required.detail
+    assert "seeds would prove a variant without a change" in with_rise(0.0).requirements[0].detail
 
 
 @pytest.mark.parametrize("known", [CALIBRATED, UNCALIBRATED])
@@ -164,7 +164,7 @@ def test_the_guards_of_times_apply_where_a_time_is_judged(require: list[Any], ti
     assert make_plan(make_spec(variants=WIDER, verdict__primary=primary, verdict__require=require)).timed is timed
 
 
-def test_an_arm_that_ignores_its_seed_gets_no_word() -> None:
+def test_an_arm_that_ignores_its_seed_gets_no_verdict() -> None:
     spec = loss_spec(6, 6)
     losses = {(b, arm): 7.5 if arm == "wider" else 7.7 + b / 1000 for b in range(6) for arm in ("wider", "baseline")}
     variant = only(judged(spec, losses))

@@ -40,12 +40,12 @@ def test_a_variant_has_the_blocks_where_it_and_the_baseline_are(missing: set[tup
 
 def test_missing_variant_leaves_the_others_their_answer() -> None:
     everything = judge(PLAN, SPEC, RECEIPTS, CALIBRATED).variants
-    found = judge(PLAN, SPEC, without({(index, "psiv-on") for index in range(6)}), CALIBRATED).variants
-    assert (found[0].verdict, found[0].decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
-    assert "0 of 6 planned blocks counted" in found[0].reason
-    assert found[1].primary is not None
+    variants = judge(PLAN, SPEC, without({(index, "psiv-on") for index in range(6)}), CALIBRATED).variants
+    assert (variants[0].verdict, variants[0].decision) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE)
+    assert "0 of 6 planned blocks counted" in variants[0].reason
+    assert variants[1].primary is not None
     assert everything[1].primary is not None
-    assert found[1].primary.differences_pct == everything[1].primary.differences_pct
+    assert variants[1].primary.differences_pct == everything[1].primary.differences_pct
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_missing_variant_leaves_the_others_their_answer() -> None:
         (Outcome.FAILED, FailureClass.NO_RECEIPT, "1 of 6 trials failed: the trial took longer than 60 s"),
     ],
 )
-def test_one_arm_that_ends_badly_has_its_word_and_the_others_theirs(
+def test_one_arm_that_ends_badly_has_its_verdict_and_the_others_theirs(
     outcome: Outcome, failure: FailureClass, words: str
 ) -> None:
     broke = {
@@ -66,8 +66,8 @@ def test_one_arm_that_ends_badly_has_its_word_and_the_others_theirs(
     }
     place = (2, "psiv-on")
     receipts = [r.model_copy(update=broke) if (r.ids.block_index, r.arm) == place else r for r in RECEIPTS]
-    found = judge(PLAN, SPEC, receipts, CALIBRATED).variants
-    assert (found[0].verdict, found[0].decision) == (VerdictWord(outcome.value), Decision.REJECT)
-    assert found[0].reason == words
-    assert found[1].primary is not None
-    assert found[1].primary.blocks == 6
+    variants = judge(PLAN, SPEC, receipts, CALIBRATED).variants
+    assert (variants[0].verdict, variants[0].decision) == (VerdictWord(outcome.value), Decision.REJECT)
+    assert variants[0].reason == words
+    assert variants[1].primary is not None
+    assert variants[1].primary.blocks == 6

@@ -20,11 +20,11 @@ def uncertain(known: Estimate, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def answered(d: Array, places: Array, asked: Conditions) -> float:
-    found = fit(d, places)
+    fitted = fit(d, places)
     low, high = log_ratio(-asked.margin_pct), log_ratio(asked.margin_pct)
-    beyond = (found.mean < low) | (found.mean > high)
-    same = found.p_same(low, high) <= asked.level
-    return float(np.mean(((found.p_different() <= asked.level) & beyond) | same))
+    beyond = (fitted.mean < low) | (fitted.mean > high)
+    same = fitted.p_same(low, high) <= asked.level
+    return float(np.mean(((fitted.p_different() <= asked.level) & beyond) | same))
 
 
 def places(blocks: int) -> Array:
@@ -44,18 +44,18 @@ KNOWN = [
 @pytest.mark.parametrize("level", [0.04, 0.00125])
 def test_chances_are_those_of_ablations_that_are_drawn_whole(known: Estimate, level: float) -> None:
     asked, rng = Conditions(level=level, margin_pct=0.5), np.random.default_rng(1)
-    found = chances(known, asked)
-    for size in list(found)[-2:]:
+    by_size = chances(known, asked)
+    for size in list(by_size)[-2:]:
         mean, sd = uncertain(known, rng)
         d = mean[:, None] + sd[:, None] * rng.normal(size=(DRAWS, size))
-        assert found[size] == pytest.approx(answered(d, places(size), asked), abs=CLOSE)
+        assert by_size[size] == pytest.approx(answered(d, places(size), asked), abs=CLOSE)
 
 
 def test_chances_end_with_the_first_that_is_enough() -> None:
-    found = chances(Estimate(mean=0.01, sd=0.01, blocks=6), Conditions(level=0.005, margin_pct=0.5))
-    *less, enough = found.values()
+    by_size = chances(Estimate(mean=0.01, sd=0.01, blocks=6), Conditions(level=0.005, margin_pct=0.5))
+    *less, enough = by_size.values()
     assert enough >= ENOUGH > max(less)
-    assert list(found) == list(SIZES[: len(found)])
+    assert list(by_size) == list(SIZES[: len(by_size)])
 
 
 @pytest.mark.parametrize("more", [4, 8, 14])

@@ -69,8 +69,8 @@ def test_the_level_of_a_proposal_takes_the_place_of_that_of_an_asking(
     assert variant.primary is not None
     assert variant.primary.alpha == session_level(number, kept) == spec.verdict.level_of(asking)
     assert f"proposal {number} of session 'night', tested at {100 * session_level(number, kept):.2g} %" in variant.notes
-    told = [note for note in variant.notes if note.startswith("asking")]
-    assert told == [f"asking 5 of this question; before it: {', '.join([AGAIN] * 3)}"] * (asking == 5)
+    notes = [note for note in variant.notes if note.startswith("asking")]
+    assert notes == [f"asking 5 of this question; before it: {', '.join([AGAIN] * 3)}"] * (asking == 5)
 
 
 def test_the_level_is_part_of_the_rule_and_cannot_be_chosen_afterwards() -> None:
@@ -142,8 +142,8 @@ def test_every_decision_has_an_outcome() -> None:
 
 
 def test_a_late_proposal_needs_more_than_an_early_one() -> None:
-    words = [judged(as_proposal(values_of(), number), 1.02, sd=0.004, seed=5).variants[0] for number in (1, 150)]
-    assert [word.verdict for word in words] == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
+    variants = [judged(as_proposal(values_of(), number), 1.02, sd=0.004, seed=5).variants[0] for number in (1, 150)]
+    assert [variant.verdict for variant in variants] == [VerdictWord.BETTER, VerdictWord.INCONCLUSIVE]
     assert alpha_of(1) > session_level(1)
 
 
@@ -184,10 +184,10 @@ LOSS = {"metric": "loss_val", "margin": "0%", "adopt_if": None}
     ],
 )
 def test_a_proposal_changes_its_variant_and_nothing_that_must_stay(changes: dict[str, Any], where: set[str]) -> None:
-    found = list(proposal_problems(parse(values_of(**changes)), parse(values_of()), "night"))
-    assert {problem.pointer for problem in found} == where
-    assert all("given: " in problem.detail or problem.pointer == "#/purpose" for problem in found)
-    assert all(problem.hint for problem in found)
+    problems = list(proposal_problems(parse(values_of(**changes)), parse(values_of()), "night"))
+    assert {problem.pointer for problem in problems} == where
+    assert all("given: " in problem.detail or problem.pointer == "#/purpose" for problem in problems)
+    assert all(problem.hint for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +257,9 @@ def test_the_next_incumbent_is_the_kept_arm(make: Any) -> None:
 
 def test_the_page_says_the_session_in_place_of_the_askings() -> None:
     verdict = judged(as_proposal(values_of(), 7, (2,)), 1.03, asked(3))
-    told = rule_in_words(verdict.rule)
-    assert "It is proposal 7 of session 'night', with a level of 0.2" in told
-    assert "which the session gave it before the first sample" in told
+    text = rule_in_words(verdict.rule)
+    assert "It is proposal 7 of session 'night', with a level of 0.2" in text
+    assert "which the session gave it before the first sample" in text
     plain = parse(values_of())
     assert "session" not in rule_in_words(rule_of(plain))
 

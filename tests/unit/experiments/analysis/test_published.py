@@ -26,11 +26,15 @@ def table(**changes: Any) -> PublishedTable:
 
 
 def test_selective_p1_is_one_process_of_each_arm_and_decides_nothing() -> None:
-    found = assess(read_table(SELECTIVE_P1.read_bytes()))
-    assert (found.word, found.decision, found.primary) == (VerdictWord.INCONCLUSIVE, Decision.INCONCLUSIVE, None)
-    assert found.change_pct == pytest.approx(100 * (183.005 / 183.016 - 1), abs=1e-9)
-    assert "-0.006 % from one process of each arm (n = 1): the 19 steps" in found.reason
-    step1, final, validation, memory = found.requirements
+    assessment = assess(read_table(SELECTIVE_P1.read_bytes()))
+    assert (assessment.word, assessment.decision, assessment.primary) == (
+        VerdictWord.INCONCLUSIVE,
+        Decision.INCONCLUSIVE,
+        None,
+    )
+    assert assessment.change_pct == pytest.approx(100 * (183.005 / 183.016 - 1), abs=1e-9)
+    assert "-0.006 % from one process of each arm (n = 1): the 19 steps" in assessment.reason
+    step1, final, validation, memory = assessment.requirements
     assert (step1.passed, step1.detail) == (True, "identical in the 4 printed decimals; the bits are unknown")
     assert (memory.passed, memory.detail) == (True, "largest change +0.762 GiB")
     for loss, change in ((final, "-0.1478"), (validation, "-0.1592")):
@@ -46,14 +50,14 @@ def test_with_six_processes_the_numbers_decide_as_a_plain_t_interval_does() -> N
         base = 180 * np.exp(rng.normal(0, 0.01, 8))
         own = base * np.exp(effect / 100 + rng.normal(0, 0.003, 8))
         both = {"baseline": [f"{x:.6f}" for x in base], "variant": [f"{x:.6f}" for x in own]}
-        found = assess(table(values={"model_tflops_per_s": both}, require=[]))
+        assessment = assess(table(values={"model_tflops_per_s": both}, require=[]))
         d = np.log(np.array(both["variant"], float) / np.array(both["baseline"], float))
         reach = stats.t.ppf(1 - 0.04 / 2, 7) * d.std(ddof=1) / np.sqrt(8)
         differs = abs(d.mean()) > reach and abs(100 * np.expm1(d.mean())) > 0.5
         inside = abs(d.mean()) + stats.t.ppf(1 - 0.04, 7) * d.std(ddof=1) / np.sqrt(8) < np.log1p(0.005)
         sides = {True: VerdictWord.BETTER, False: VerdictWord.WORSE}
         expected = sides[bool(d.mean() > 0)] if differs else VerdictWord.SAME if inside else VerdictWord.INCONCLUSIVE
-        assert found.word is expected
+        assert assessment.word is expected
         seen.add(expected)
     assert len(seen) == 4
 

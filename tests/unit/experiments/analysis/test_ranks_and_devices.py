@@ -60,8 +60,8 @@ def receipt(*devices: tuple[str, str | None], arm: str = "baseline", **changes: 
 def test_a_receipt_names_exactly_the_devices_of_its_plan() -> None:
     assert contradictions(receipt((NAME, "1"), (NAME, "2"))) == []
     for devices in ([], [(NAME, "1")], [(NAME, "1"), (NAME, "2"), (NAME, "3")]):
-        found = contradictions(receipt(*devices))
-        assert found == [f"environment names {max(1, len(devices))} devices; the configuration has 2"], devices
+        problems = contradictions(receipt(*devices))
+        assert problems == [f"environment names {max(1, len(devices))} devices; the configuration has 2"], devices
 
 
 def test_two_trials_of_a_block_have_the_same_devices() -> None:
@@ -98,13 +98,13 @@ def scaling(**changes: Any) -> AblationSpec:
     return make_spec(**{**values, **changes})
 
 
-@pytest.mark.parametrize(("speed", "word"), [(1.95, "same"), (1.7, "worse"), (2.3, "better")])
-def test_scaling_is_judged_by_the_throughput_of_a_device(speed: float, word: str) -> None:
+@pytest.mark.parametrize(("speed", "verdict"), [(1.95, "same"), (1.7, "worse"), (2.3, "better")])
+def test_scaling_is_judged_by_the_throughput_of_a_device(speed: float, verdict: str) -> None:
     plan = make_plan(scaling())
     receipts = make_receipts(plan, {"two": speed})
-    verdict = judge(plan, scaling(), receipts, Circumstances(admission=Admission(refused_because=None)))
-    (variant,) = verdict.variants
-    assert variant.verdict == word
+    judged = judge(plan, scaling(), receipts, Circumstances(admission=Admission(refused_because=None)))
+    (variant,) = judged.variants
+    assert variant.verdict == verdict
     of_one, (of_all,) = variant.primary, (one for one in variant.secondary if one.metric == "tokens_per_s")
     assert of_one is not None
     assert of_one.delta_pct == pytest.approx(50 * speed - 100, abs=0.6)

@@ -75,21 +75,21 @@ def test_more_variants_need_more_and_impossible_or_senseless_numbers_are_refused
     assert "decides by its value" in refused(asking("10%", {"count": 200}, verdict__primary=exact))[1]
 
 
-def test_a_look_before_enough_runs_gives_no_word_and_goes_on() -> None:
+def test_a_look_before_enough_runs_gives_no_verdict_and_goes_on() -> None:
     spec = asking("20%", {"looks": [6, 40]})
     plan = make_plan(spec)
     fast = make_receipts(plan, {"psiv-on": 1.05}, sd=0.001)
     early = [receipt for receipt in fast if receipt.ids.block_index < 6]
-    (found,) = judge(plan, spec, early, CALIBRATED).variants
-    assert (found.verdict, found.measured, found.cause) == (
+    (variant,) = judge(plan, spec, early, CALIBRATED).variants
+    assert (variant.verdict, variant.measured, variant.cause) == (
         VerdictWord.INCONCLUSIVE,
         VerdictWord.BETTER,
         Cause.RARE_EVENTS,
     )
-    assert "events in 20 % of one arm's runs need 36 blocks, 6 counted" in found.reason
+    assert "events in 20 % of one arm's runs need 36 blocks, 6 counted" in variant.reason
     assert at_look(plan, spec, early, CALIBRATED, 0).go_on
-    (found,) = judge(plan, spec, fast, CALIBRATED).variants
-    assert found.verdict is VerdictWord.BETTER
+    (variant,) = judge(plan, spec, fast, CALIBRATED).variants
+    assert variant.verdict is VerdictWord.BETTER
 
 
 def test_auto_takes_the_larger_number() -> None:
@@ -116,25 +116,27 @@ def noisy(plan: Plan, draw: object) -> list[Receipt]:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "word"),
+    ("blocks", "verdict"),
     [
         (20, VerdictWord.BETTER),
         (10, VerdictWord.INCONCLUSIVE),
     ],
 )
-def test_an_arm_that_scatters_more_to_both_sides_gets_its_word_from_16_blocks(blocks: int, word: VerdictWord) -> None:
+def test_an_arm_that_scatters_more_to_both_sides_gets_its_verdict_from_16_blocks(
+    blocks: int, verdict: VerdictWord
+) -> None:
     spec = make_spec(variants=ONE, design__blocks={"count": blocks})
     plan = make_plan(spec)
     receipts = noisy(plan, lambda rng, number: 0.01 * np.resize([1.0, -1.0], number) + rng.normal(0, 1e-3, number))
-    (found,) = judge(plan, spec, receipts, CALIBRATED).variants
-    assert (found.verdict, found.measured) == (word, VerdictWord.BETTER)
-    assert any(note.startswith("the variant's runs are less steady by a factor of ") for note in found.notes)
+    (variant,) = judge(plan, spec, receipts, CALIBRATED).variants
+    assert (variant.verdict, variant.measured) == (verdict, VerdictWord.BETTER)
+    assert any(note.startswith("the variant's runs are less steady by a factor of ") for note in variant.notes)
 
 
 def test_an_arm_with_a_tail_to_one_side_gets_none() -> None:
     spec = make_spec(variants=ONE, design__blocks={"count": 20})
     plan = make_plan(spec)
     receipts = noisy(plan, lambda rng, number: -0.01 * rng.lognormal(0, 1.5, number))
-    (found,) = judge(plan, spec, receipts, CALIBRATED).variants
-    assert found.cause in (Cause.SPREADS, Cause.NOT_PROVED)
-    assert found.verdict is VerdictWord.INCONCLUSIVE
+    (variant,) = judge(plan, spec, receipts, CALIBRATED).variants
+    assert variant.cause in (Cause.SPREADS, Cause.NOT_PROVED)
+    assert variant.verdict is VerdictWord.INCONCLUSIVE

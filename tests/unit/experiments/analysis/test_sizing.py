@@ -31,8 +31,8 @@ def sized(spec=SPEC, *, sd=0.003, number=20, key=OWN):
 
 
 def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
-    found = sized(make_spec(design__blocks={"count": 12}))
-    effect, sd = math.log1p(found.mde_pct / 100), found.sd_upper_pct / 100
+    size = sized(make_spec(design__blocks={"count": 12}))
+    effect, sd = math.log1p(size.mde_pct / 100), size.sd_upper_pct / 100
     rng, level = np.random.default_rng(0), alpha_of(1) / 2  # two variants
     place = np.tile([-1.0, 1.0], 6)
     d = effect + rng.normal(0, sd, (6000, 12))
@@ -45,13 +45,13 @@ def test_the_detectable_effect_is_found_in_80_of_100_simulated_ablations():
 
 @pytest.mark.parametrize("changes", [{}, {"verdict__primary": {"metric": "tokens_per_s", "margin": "0.5%"}}])
 def test_the_blocks_that_it_asks_for_prove_the_gain_beyond_the_margin_with_planned_power(changes):
-    found = sized(make_spec(**changes), sd=0.008)
-    sd, level = found.sd_upper_pct / 100, alpha_of(1) / 2
-    assert found.aim_pct == (1.0 if changes else 1.5), "twice the margin, where the threshold is the margin"
-    distance = math.log1p(found.aim_pct / 100) - math.log1p(0.005)
-    enough, fewer = (_power(blocks, distance, sd, level) for blocks in (found.blocks_needed, found.blocks_needed - 1))
+    size = sized(make_spec(**changes), sd=0.008)
+    sd, level = size.sd_upper_pct / 100, alpha_of(1) / 2
+    assert size.aim_pct == (1.0 if changes else 1.5), "twice the margin, where the threshold is the margin"
+    distance = math.log1p(size.aim_pct / 100) - math.log1p(0.005)
+    enough, fewer = (_power(blocks, distance, sd, level) for blocks in (size.blocks_needed, size.blocks_needed - 1))
     assert fewer < PLANNED_POWER <= enough
-    assert found.blocks_needed > 6
+    assert size.blocks_needed > 6
     assert sized(sd=5.0).blocks_needed is None
 
 
@@ -79,8 +79,8 @@ def _power(blocks, effect, sd, level):
 def test_any_device_and_code_of_the_workload_counts_and_the_noisiest_decides(field):
     quiet, loud = noisy_blocks(sd=0.001), noisy_blocks(sd=0.01)
     other = OWN.model_copy(update={field: "x"})
-    found = size_of(SPEC, make_plan(SPEC), [calibrate(OWN, quiet), calibrate(other, loud)])
-    assert found.calibration == calibrate(other, loud).digest
+    size = size_of(SPEC, make_plan(SPEC), [calibrate(OWN, quiet), calibrate(other, loud)])
+    assert size.calibration == calibrate(other, loud).digest
 
 
 @pytest.mark.parametrize("field", ["node_class", "recipe", "shape_digest", "estimator_digest"])
@@ -117,20 +117,20 @@ def test_a_loss_is_sized_by_the_widest_spread_of_seeds_in_earlier_ablations():
     )
     assert [len(wide), len(narrow)] == [2, 2]
     assert list(spreads_in("w", loss_ablation(12, 0.05), "loss_final")) == []
-    found = size_by_seeds(spec, make_plan(spec), [*narrow, *wide])
+    size = size_by_seeds(spec, make_plan(spec), [*narrow, *wide])
     one = max(wide, key=lambda spread: spread.sd_pct)
-    assert (found.calibration, found.earlier, found.baseline) == (None, "w", one.baseline)
+    assert (size.calibration, size.earlier, size.baseline) == (None, "w", one.baseline)
     upper = one.sd_pct * math.sqrt(11 / stats.chi2.ppf(0.05, 11))
-    assert found.sd_upper_pct == pytest.approx(upper)
+    assert size.sd_upper_pct == pytest.approx(upper)
     level = alpha_of(1) / 2
-    assert _power(10, found.mde_pct, upper, level) == pytest.approx(0.8, abs=0.01)
-    assert found.proved_pct == pytest.approx(found.mde_pct + 2 / one.baseline)
+    assert _power(10, size.mde_pct, upper, level) == pytest.approx(0.8, abs=0.01)
+    assert size.proved_pct == pytest.approx(size.mde_pct + 2 / one.baseline)
     distance = 3 / one.baseline
-    if found.blocks_needed is not None:
-        assert _power(found.blocks_needed, distance, upper, level) >= PLANNED_POWER
+    if size.blocks_needed is not None:
+        assert _power(size.blocks_needed, distance, upper, level) >= PLANNED_POWER
     assert size_by_seeds(spec, make_plan(spec), narrow).blocks_needed < 64
     assert size_by_seeds(spec, make_plan(spec), []) is None
-    assert sizing_problems(spec, found) == [], "another variant may scatter less"
+    assert sizing_problems(spec, size) == [], "another variant may scatter less"
 
 
 def test_a_design_that_cannot_prove_adopt_if_is_refused_unless_it_says_that_it_knows():
@@ -166,11 +166,11 @@ def test_neighbouring_blocks_that_resemble_each_other_ask_for_more_blocks():
 
 
 def test_a_number_of_blocks_beyond_the_budget_is_refused_with_the_noise_that_asks_for_it():
-    found = sized(sd=0.02)
-    (problem,) = budget_problems(SPEC, found, 196.04)
+    size = sized(sd=0.02)
+    (problem,) = budget_problems(SPEC, size, 196.04)
     assert problem.pointer == "#/limits/device_minutes"
     assert "about 196.0 device minutes, but limits.device_minutes allows 180" in problem.detail
     assert "standard deviation of up to" in problem.detail
     assert "a quieter machine" in problem.hint
-    assert [budget_problems(SPEC, found, minutes) for minutes in (180.0, None)] == [[], []]
+    assert [budget_problems(SPEC, size, minutes) for minutes in (180.0, None)] == [[], []]
     assert budget_problems(SPEC, None, 1000.0) == []

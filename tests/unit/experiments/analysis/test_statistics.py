@@ -25,14 +25,14 @@ def test_fit_is_least_squares_with_the_place(seed: int) -> None:
     residual = d - design @ [mean, slope]
     variance = residual @ residual / (blocks - 2)
     se = math.sqrt(variance * np.linalg.inv(design.T @ design)[0, 0])
-    found = fit(d, places)
-    assert [float(x) for x in (found.mean, found.slope, found.se, found.sd)] == pytest.approx(
+    fitted = fit(d, places)
+    assert [float(x) for x in (fitted.mean, fitted.slope, fitted.se, fitted.sd)] == pytest.approx(
         [mean, slope, se, math.sqrt(variance)], rel=1e-9
     )
-    assert float(found.p_different()) == pytest.approx(2 * stats.t.sf(abs(mean / se), blocks - 2), rel=1e-9)
+    assert float(fitted.p_different()) == pytest.approx(2 * stats.t.sf(abs(mean / se), blocks - 2), rel=1e-9)
     low, high = -0.004, 0.015
     tost = max(stats.t.sf((mean - low) / se, blocks - 2), stats.t.sf((high - mean) / se, blocks - 2))
-    assert float(found.p_same(low, high)) == pytest.approx(tost, rel=1e-9)
+    assert float(fitted.p_same(low, high)) == pytest.approx(tost, rel=1e-9)
 
 
 def test_fit_of_many_ablations_is_that_of_each() -> None:
@@ -46,27 +46,27 @@ def test_fit_of_many_ablations_is_that_of_each() -> None:
 
 
 def test_fit_takes_an_effect_of_places_out_of_mean_and_spread() -> None:
-    found = fit(np.array(D) + 0.5 * np.array(PLACES), PLACES)
+    fitted = fit(np.array(D) + 0.5 * np.array(PLACES), PLACES)
     plain = fit(D, PLACES)
-    assert float(found.mean) == pytest.approx(float(plain.mean))
-    assert float(found.sd) == pytest.approx(float(plain.sd))
-    assert float(found.slope - plain.slope) == pytest.approx(0.5)
+    assert float(fitted.mean) == pytest.approx(float(plain.mean))
+    assert float(fitted.sd) == pytest.approx(float(plain.sd))
+    assert float(fitted.slope - plain.slope) == pytest.approx(0.5)
 
 
 def test_fit_leaves_places_out_that_do_not_vary() -> None:
-    found = fit(D, [2] * 6)
+    fitted = fit(D, [2] * 6)
     plain = stats.ttest_1samp(D, 0)
     interval = plain.confidence_interval(0.95)
-    assert float(found.p_different()) == pytest.approx(plain.pvalue)
-    assert found.interval(0.05) == pytest.approx((interval.low, interval.high))
+    assert float(fitted.p_different()) == pytest.approx(plain.pvalue)
+    assert fitted.interval(0.05) == pytest.approx((interval.low, interval.high))
 
 
 @pytest.mark.parametrize(("value", "different", "same"), [(0.0, 1.0, 0.0), (0.01, 0.0, 1.0), (0.004, 0.0, 0.0)])
 def test_fit_without_any_spread_is_a_point(value: float, different: float, same: float) -> None:
-    found = fit([value] * 6, PLACES)
-    assert found.interval(0.05) == pytest.approx((value, value))
-    assert float(found.p_different()) == pytest.approx(different)
-    assert float(found.p_same(-0.005, 0.005)) == pytest.approx(same)
+    fitted = fit([value] * 6, PLACES)
+    assert fitted.interval(0.05) == pytest.approx((value, value))
+    assert float(fitted.p_different()) == pytest.approx(different)
+    assert float(fitted.p_same(-0.005, 0.005)) == pytest.approx(same)
 
 
 @pytest.mark.parametrize("bad", [[], [0.1, 0.2, 0.3], [0.1, 0.2, 0.3, math.nan], [0.1, 0.2, 0.3, math.inf]])

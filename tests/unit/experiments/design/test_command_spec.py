@@ -133,9 +133,9 @@ def test_a_commit_is_an_arm_of_the_same_repository() -> None:
     ],
 )
 def test_a_wrong_command_is_refused_with_its_place(changes: dict[str, Any], where: str, words: str) -> None:
-    found = problems(values(**changes))
-    assert [pointer for pointer, _detail in found] == [where], found
-    assert words in found[0][1]
+    refused = problems(values(**changes))
+    assert [pointer for pointer, _detail in refused] == [where], refused
+    assert words in refused[0][1]
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_a_declared_metric_decides_and_bounds_without_marks() -> None:
 def test_a_declared_metric_that_cannot_be_judged_is_refused_where_it_stands(
     changes: dict[str, Any], where: str, words: str
 ) -> None:
-    found = problems(declared(**changes))
-    assert any(at == where and words in detail for at, detail in found), found
+    refused = problems(declared(**changes))
+    assert any(at == where and words in detail for at, detail in refused), refused
 
 
 def test_a_recipe_declares_no_metric() -> None:
@@ -340,8 +340,8 @@ def test_a_required_kernel_implies_a_profiled_step_and_belongs_to_its_arm() -> N
     ],
 )
 def test_a_bad_pattern_and_an_unknown_arm_are_refused(patterns: dict[str, Any], where: str, words: str) -> None:
-    found = problems(values(workload__require_kernels=patterns))
-    assert any(at == where and words in detail for at, detail in found), found
+    refused = problems(values(workload__require_kernels=patterns))
+    assert any(at == where and words in detail for at, detail in refused), refused
 
 
 def test_a_recipe_may_be_profiled_where_torch_sees_its_kernels() -> None:
@@ -353,5 +353,5 @@ def test_a_recipe_may_be_profiled_where_torch_sees_its_kernels() -> None:
     assert "profile" not in plain.model_dump(mode="json")
     assert [at for at, _ in problems(spec_values(workload__require_kernels={"psiv-on": "a"}))] == ["#/workload"]
     for node_class, words in (("tpu-v6e", "XLA"), ("tpu-v6e-compile", "executes nothing")):
-        found = problems(spec_values(workload__profile=True, placement__node_class=node_class))
-        assert any(at == "#/workload/profile" and words in detail for at, detail in found), (node_class, found)
+        refused = problems(spec_values(workload__profile=True, placement__node_class=node_class))
+        assert any(at == "#/workload/profile" and words in detail for at, detail in refused), (node_class, refused)

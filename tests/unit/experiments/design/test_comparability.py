@@ -123,8 +123,8 @@ def _alike(metric: str, own: BuiltInArm, base: BuiltInArm, *, required: bool) ->
     same_step = tokens[0] == tokens[1]
     if required:
         return metric != "step_s" or same_step
-    wanted = {"tokens_per_s": [per_token], "step_s": [tokens, per_token], "model_tflops_per_s": []}[metric]
-    return all(one == other for one, other in wanted)
+    pairs = {"tokens_per_s": [per_token], "step_s": [tokens, per_token], "model_tflops_per_s": []}[metric]
+    return all(one == other for one, other in pairs)
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,9 @@ def test_parse_spec_equal_durations_have_equal_digests() -> None:
 
 @pytest.mark.parametrize(("changes", "where", "words"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
 def test_submit_names_the_line_and_the_reason(changes: dict[str, Any], where: str, words: str) -> None:
-    found = problems(bad_values(changes))
-    assert where in [problem.pointer for problem in found], found
-    assert any(words in problem.detail for problem in found if problem.pointer == where), found
+    refused = problems(bad_values(changes))
+    assert where in [problem.pointer for problem in refused], refused
+    assert any(words in problem.detail for problem in refused if problem.pointer == where), refused
 
 
 def test_submit_reports_every_problem_of_the_text_at_once() -> None:
@@ -93,8 +93,8 @@ def test_submit_reports_every_problem_of_the_text_at_once() -> None:
 
 
 def test_submit_reports_every_illegal_override_at_once() -> None:
-    found = problems(spec_values(workload__overrides={"headdim": 48, "d_state": 10, "seq_len": 64}))
-    assert {problem.pointer for problem in found} == {"#/workload/overrides/headdim", "#/workload/overrides/d_state"}
+    refused = problems(spec_values(workload__overrides={"headdim": 48, "d_state": 10, "seq_len": 64}))
+    assert {problem.pointer for problem in refused} == {"#/workload/overrides/headdim", "#/workload/overrides/d_state"}
 
 
 @pytest.mark.parametrize(
@@ -136,24 +136,24 @@ def test_submit_hints_at_what_was_meant(changes: dict[str, Any], hint: str) -> N
     ],
 )
 def test_submit_says_in_which_unit_and_range(changes: dict[str, Any], detail: str) -> None:
-    (found,) = problems(spec_values(**changes))
-    assert found.detail.endswith(detail)
+    (problem,) = problems(spec_values(**changes))
+    assert problem.detail.endswith(detail)
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "where", "words"), [row[1:] for row in BAD_TEXTS], ids=[r[0] for r in BAD_TEXTS]
 )
 def test_parse_spec_refuses_text_that_is_broken_or_dangerous(body: bytes, kind: str, where: str, words: str) -> None:
-    (found,) = text_problems(body, kind)
-    assert found.pointer == where
-    assert words in found.detail
+    (problem,) = text_problems(body, kind)
+    assert problem.pointer == where
+    assert words in problem.detail
 
 
 @pytest.mark.parametrize("given", ["on", "yes", "2026-11-20", "1:30", "0x10", "1_000", ".nan"])
 def test_parse_spec_takes_only_plain_yaml_numbers_and_booleans(given: str) -> None:
     body = yaml.safe_dump(SPEC).replace("order_seed: 7", f"order_seed: {given}").encode()
-    (found,) = text_problems(body, YAML)
-    assert found.detail == f"'order_seed' must be an integer, got '{given}'"
+    (problem,) = text_problems(body, YAML)
+    assert problem.detail == f"'order_seed' must be an integer, got '{given}'"
 
 
 def test_parse_spec_reads_yaml_exponents_as_numbers() -> None:
@@ -165,8 +165,8 @@ def test_parse_spec_reads_yaml_exponents_as_numbers() -> None:
 
 def test_parse_spec_refuses_an_infinite_override() -> None:
     body = json.dumps(spec_values(workload__overrides={"learning_rate": 0.5})).replace("0.5}", "1e999}").encode()
-    (found,) = text_problems(body, JSON)
-    assert found.pointer == "#/workload/overrides/learning_rate"
+    (problem,) = text_problems(body, JSON)
+    assert problem.pointer == "#/workload/overrides/learning_rate"
 
 
 @pytest.mark.parametrize(

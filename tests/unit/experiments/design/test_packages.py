@@ -163,8 +163,8 @@ def test_a_spec_that_does_not_fit_the_package_is_refused_at_its_line(
     own_packages: OwnPackages, changes: dict[str, Any], pointer: str, detail: str
 ) -> None:
     own_packages.add("mine")
-    found = refused(values(**changes))
-    assert any(where == pointer and detail in what for where, what, _hint in found), found
+    problems = refused(values(**changes))
+    assert any(where == pointer and detail in what for where, what, _hint in problems), problems
 
 
 def test_values_that_the_package_refuses_are_named_with_their_arm(own_packages: OwnPackages) -> None:
@@ -229,8 +229,8 @@ def test_a_package_may_declare_metrics_and_require_kernels(own_packages: OwnPack
     read = arm.config.with_seed(1)
     assert (read.metrics, read.lines, read.profile) == ({"val": "lower"}, {"val": "val {}"}, True)
     assert (read.requires_kernel, base.config.with_seed(1).requires_kernel) == ("gelu", None)
-    found = refused(values(workload={"require_kernels": {"c": "gelu"}}))
-    assert [(where, detail) for where, detail, _hint in found] == [
+    problems = refused(values(workload={"require_kernels": {"c": "gelu"}}))
+    assert [(where, detail) for where, detail, _hint in problems] == [
         ("#/workload/require_kernels/c", "'c' is no arm of this ablation; arms: baseline, b")
     ]
     builtin = spec_values(workload={"recipe": "hybrid-tiny", "metrics": {"val": {"better": "lower"}}})

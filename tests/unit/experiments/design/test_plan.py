@@ -156,9 +156,9 @@ def test_gates_that_several_devices_cannot_share_are_refused_at_the_gate(
     make_plan(make_spec(placement={"node_class": "tpu-v6e-compile"}, **asked))
     with pytest.raises(SpecError) as caught:
         make_plan(make_spec(placement={"node_class": "tpu-v6e-compile", "devices": 4}, **asked))
-    (found,) = caught.value.problems
-    assert found.pointer == f"#/variants/tried/gates/{next(iter(gates))}"
-    assert found.detail.startswith(f"the gates do not fit together: {problem}")
+    (refusal,) = caught.value.problems
+    assert refusal.pointer == f"#/variants/tried/gates/{next(iter(gates))}"
+    assert refusal.detail.startswith(f"the gates do not fit together: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_chunk_longer_than_a_row_is_refused_where_there_are_chunks(seed: int) 
     if schedule == "sequential":
         gates.pop("chunk_size", None)
     spec = make_spec(baseline=base, variants={"asked": {"gates": gates}}, workload__overrides=asked)
-    details = [found.detail for found in resolve(spec).problems if "padded" in found.detail]
+    details = [problem.detail for problem in resolve(spec).problems if "padded" in problem.detail]
     refused = "M" in pattern and schedule == "chunk_parallel" and chunk > tokens
     assert bool(details) is refused
     if refused:
@@ -272,7 +272,7 @@ def problems_of(recipe: str, gates: dict[str, Any], **changes: Any) -> list[tupl
     """Return pointer and detail of all problems of one variant on an H100."""
     asked: dict[str, Any] = {"workload__recipe": recipe, "baseline": {"gates": {}}, "variants": {"v": {"gates": gates}}}
     asked |= {"placement": {"node_class": "h100"}, **changes}
-    return [(found.pointer, found.detail) for found in resolve(make_spec(**asked)).problems]
+    return [(problem.pointer, problem.detail) for problem in resolve(make_spec(**asked)).problems]
 
 
 @pytest.mark.parametrize(
@@ -356,9 +356,9 @@ def test_rows_are_divided_by_the_devices_that_compute_different_ones() -> None:
 def test_gates_that_do_not_fit_are_named_as_in_a_spec_with_what_they_need(
     gates: dict[str, Any], detail: str, hint: str
 ) -> None:
-    (found,) = resolve(make_spec(baseline={"gates": {}}, variants={"v": {"gates": gates}})).problems
-    assert found.detail == f"the gates do not fit together: {detail}"
-    assert found.hint == hint
+    (problem,) = resolve(make_spec(baseline={"gates": {}}, variants={"v": {"gates": gates}})).problems
+    assert problem.detail == f"the gates do not fit together: {detail}"
+    assert problem.hint == hint
 
 
 def test_a_gate_of_a_variant_named_overrides_is_a_gate() -> None:

@@ -29,11 +29,11 @@ def test_order_goes_through_the_block_and_back_and_shares_every_linear_drift() -
     chance = random.Random(13)  # noqa: S311 - reproducible by design
     for _ in range(100):
         trials, slices = list(range(chance.randint(1, 8))), 2 * chance.randint(1, 20)
-        found = list(running_order(trials, slices))
-        assert sorted(found) == [(number, trial) for number in range(slices) for trial in trials]
-        places = {trial: [at for at, (_, one) in enumerate(found) if one == trial] for trial in trials}
+        order = list(running_order(trials, slices))
+        assert sorted(order) == [(number, trial) for number in range(slices) for trial in trials]
+        places = {trial: [at for at, (_, one) in enumerate(order) if one == trial] for trial in trials}
         assert len({sum(own) for own in places.values()}) == 1
-        assert [trial for _, trial in found[: len(trials)]] == trials
+        assert [trial for _, trial in order[: len(trials)]] == trials
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -58,10 +58,10 @@ def test_what_cannot_run_in_slices_is_refused_with_the_reason(what: str) -> None
     spec = make_spec(**{"workload__steps": {**STEPS, "slice": 3}, **changes})
     with pytest.raises(SpecError) as refused:
         make_plan(spec)
-    found = [problem for problem in refused.value.problems if problem.pointer == "#/workload/steps/slice"]
-    assert len(found) == 1
-    assert words in found[0].detail
-    assert found[0].hint
+    problems = [problem for problem in refused.value.problems if problem.pointer == "#/workload/steps/slice"]
+    assert len(problems) == 1
+    assert words in problems[0].detail
+    assert problems[0].hint
 
 
 def test_more_arms_than_may_be_in_memory_are_refused() -> None:
@@ -72,8 +72,8 @@ def test_more_arms_than_may_be_in_memory_are_refused() -> None:
     few = {name: variant for name, variant in variants.items() if name != f"v{MAX_TRIALS}"}
     baseline = {"gates": {"schedule": "sequential"}}
     assert not resolve(sliced(variants=few, baseline=baseline)).problems
-    (found,) = resolve(sliced(variants=variants, baseline=baseline)).problems
-    assert "9 arms would be in memory together; allowed with slices: 8" in found.detail
+    (problem,) = resolve(sliced(variants=variants, baseline=baseline)).problems
+    assert "9 arms would be in memory together; allowed with slices: 8" in problem.detail
 
 
 def test_slices_are_part_of_rule_plan_and_calibration_key_and_not_of_the_question() -> None:

@@ -64,9 +64,9 @@ def test_a_trace_keeps_the_device_and_the_longest_and_the_peak_of_the_memory(see
     spans = [one for one in events if one.name() != "[memory]" and one.duration_ns() > 0]
     assert len(trace.events) == min(4000, len(spans))
     assert trace.left_out == len(spans) - len(trace.events)
-    wanted = sorted(spans, key=lambda one: (one.device_type() == "DeviceType.CPU", -one.duration_ns()))[:4000]
+    longest = sorted(spans, key=lambda one: (one.device_type() == "DeviceType.CPU", -one.duration_ns()))[:4000]
     kept = sorted((trace.names[name], us) for name, _track, _start, us in trace.events)
-    assert kept == sorted((one.name(), round(one.duration_ns() / 1e3, 3)) for one in wanted)
+    assert kept == sorted((one.name(), round(one.duration_ns() / 1e3, 3)) for one in longest)
     device = (
         "DeviceType.CUDA"
         if any(one.device_type() != "DeviceType.CPU" for one in events if one.nbytes())
