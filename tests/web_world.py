@@ -166,10 +166,10 @@ def beat(api: Api, block: dict[str, Any], steps: range) -> None:
     """Tell how the first trial of a block goes, step by step."""
     trial = block["trials"][0]["trial_id"]
     for step in steps:
-        told = {"trial_id": trial, "steps_done": step, "steps_total": STEPS}
-        told |= {"step_s": BLOCK_S / len(block["trials"]) / STEPS}
-        told |= {"tokens_per_s": 5000 + 60 * math.sin(step), "loss": 4 + 4 * math.exp(-step / 9)}
-        assert api.attempt(block, "heartbeat", progress=[told]).status_code == 200
+        progress = {"trial_id": trial, "steps_done": step, "steps_total": STEPS}
+        progress |= {"step_s": BLOCK_S / len(block["trials"]) / STEPS}
+        progress |= {"tokens_per_s": 5000 + 60 * math.sin(step), "loss": 4 + 4 * math.exp(-step / 9)}
+        assert api.attempt(block, "heartbeat", progress=[progress]).status_code == 200
 
 
 def settle(api: Api) -> None:

@@ -152,16 +152,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    found = {"right": 0, "refused": 0, "WRONG": 0}
+    counts = {"right": 0, "refused": 0, "WRONG": 0}
     for number in range(asked.seed, asked.seed + asked.count):
         spec, began = drawn(random.Random(number), number), time.monotonic()  # noqa: S311 - random cases, no secret
         with tempfile.TemporaryDirectory(prefix="ablate-random-") as folder:
-            word, why = tried(spec, Path(folder))
-        found[word] += 1
+            verdict, why = tried(spec, Path(folder))
+        counts[verdict] += 1
         shown = {"overrides": spec["workload"]["overrides"], "baseline": spec["baseline"], **spec["variants"]}
-        say(f"{number} {word} in {time.monotonic() - began:.0f} s: {why}\n  {json.dumps(shown)}")
-    say(json.dumps(found))
-    return 1 if found["WRONG"] else 0
+        say(f"{number} {verdict} in {time.monotonic() - began:.0f} s: {why}\n  {json.dumps(shown)}")
+    say(json.dumps(counts))
+    return 1 if counts["WRONG"] else 0
 
 
 if __name__ == "__main__":

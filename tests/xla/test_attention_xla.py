@@ -51,8 +51,8 @@ def test_interpreted_kernel_matches_attention_written_out(name, softcap):
     grads = torch.autograd.grad(out, moved, grad.to(DEVICE))
     xla_device.step_boundary()
     torch.testing.assert_close(out.detach().cpu().double(), expected.detach(), rtol=0, atol=2e-3)
-    for actual, wanted in zip(grads, expected_grads, strict=True):
-        assert float((actual.cpu().double() - wanted).abs().max() / wanted.abs().max()) < 1e-3
+    for actual, expected_grad in zip(grads, expected_grads, strict=True):
+        assert float((actual.cpu().double() - expected_grad).abs().max() / expected_grad.abs().max()) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

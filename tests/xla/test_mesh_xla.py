@@ -24,7 +24,7 @@ CANNOT_COMPILE = xla_compiler.refusal()
 Answers: TypeAlias = dict[str, dict[str, Any]]
 
 
-def told(home: Path, devices: int, asked: dict[str, Any]) -> Answers:
+def answers_of(home: Path, devices: int, asked: dict[str, Any]) -> Answers:
     """Train and trace in a fresh process as `tests.xla.mesh_program` is asked; return what it told, by name."""
     assert DEVICE.type == "xla"
     environment = {**os.environ, **NODE_CLASSES["xla-cpu"].environment, "PYTHONPATH": str(Path.cwd())}
@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(home: Path) -> dict[str, Any]:
-    return told(home, 1, {"plain": {}})["plain"]
+    return answers_of(home, 1, {"plain": {}})["plain"]
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +55,20 @@ def together(home: Path) -> Answers:
     asked["odd"] = {"trace": True, "d_model": 34, "num_heads": 1, "headdim": 17, "vocab_size": 511}
     if CANNOT_COMPILE is None:
         asked |= {f"plan of {way}": {"sharding": way, "trace": True, "compile": True} for way in WAYS}
-    return told(home, 4, asked)
+    return answers_of(home, 4, asked)
 
 
 @pytest.mark.parametrize("sharding", WAYS)
 def test_four_devices_train_as_one_and_say_how_their_matrices_lie(
     alone: dict[str, Any], together: Answers, sharding: str
 ) -> None:
-    found = together[sharding]
-    assert found["losses"] == pytest.approx(alone["losses"], abs=ENVELOPE)
-    assert found["loss_val"] == pytest.approx(alone["loss_val"], abs=ENVELOPE)
-    assert found["compilations"] == alone["compilations"] == [1] + [0] * (len(alone["losses"]) - 1)
-    assert found["work"] == alone["work"] == [[1, []]] * len(alone["losses"])
-    assert (found["facts"]["mesh.sharding"], found["facts"]["mesh.devices"]) == (sharding, 4)
-    assert found["not_live"] == []
+    trained = together[sharding]
+    assert trained["losses"] == pytest.approx(alone["losses"], abs=ENVELOPE)
+    assert trained["loss_val"] == pytest.approx(alone["loss_val"], abs=ENVELOPE)
+    assert trained["compilations"] == alone["compilations"] == [1] + [0] * (len(alone["losses"]) - 1)
+    assert trained["work"] == alone["work"] == [[1, []]] * len(alone["losses"])
+    assert (trained["facts"]["mesh.sharding"], trained["facts"]["mesh.devices"]) == (sharding, 4)
+    assert trained["not_live"] == []
     assert "mesh.sharding" not in alone["facts"]
 
 

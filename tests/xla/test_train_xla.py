@@ -228,10 +228,10 @@ def outputs_and_gradients(config: TrainConfig, device: torch.device) -> tuple[di
     with facts.collect() as seen:
         hidden_BSD = model(tokens_BS.to(device), ids_BS.to(device))
     (hidden_BSD * weight_BSD.to(device)).sum().backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     if device.type == "xla":
         xla_device.step_boundary()
-    return {name: tensor.detach().cpu() for name, tensor in {**found, "hidden": hidden_BSD}.items()}, seen
+    return {name: tensor.detach().cpu() for name, tensor in {**gradients, "hidden": hidden_BSD}.items()}, seen
 
 
 @pytest.mark.parametrize("remat", [False, True])
@@ -257,9 +257,9 @@ def test_torch_xla_computes_not_of_a_truth_value_in_a_loop_on_its_byte(negate: A
     from torch_xla.experimental.scan import scan
 
     truths, zeros = torch.tensor([[True, False]]).to(DEVICE), torch.zeros(2, device=DEVICE)
-    found, _ = scan(lambda carry, x: (carry + negate(x), None), zeros, truths)
+    carried, _ = scan(lambda carry, x: (carry + negate(x), None), zeros, truths)
     xla_device.step_boundary()
-    assert found.cpu().tolist() == sums
+    assert carried.cpu().tolist() == sums
 
 
 @pytest.mark.parametrize(("pattern", "blocks"), [("MFA", 0), ("MAMF", 0), ("MMA", 2)])
@@ -301,17 +301,17 @@ class Steps:
         tokens_BS = torch.ones(4, 64, dtype=torch.int64).to(DEVICE)
         batch = DeviceBatch(tokens_BS, tokens_BS, segment_ids_BS, torch.ones(4, 64, dtype=torch.bool).to(DEVICE))
         loss_now = batch_loss(self._model, self._model.lm_head.weight, batch, self._config)
-        told = update(loss_now, self._parameters, self._optimizer, self._config)
-        digest = xla_device._xlac()._get_graph_hash([told, *self._parameters]).hex()
+        loss_and_norm = update(loss_now, self._parameters, self._optimizer, self._config)
+        digest = xla_device._xlac()._get_graph_hash([loss_and_norm, *self._parameters]).hex()
         xla_device.step_boundary()
         return xla_device.compilations() - before, digest
 
 
 def test_documents_as_tensors_are_one_graph_and_as_numbers_one_each(home: Path) -> None:
     steps = Steps(on_xla(config_for(home, model=replace(TINY, pattern="M"))))
-    told = [steps.run((torch.arange(64).repeat(4, 1) * count // 64).to(DEVICE)) for count in (1, 3, 7, 64)]
-    assert [compiled for compiled, _ in told] == [1, 0, 0, 0]
-    assert len({digest for _, digest in told}) == 1
+    runs = [steps.run((torch.arange(64).repeat(4, 1) * count // 64).to(DEVICE)) for count in (1, 3, 7, 64)]
+    assert [compiled for compiled, _ in runs] == [1, 0, 0, 0]
+    assert len({digest for _, digest in runs}) == 1
     numbers = []
     for cut in (9, 50):
         ids_BS = torch.zeros(4, 64, dtype=torch.int64, device=DEVICE)

@@ -28,11 +28,11 @@ def test_no_other_module_counts_blocks_for_people() -> None:
     by_hand = re.compile(
         r"\bindex \+ 1\b|\bposition \+ 1\b|\"[^\"]*\bblock \{[^}]*(?:index|number)(?!!r)|str\([\w.]*index\)"
     )
-    found = {
+    places = {
         f"{path.relative_to(ROOT).as_posix()}:{number}"
         for package in ("experiments", "service", "workers")
         for path in (ROOT / package).rglob("*.py")
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if by_hand.search(line) and path.relative_to(ROOT).as_posix() != OWN
     }
-    assert found == set()
+    assert places == set()

@@ -62,16 +62,16 @@ def test_classes_count_alone() -> None:
 
 @given(BREAKS, st.integers(0, 2), st.sampled_from(ARMS))
 def test_final_failures_are_those_that_were_said_often_enough(broken: list[Break], block: int, arm: str) -> None:
-    found = final_failures(broken, block, arm)
+    final = final_failures(broken, block, arm)
     by_arm = Counter((one.failure_class, one.arm) for one in broken)
     by_block = Counter((one.failure_class, one.block_index) for one in broken)
     by_both = Counter(broken)
-    assert set(found) >= FINAL_WITH_RECEIPT
-    assert (FailureClass.TIMEOUT in found) is (by_arm[FailureClass.TIMEOUT, arm] >= 1)
-    assert (FailureClass.NO_RECEIPT in found) is (by_arm[FailureClass.NO_RECEIPT, arm] >= 2)
-    assert (FailureClass.INVALID_MEASUREMENT in found) is (by_block[FailureClass.INVALID_MEASUREMENT, block] >= 2)
-    assert (FailureClass.INFRA_NODE in found) is (by_both[Break(block, FailureClass.INFRA_NODE, arm)] >= 4)
-    assert set(found) <= FINAL_WITH_RECEIPT | set(FINAL_WHEN_REPEATED)
+    assert set(final) >= FINAL_WITH_RECEIPT
+    assert (FailureClass.TIMEOUT in final) is (by_arm[FailureClass.TIMEOUT, arm] >= 1)
+    assert (FailureClass.NO_RECEIPT in final) is (by_arm[FailureClass.NO_RECEIPT, arm] >= 2)
+    assert (FailureClass.INVALID_MEASUREMENT in final) is (by_block[FailureClass.INVALID_MEASUREMENT, block] >= 2)
+    assert (FailureClass.INFRA_NODE in final) is (by_both[Break(block, FailureClass.INFRA_NODE, arm)] >= 4)
+    assert set(final) <= FINAL_WITH_RECEIPT | set(FINAL_WHEN_REPEATED)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([FailureClass.DISTURBED, FailureClass.TIMEOUT]))))
@@ -115,11 +115,11 @@ def test_one_arm_that_loses_its_device_every_time_does_not_fail_the_block() -> N
 
 def test_rests_grow_with_the_breaks_of_the_same_class_in_the_same_block_alone() -> None:
     others = [Break(0, FailureClass.PREEMPTED, None)] * 7 + [Break(1, FailureClass.INFRA_NODE, "a")] * 3
-    found = []
+    waits = []
     for times in range(1, 7):
         broken = others + [Break(0, FailureClass.INFRA_NODE, "a")] * times
-        found.append(retry_wait_s(broken, broken[-1]))
-    assert found == [0.0, 2.0, 4.0, 8.0, 16.0, 16.0]
+        waits.append(retry_wait_s(broken, broken[-1]))
+    assert waits == [0.0, 2.0, 4.0, 8.0, 16.0, 16.0]
     assert retry_wait_s(others, others[0]) == 0.0
 
 

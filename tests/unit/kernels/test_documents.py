@@ -7,9 +7,9 @@ HOST = torch.device("cpu")
 
 
 def test_documents_are_laid_end_to_end():
-    found = documents(torch.tensor([[7, 7, 3, 7], [7, 7, 7, 7]]))
-    assert found.offsets.tolist() == [0, 2, 3, 4, 8]
-    assert found.longest == 4
+    packed = documents(torch.tensor([[7, 7, 3, 7], [7, 7, 7, 7]]))
+    assert packed.offsets.tolist() == [0, 2, 3, 4, 8]
+    assert packed.longest == 4
 
 
 def test_documents_of_one_batch_are_found_once():

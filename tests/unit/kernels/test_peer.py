@@ -73,7 +73,7 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
         assert cu_seqlens.dtype == torch.int32 and Q.shape[0] == 1
         cuts = cu_seqlens.tolist()
         rows = [slice(a, b) for a, b in zip(cuts, cuts[1:])]
-    found = []
+    outputs = []
     for t in rows:
         inputs = ScanInputs(
             q=Q[:, t], k=K[:, t], v=V[:, t], z=Z[:, t], q_bias=Q_bias, k_bias=K_bias, psi=MIMO_V, zeta=MIMO_Z,
@@ -82,9 +82,9 @@ def mamba3_mimo(Q, K, V, ADT, DT, Trap, Q_bias, K_bias, MIMO_V, MIMO_Z, MIMO_Out
         with facts.collect():
             o, state = chunk_parallel(inputs, psiv(inputs.v, inputs.psi), chunk_size=chunk_size)
         last = cumulated_angles(inputs, None)[:, :, -1]
-        found.append((o, state_turned_back(state, last.cos(), -last.sin())))  # counted from the document's start
-    out = torch.cat([o for o, _ in found], dim=1)
-    state = torch.cat([s for _, s in found]).transpose(2, 3)
+        outputs.append((o, state_turned_back(state, last.cos(), -last.sin())))  # counted from the document's start
+    out = torch.cat([o for o, _ in outputs], dim=1)
+    state = torch.cat([s for _, s in outputs]).transpose(2, 3)
     return (out, None, state.detach(), None, None) if return_state else out
 """
 
@@ -183,13 +183,13 @@ def test_arguments_pack_rows_and_name_every_document() -> None:
     ids = torch.tensor([[7, 7, 7, 9, 9, 9], [9, 9, 9, 9, 9, 7]])
     packed = peer.packing(replace(inputs, segment_ids=ids), 2)
     assert packed is not None
-    found = peer.arguments(inputs, packed)
-    assert found["cu_seqlens"].tolist() == [0, 3, 6, 11, 12]
-    assert found["cu_seqlens"].dtype == torch.int32
+    arguments = peer.arguments(inputs, packed)
+    assert arguments["cu_seqlens"].tolist() == [0, 3, 6, 11, 12]
+    assert arguments["cu_seqlens"].dtype == torch.int32
     assert packed.last_B.tolist() == [1, 3]
-    assert found["Q"].shape == (1, 12, 2, 1, 32)
-    assert torch.equal(found["Q"][0, 7], inputs.q[1, 1])
-    assert torch.equal(found["DT"][0, 1, 8], inputs.dt[1, 1, 2])
+    assert arguments["Q"].shape == (1, 12, 2, 1, 32)
+    assert torch.equal(arguments["Q"][0, 7], inputs.q[1, 1])
+    assert torch.equal(arguments["DT"][0, 1, 8], inputs.dt[1, 1, 2])
 
 
 def test_packing_of_rows_without_documents_is_known_without_the_device() -> None:
@@ -263,8 +263,8 @@ def test_a_batch_is_looked_at_once(length: int, documents: int, monkeypatch: pyt
 def test_arguments_leave_out_what_is_not_given() -> None:
     inputs = make_inputs(Case(S=6, N=32, P=32, R=2), "cpu")
     bare_inputs = type(inputs)(**{**vars(inputs), "z": None, "zeta": None, "phi": None, "D": None})
-    found = peer.arguments(bare_inputs, None)
-    assert all(found[name] is None for name in ("Z", "MIMO_Z", "MIMO_Out", "D", "cu_seqlens"))
+    arguments = peer.arguments(bare_inputs, None)
+    assert all(arguments[name] is None for name in ("Z", "MIMO_Z", "MIMO_Out", "D", "cu_seqlens"))
 
 
 def test_official_function_is_timed_as_its_users_call_it(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

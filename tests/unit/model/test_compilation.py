@@ -38,7 +38,7 @@ def test_first_pass_generates_code_where_something_in_the_model_does(given: Trai
     assert generates_code(given) is expected
 
 
-def told(given: TrainConfig, compiled: int, loaded: int) -> tuple[bool | None, facts.Facts]:
+def hit_and_facts(given: TrainConfig, compiled: int, loaded: int) -> tuple[bool | None, facts.Facts]:
     seen = facts.Facts()
     seen.update({ScanFact.KERNELS_COMPILED: compiled, ScanFact.KERNELS_LOADED: loaded})
     with facts.collect() as recorded:
@@ -48,9 +48,9 @@ def told(given: TrainConfig, compiled: int, loaded: int) -> tuple[bool | None, f
 
 
 def test_kernels_say_whether_they_came_from_the_cache_and_how_many() -> None:
-    hit, recorded = told(config(scan=CUDA), 0, 14)
+    hit, recorded = hit_and_facts(config(scan=CUDA), 0, 14)
     assert (hit, dict(recorded)) == (True, {ScanFact.KERNELS_COMPILED: 0, ScanFact.KERNELS_LOADED: 14})
-    assert told(config(scan=CUDA), 1, 13)[0] is False
+    assert hit_and_facts(config(scan=CUDA), 1, 13)[0] is False
 
 
 def test_lane_that_does_not_tell_is_not_said_to_hit_its_cache() -> None:

@@ -33,8 +33,8 @@ def test_torch_headers_are_found_without_importing_torch() -> None:
         "split = split_corpus(DataConfig(max_corpus_mib=64)); assert 'torch' not in sys.modules;"
         "print(len(split.train) + len(split.val))"
     )
-    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert int(found.stdout) > 1000
+    process = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert int(process.stdout) > 1000
 
 
 @pytest.mark.parametrize("corpus", ["torch-header", "relative/folder", ""])

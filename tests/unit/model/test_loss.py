@@ -33,13 +33,13 @@ def expected_loss(hidden, weight, targets, valid):
 @pytest.mark.parametrize("kind", ["dense", "chunked", "torch_linear_ce"])
 def test_cross_entropy_matches_definition_with_gradients(kind, chunk_tokens):
     hidden, weight, targets, valid = case()
-    wanted = expected_loss(hidden, weight, targets, valid)
-    wanted_grads = torch.autograd.grad(wanted, (hidden, weight))
+    expected_value = expected_loss(hidden, weight, targets, valid)
+    expected_grads = torch.autograd.grad(expected_value, (hidden, weight))
     loss = cross_entropy(hidden, weight, targets, valid, kind, chunk_tokens)
     grads = torch.autograd.grad(3 * loss, (hidden, weight))
     assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
-    for grad, expected in zip(grads, wanted_grads, strict=True):
+    assert loss.item() == pytest.approx(expected_value.item(), rel=1e-6)
+    for grad, expected in zip(grads, expected_grads, strict=True):
         assert torch.allclose(grad, 3 * expected.float(), atol=1e-6)
 
 

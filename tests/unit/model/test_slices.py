@@ -47,17 +47,17 @@ def test_a_trial_yields_before_every_slice_and_after_the_last_and_trains_as_ever
         yielded.append(list(seen))
         time.sleep(WAIT_S)
 
-    found = train(config, dataset=dataset, on_step=note, yield_to_others=others)
+    sliced = train(config, dataset=dataset, on_step=note, yield_to_others=others)
     assert yielded == [list(range(number)) for number in (3, 5, 7, 9, 11)]
-    assert found.waited_s is not None
-    assert found.waited_s >= 5 * WAIT_S
-    starts = [step.began_s for step in found.steps if step.index in (3, 5, 7, 9)]
-    ends = [step.ended_s for step in found.steps if step.index in (2, 4, 6, 8)]
+    assert sliced.waited_s is not None
+    assert sliced.waited_s >= 5 * WAIT_S
+    starts = [step.began_s for step in sliced.steps if step.index in (3, 5, 7, 9)]
+    ends = [step.ended_s for step in sliced.steps if step.index in (2, 4, 6, 8)]
     assert all(began - ended >= WAIT_S for began, ended in zip(starts, ends, strict=True))
     whole = train(replace(config, steps=replace(config.steps, slice=0)), dataset=dataset, on_step=note)
-    assert [step.loss for step in whole.steps] == [step.loss for step in found.steps]
-    assert (whole.loss_val, whole.waited_s) == (found.loss_val, None)
-    assert whole.training_began_s > found.training_began_s + found.training_s + found.waited_s
+    assert [step.loss for step in whole.steps] == [step.loss for step in sliced.steps]
+    assert (whole.loss_val, whole.waited_s) == (sliced.loss_val, None)
+    assert whole.training_began_s > sliced.training_began_s + sliced.training_s + sliced.waited_s
 
 
 def test_slices_without_anybody_to_yield_to_are_an_error(tmp_path: Path) -> None:

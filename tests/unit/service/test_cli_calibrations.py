@@ -16,32 +16,32 @@ SPEC = make_spec(variants=ONE, design__blocks={"count": 20})
 KEY = key_of(SPEC, make_receipt(make_plan(SPEC), 0, "baseline"))
 
 
-def known(found: Calibration, problem: str | None = None) -> CalibrationList:
+def known(calibration: Calibration, problem: str | None = None) -> CalibrationList:
     mended_by = None if problem is None else "ablate aa cpu --like abl_1"
-    item = CalibrationPublic(calibration=found, problem=problem, mended_by=mended_by)
+    item = CalibrationPublic(calibration=calibration, problem=problem, mended_by=mended_by)
     return CalibrationList(items=[item], ledger=Ledger(), statement="")
 
 
-def said(found: CalibrationList, ablation_id: str) -> str:
-    return "\n".join(noise_lines(found, ablation_id)).replace("\N{NO-BREAK SPACE}", " ")
+def said(calibrations: CalibrationList, ablation_id: str) -> str:
+    return "\n".join(noise_lines(calibrations, ablation_id)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.mark.parametrize(("sd", "advised"), [(0.003, False), (0.37, True)])
 def test_the_noise_is_said_with_what_blocks_find_at_it(sd: float, advised: bool) -> None:
-    found = calibrate(KEY, noisy_blocks(sd=sd))
-    told = said(known(found), found.ablations[0])
-    sizing = size_of(SPEC, make_plan(SPEC), [found])
+    calibration = calibrate(KEY, noisy_blocks(sd=sd))
+    text = said(known(calibration), calibration.ablations[0])
+    sizing = size_of(SPEC, make_plan(SPEC), [calibration])
     assert sizing is not None
-    assert f"20 A/A blocks; neighbouring trials of one arm differ with an sd of {found.sd_pct:.2f} %" in told
-    assert f"20 blocks detect {sizing.mde_pct:.2f} %" in told, "what `plan` says of such a design"
-    assert ("a quieter machine" in told) == advised
+    assert f"20 A/A blocks; neighbouring trials of one arm differ with an sd of {calibration.sd_pct:.2f} %" in text
+    assert f"20 blocks detect {sizing.mde_pct:.2f} %" in text, "what `plan` says of such a design"
+    assert ("a quieter machine" in text) == advised
 
 
 def test_what_does_not_admit_says_why_and_what_mends_it() -> None:
     few = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(5)])
-    told = said(known(few, "5 A/A blocks are known; 6 admit it"), few.ablations[0])
-    assert "no verdict about speed yet: 5 A/A blocks are known; 6 admit it; ablate aa cpu --like abl_1" in told
-    assert "blocks detect" not in told
+    text = said(known(few, "5 A/A blocks are known; 6 admit it"), few.ablations[0])
+    assert "no verdict about speed yet: 5 A/A blocks are known; 6 admit it; ablate aa cpu --like abl_1" in text
+    assert "blocks detect" not in text
     enough = calibrate(KEY, [make_block(index, difference=0.01 * (-1) ** index) for index in range(6)])
     assert "with 20 A/A blocks they would detect smaller effects" in said(known(enough), enough.ablations[0])
     assert "It measured no noise" in said(known(few), "abl_other")

@@ -15,12 +15,12 @@ CLASSES = node_classes_of(ROWS)
 def read(text: str, row: GatePublic) -> dict[str, set[str]]:
     """Return by value the classes that people read in `text`."""
     parts = text.split("; ") if re.search(r"(^|; )[^:;]+: ", text) else [f"{', '.join(row.node_classes)}: {text}"]
-    found: dict[str, set[str]] = {}
+    classes: dict[str, set[str]] = {}
     for part in parts:
         values, _, where = part.rpartition(": ")
         able = set(CLASSES) if where == "everywhere" else set() if where == "nothing yet" else set(where.split(", "))
-        found |= dict.fromkeys(values.split(", "), able)
-    return found
+        classes |= dict.fromkeys(values.split(", "), able)
+    return classes
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

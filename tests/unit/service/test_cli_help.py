@@ -11,9 +11,9 @@ from service.cli.commands import plan, report, verdict
 
 def said(command: object, *, columns: int = 80) -> str:
     """Return a command's help as one line, without what frames it."""
-    found = CliRunner().invoke(command, ["--help"], env={"COLUMNS": str(columns)})  # type: ignore[arg-type]
-    assert found.exit_code == 0, found.output
-    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", found.output).split())
+    result = CliRunner().invoke(command, ["--help"], env={"COLUMNS": str(columns)})  # type: ignore[arg-type]
+    assert result.exit_code == 0, result.output
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
 @pytest.mark.parametrize("decision", Decision)

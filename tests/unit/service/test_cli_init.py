@@ -86,10 +86,10 @@ def test_the_page_quotes_the_refusal_to_which_its_own_commands_lead(tmp_path: Pa
     with pytest.raises(SpecError) as refused:
         parse_spec(file.read_bytes(), "application/yaml")
     status = HTTPStatus.UNPROCESSABLE_ENTITY
-    told = Problem(
+    problem = Problem(
         title=title_of(status), status=status, errors=tuple(ProblemDetail.of(one) for one in refused.value.problems)
     )
-    printed = [Text.from_markup(line).plain for line in problem_lines(told)]
+    printed = [Text.from_markup(line).plain for line in problem_lines(problem)]
     quoted = page.partition(f"{printed[0]}\n")[2].partition("\n```")[0].splitlines()
     assert len(quoted) == len(printed) - 1 == 4
     for line, real in zip(quoted, printed[1:], strict=True):

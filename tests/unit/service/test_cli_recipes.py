@@ -35,9 +35,9 @@ def baseline(recipe: str, node_class: str, **overrides: Any) -> Arm:
     values = spec_values(baseline=named, variants={"other": {"gates": {"loss": "chunked"}}})
     values["workload"] |= {"recipe": recipe, "overrides": overrides}
     values["placement"] = {"node_class": node_class}
-    found = resolve(parse_spec(json.dumps(values).encode(), "application/json"))
-    assert found.problems == ()
-    return found.arms[0]
+    resolved = resolve(parse_spec(json.dumps(values).encode(), "application/json"))
+    assert resolved.problems == ()
+    return resolved.arms[0]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -57,12 +57,12 @@ def test_an_override_of_the_rows_counts_where_no_arm_names_the_gate() -> None:
 
 
 def test_every_recipe_is_a_line_and_a_named_one_shows_every_value() -> None:
-    told = recipes()
+    text = recipes()
     for row in ROWS.values():
-        line = next(line for line in told.splitlines() if line.startswith(f"{row.name} "))
+        line = next(line for line in text.splitlines() if line.startswith(f"{row.name} "))
         assert row.sizes is not None
         assert f"{row.sizes.parameters:,}" in line
-        assert set(row.summary.split()) <= set(told.split())
+        assert set(row.summary.split()) <= set(text.split())
     shown = [line.split() for line in recipes("hybrid-tiny").splitlines()]
     tiny = ROWS["hybrid-tiny"]
     for name, value in {**tiny.overrides, **tiny.gates}.items():
@@ -71,8 +71,8 @@ def test_every_recipe_is_a_line_and_a_named_one_shows_every_value() -> None:
 
 
 def test_json_is_one_document_and_an_unknown_name_is_refused() -> None:
-    (found,) = json.loads(recipes("hybrid-ref-h200", "--json"))
-    assert found == ROWS["hybrid-ref-h200"].model_dump(mode="json")
+    (recipe,) = json.loads(recipes("hybrid-ref-h200", "--json"))
+    assert recipe == ROWS["hybrid-ref-h200"].model_dump(mode="json")
     assert [row["name"] for row in json.loads(recipes("--json"))] == list(RECIPES)
     refused = CliRunner().invoke(app, ["hybrid-tin"])
     assert (refused.exit_code, "unknown recipe 'hybrid-tin'" in refused.stderr) == (5, True)

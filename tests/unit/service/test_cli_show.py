@@ -29,37 +29,37 @@ def _text(shown: RenderableType, *, width: int = 200) -> str:
 
 
 def _verdict(*, calibrated: bool) -> Verdict:
-    found = (views.view() if calibrated else views.cpu_view()).verdict
-    assert found is not None
-    return found
+    verdict = (views.view() if calibrated else views.cpu_view()).verdict
+    assert verdict is not None
+    return verdict
 
 
-def test_verdict_says_what_the_samples_say_when_the_word_is_capped() -> None:
-    found = _verdict(calibrated=False)
-    assert "inconclusive (uncalibrated; samples say" in _text(verdict_tables.verdict(found))
+def test_verdict_says_what_the_samples_say_when_it_is_capped() -> None:
+    verdict = _verdict(calibrated=False)
+    assert "inconclusive (uncalibrated; samples say" in _text(verdict_tables.verdict(verdict))
 
 
 def test_verdict_names_the_loss_requirement_that_failed() -> None:
-    found = _verdict(calibrated=True)
-    variant = next(v for v in found.variants if v.requirements)
+    verdict = _verdict(calibrated=True)
+    variant = next(v for v in verdict.variants if v.requirements)
     broken = [r.model_copy(update={"passed": False}) for r in variant.requirements]
     worse = variant.model_copy(update={"requirements": tuple(broken)})
-    assert "FAILED: loss_step1" in _text(verdict_tables.verdict(found.model_copy(update={"variants": (worse,)})))
+    assert "FAILED: loss_step1" in _text(verdict_tables.verdict(verdict.model_copy(update={"variants": (worse,)})))
 
 
 def test_verdict_shows_the_change_of_peak_memory() -> None:
-    found = _verdict(calibrated=True)
-    arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in found.arms.items()}
-    fat = arms[found.variants[0].arm]
-    arms[found.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
-    assert "+3\N{NO-BREAK SPACE}MiB" in _text(verdict_tables.verdict(found.model_copy(update={"arms": arms})))
+    verdict = _verdict(calibrated=True)
+    arms = {name: own.model_copy(update={"peak_allocated_bytes": 2**30}) for name, own in verdict.arms.items()}
+    fat = arms[verdict.variants[0].arm]
+    arms[verdict.variants[0].arm] = fat.model_copy(update={"peak_allocated_bytes": 2**30 + 3 * 2**20})
+    assert "+3\N{NO-BREAK SPACE}MiB" in _text(verdict_tables.verdict(verdict.model_copy(update={"arms": arms})))
 
 
 def test_explanation_gives_sentence_requirements_and_live_gates_of_every_variant() -> None:
-    found = _verdict(calibrated=True)
-    text = "\n".join(verdict_tables.explanation(found))
-    said = {one.arm: one for one in lay_out(found).variants}
-    for variant in found.variants:
+    verdict = _verdict(calibrated=True)
+    text = "\n".join(verdict_tables.explanation(verdict))
+    said = {one.arm: one for one in lay_out(verdict).variants}
+    for variant in verdict.variants:
         assert f"{variant.arm}[/]: {said[variant.arm].sentence}" in text
         assert said[variant.arm].why in text
         assert said[variant.arm].why or wording.with_minus(variant.reason) not in text
@@ -90,20 +90,20 @@ def test_exit_code_follows_the_decisions(decisions: list[Decision], require: Req
     assert exit_code(variants, require) == code
 
 
-@pytest.mark.parametrize("word", list(VerdictWord))
-def test_not_worse_fails_for_every_word_without_its_proof(word: VerdictWord) -> None:
+@pytest.mark.parametrize("verdict", list(VerdictWord))
+def test_not_worse_fails_for_every_verdict_without_its_proof(verdict: VerdictWord) -> None:
     decision = {"better": Decision.REJECT, "same": Decision.SAME, "inconclusive": Decision.INCONCLUSIVE}
-    changed = {"verdict": word, "decision": decision.get(word, Decision.REJECT), "requirements": ()}
+    changed = {"verdict": verdict, "decision": decision.get(verdict, Decision.REJECT), "requirements": ()}
     variant = _verdict(calibrated=True).variants[0].model_copy(update=changed)
     code = exit_code([variant], Required.NOT_WORSE)
-    assert code == (0 if word in ("better", "same") else 3 if word == "inconclusive" else 1)
+    assert code == (0 if verdict in ("better", "same") else 3 if verdict == "inconclusive" else 1)
 
 
-def test_every_verdict_word_has_a_colour() -> None:
-    found = _verdict(calibrated=True)
+def test_every_verdict_has_a_colour() -> None:
+    verdict = _verdict(calibrated=True)
     for word in VerdictWord:
-        variant = found.variants[0].model_copy(update={"verdict": word, "measured": word})
-        assert word.value in _text(verdict_tables.verdict(found.model_copy(update={"variants": (variant,)})))
+        variant = verdict.variants[0].model_copy(update={"verdict": word, "measured": word})
+        assert word.value in _text(verdict_tables.verdict(verdict.model_copy(update={"variants": (variant,)})))
 
 
 def test_a_trial_is_shown_with_its_node_and_what_broke_before_it_runs_again() -> None:
@@ -265,6 +265,6 @@ def test_show_says_of_every_trial_that_did_not_measure_why() -> None:
         console = Console(file=io.StringIO(), width=width)
         console.print(tables.ablation(ablation_row(), rows))
         assert isinstance(console.file, io.StringIO)
-        told = console.file.getvalue()
-        missing = [word for word in why.split() if word not in told.split()]
+        text = console.file.getvalue()
+        missing = [word for word in why.split() if word not in text.split()]
         assert (width, missing) == (width, [])

@@ -5,8 +5,8 @@ from service.errors import NotFound, ServiceError, Unauthorized
 
 
 def _classes() -> list[type[ServiceError]]:
-    found = [value for value in vars(service.errors).values() if isinstance(value, type)]
-    return [value for value in found if issubclass(value, ServiceError)]
+    classes = [value for value in vars(service.errors).values() if isinstance(value, type)]
+    return [value for value in classes if issubclass(value, ServiceError)]
 
 
 def test_docstring_is_the_default_message() -> None:

@@ -69,14 +69,14 @@ def test_a_quarantined_node_says_when_it_probes_itself() -> None:
 
 @pytest.mark.parametrize("blocks", [2, 5, 19, 20, 60])
 def test_a_node_with_too_few_blocks_is_not_calibrated_yet(blocks: int) -> None:
-    found = calibrate(KEY, noisy_blocks(blocks))
+    calibration = calibrate(KEY, noisy_blocks(blocks))
     problem = "it is old"
-    told = calibrated(node(), [CalibrationPublic(calibration=found, problem=problem, mended_by=None)])
+    line = calibrated(node(), [CalibrationPublic(calibration=calibration, problem=problem, mended_by=None)])
     if blocks < 20:
-        assert told == f"uncalibrated: {blocks} of 20 A/A blocks"
+        assert line == f"uncalibrated: {blocks} of 20 A/A blocks"
     else:
-        assert told.startswith("calibrated ")
-        assert told.endswith(f"no longer valid: {problem}")
+        assert line.startswith("calibrated ")
+        assert line.endswith(f"no longer valid: {problem}")
     assert calibrated(node(devices=[]), []) == "uncalibrated"
 
 

@@ -18,18 +18,18 @@ __all__ = ["own_packages"]
 
 def test_a_broken_broker_library_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "kombu.exceptions", None)  # what an import of it then raises, an ImportError
-    found = doctor._broker(Settings(home=tmp_path))
-    assert (found.name, found.passed, found.needed) == ("broker", False, True)
-    assert "cannot import its library" in found.detail
+    finding = doctor._broker(Settings(home=tmp_path))
+    assert (finding.name, finding.passed, finding.needed) == ("broker", False, True)
+    assert "cannot import its library" in finding.detail
 
 
 def test_space_is_looked_for_where_datasets_are_too(tmp_path: Path) -> None:
     home, data = tmp_path / "home", tmp_path / "elsewhere" / "data"
     assert [one.name for one in doctor._disks(Settings(home=home))] == ["disk"]
     assert [one.name for one in doctor._disks(Settings(home=home, data_dir=home / "sets"))] == ["disk"]
-    found = doctor._disks(Settings(home=home, data_dir=data, least_disk_gib=10.0**9))
-    assert [(one.name, one.passed) for one in found] == [("disk", False), ("disk of datasets", False)]
-    assert str(data) in found[1].detail
+    findings = doctor._disks(Settings(home=home, data_dir=data, least_disk_gib=10.0**9))
+    assert [(one.name, one.passed) for one in findings] == [("disk", False), ("disk of datasets", False)]
+    assert str(data) in findings[1].detail
 
 
 def test_the_space_of_a_folder_that_is_not_there_is_that_of_its_parent(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_the_doctor_says_how_many_devices_a_command_may_use(tmp_path: Path, monk
     for visible, words in ((None, "a command may use up to 2 of them"), ("1", "140.4 GiB)")):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        found = doctor._devices(Settings(home=tmp_path, node_class="h200"))
-        assert found.passed
-        assert found.detail.endswith(words), found.detail
+        finding = doctor._devices(Settings(home=tmp_path, node_class="h200"))
+        assert finding.passed
+        assert finding.detail.endswith(words), finding.detail
     assert "command" not in doctor._devices(Settings(home=tmp_path, node_class="cpu")).detail
 
 

@@ -32,10 +32,10 @@ def receipt_path(files: dict[str, bytes]) -> str:
 def problems(files: dict[str, bytes]) -> dict[str, str]:
     with pytest.raises(BundleError) as caught:
         open_bundle(files)
-    found: dict[str, str] = {}
+    details: dict[str, str] = {}
     for problem in caught.value.problems:
-        found[problem.pointer] = f"{found.get(problem.pointer, '')}\n{problem.detail}".lstrip()
-    return found
+        details[problem.pointer] = f"{details.get(problem.pointer, '')}\n{problem.detail}".lstrip()
+    return details
 
 
 def test_open_bundle_gives_blocks_trials_and_what_is_missing() -> None:
@@ -52,15 +52,15 @@ def test_altered_receipt_under_a_fresh_manifest_breaks_its_own_digest() -> None:
     path = receipt_path(files)
     values = json.loads(files[path])
     values["summary"]["tokens_per_s"] *= 1.1
-    found = problems(sealed(FILE, {**files, path: json.dumps(values).encode()}))
-    assert set(found) == {path}
+    details = problems(sealed(FILE, {**files, path: json.dumps(values).encode()}))
+    assert set(details) == {path}
 
 
 def test_receipt_of_another_trial_is_refused() -> None:
     files = make_bundle(FILE, [0])
     first, second = [path for path in files if path.endswith(RECEIPT)][:2]
-    found = problems(sealed(FILE, {**files, first: files[second]}))
-    assert "expected" in found[first]
+    details = problems(sealed(FILE, {**files, first: files[second]}))
+    assert "expected" in details[first]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_altered_files_are_named() -> None:
         MANIFEST: files[MANIFEST].replace(FILE.ablation_id.encode(), b"abl_other"),
         PLAN: other[PLAN],
     }
-    found = problems({**files, **altered})
-    assert set(found) == set(altered)
-    assert all("was altered" in detail for detail in found.values())
+    details = problems({**files, **altered})
+    assert set(details) == set(altered)
+    assert all("was altered" in detail for detail in details.values())
 
 
 def test_block_of_an_unknown_node_or_place_is_refused() -> None:
@@ -199,5 +199,5 @@ def test_attempt_that_appears_twice_is_named() -> None:
 
 def test_broken_attempt_of_an_arm_that_is_not_planned_is_named() -> None:
     record = broken_attempt(1, 1, FailureClass.TIMEOUT, arm="stranger")
-    found = problems(make_bundle(FILE, broken=[record]))
-    assert found == {f"attempts/{record.attempt_id}.json": "arm 'stranger' is not in the plan"}
+    details = problems(make_bundle(FILE, broken=[record]))
+    assert details == {f"attempts/{record.attempt_id}.json": "arm 'stranger' is not in the plan"}

@@ -66,8 +66,8 @@ def test_manifest_that_somebody_else_wrote_is_named() -> None:
     fewer = {path: data for path, data in files.items() if not path.startswith(("blocks/0002/", "attempts/"))}
     values = json.loads(sealed(FILE, fewer)[MANIFEST])
     values["signature"] = json.loads(files[MANIFEST])["signature"]
-    found = problems({**fewer, MANIFEST: json.dumps(values).encode()})
-    assert "does not fit key" in found[MANIFEST]
+    details = problems({**fewer, MANIFEST: json.dumps(values).encode()})
+    assert "does not fit key" in details[MANIFEST]
     assert "which is the key of no node in this bundle" in problems(sealed(FILE, fewer, STRANGER))[MANIFEST]
     assert open_bundle(sealed(FILE, fewer)).unsigned == (MANIFEST,)
 
@@ -89,8 +89,8 @@ def test_another_node_of_the_bundle_cannot_change_the_attempts_of_a_node() -> No
     record = BrokenAttempt.model_validate_json(files[broken])
     for changes in ({"failure_class": FailureClass.OOM}, {"message": "another story"}, {"arm": "chunk-32"}):
         signed = signed_attempt(FILE, record.model_copy(update=changes), (), STRANGER)
-        found = problems(sealed(FILE, {**files, broken: signed.model_dump_json().encode()}, STRANGER))
-        assert f"is signed by {STRANGER.key}" in found[broken]
+        details = problems(sealed(FILE, {**files, broken: signed.model_dump_json().encode()}, STRANGER))
+        assert f"is signed by {STRANGER.key}" in details[broken]
 
 
 def test_a_killed_attempt_may_be_recorded_by_another_node_of_the_bundle_only() -> None:

@@ -35,9 +35,9 @@ def files_of(packed: PackedCode, target: Path) -> dict[bytes, tuple[str, bytes]]
     archive = target.with_suffix(".tar.gz")
     archive.write_bytes(b"".join(packed.pieces()))
     unpack_code(archive, target)
-    found = walked(target)
+    files = walked(target)
     shutil.rmtree(target)
-    return found
+    return files
 
 
 def packed_or_refused(folder: Path, revision: str) -> PackedCode | str:

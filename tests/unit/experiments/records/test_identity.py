@@ -43,11 +43,11 @@ def claimed_receipts(plan: Plan, index: int) -> Iterator[tuple[dict[str, Any], d
 
 
 def leaves(value: dict[str, Any], path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, item in value.items():
         where = f"{path}/{key}".lstrip("/")
-        found |= leaves(item, where) if isinstance(item, dict) else {where: item}
-    return found
+        fields |= leaves(item, where) if isinstance(item, dict) else {where: item}
+    return fields
 
 
 @settings(max_examples=25, deadline=None)
@@ -82,8 +82,8 @@ def test_fields_are_those_that_place_a_trial() -> None:
     expected, _ = next(claimed_receipts(make_plan(), 0))
     ids = ("ablation", "attempt", "block", "block_index", "node", "position", "trial")
     digests = ("arm", "rule", "spec")
-    wanted = {"arm", "role", "seed", *(f"ids/{name}" for name in ids), *(f"digests/{name}" for name in digests)}
-    assert set(leaves(expected)) == wanted
+    fields = {"arm", "role", "seed", *(f"ids/{name}" for name in ids), *(f"digests/{name}" for name in digests)}
+    assert set(leaves(expected)) == fields
 
 
 @pytest.mark.parametrize("broken", [{}, {"ids": None}, {"ids": "x", "digests": []}])

@@ -91,9 +91,9 @@ def test_differences_name_arms_that_resolve_otherwise(monkeypatch: pytest.Monkey
     real = plan_file.resolve_with_steps
 
     def other(spec: Any) -> Any:
-        found = real(spec)
-        first = found.arms[0].model_copy(update={"digest": "sha256:other"})
-        return type(found)(arms=(first, *found.arms[1:]), problems=())
+        resolved = real(spec)
+        first = resolved.arms[0].model_copy(update={"digest": "sha256:other"})
+        return type(resolved)(arms=(first, *resolved.arms[1:]), problems=())
 
     monkeypatch.setattr(plan_file, "resolve_with_steps", other)
     assert differences(file) == ["arm 'baseline' resolves to another configuration"]

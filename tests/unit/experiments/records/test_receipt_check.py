@@ -224,9 +224,9 @@ def test_edit_with_every_digest_redone_is_found_and_named(what: str) -> None:
     values = original()
     edit(values)
     values = sealed(values) if "summary" in what or "loss" in what else redone(values)
-    found = verify(values)
-    assert any(said in problem for problem in found), found
-    assert not any("was altered" in problem for problem in found)
+    problems = verify(values)
+    assert any(said in problem for problem in problems), problems
+    assert not any("was altered" in problem for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +321,8 @@ def test_edit_of_a_curve_is_found_and_named(what: str) -> None:
     edit, said = CURVE_EDITS[what]
     values = original(val_every=6)
     edit(values)
-    found = verify(redone(values))
-    assert any(said in problem for problem in found), found
+    problems = verify(redone(values))
+    assert any(said in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize("place", range(5))

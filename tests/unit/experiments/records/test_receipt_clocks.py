@@ -155,14 +155,14 @@ def test_the_original_is_whole() -> None:
 @pytest.mark.parametrize("what", EDITS)
 def test_an_edit_of_the_slices_with_every_digest_redone_is_found_and_named(what: str) -> None:
     edit, words = EDITS[what]
-    found = said(edit(block()))
-    assert any(words in problem for problem in found), found
-    assert not any("was altered" in problem for problem in found)
+    problems = said(edit(block()))
+    assert any(words in problem for problem in problems), problems
+    assert not any("was altered" in problem for problem in problems)
 
 
 def test_steps_of_one_step_slices_that_are_made_shorter_leave_pauses_between_the_slices() -> None:
-    found = said([shorter(0.05, receipt) for receipt in block(ONE_STEP)])
-    assert [problem for problem in found if "pass between slices" in problem], found
+    problems = said([shorter(0.05, receipt) for receipt in block(ONE_STEP)])
+    assert [problem for problem in problems if "pass between slices" in problem], problems
 
 
 def test_a_trial_that_was_over_before_the_others_had_run_is_named() -> None:
@@ -185,6 +185,6 @@ def test_a_block_whose_slices_do_not_alternate_is_no_evidence() -> None:
     assert VerdictWord.INVALID not in {variant.verdict for variant in good.variants}
     assert good.rule["estimator"]["slice"] == 3
     blocks[2] = list(EDITS["a slice moved a little"][0](blocks[2]))
-    found = judge(plan, spec, [receipt for one in blocks for receipt in one], CALIBRATED)
-    assert {variant.verdict for variant in found.variants} == {VerdictWord.INVALID}
-    assert all("block 3: slice 2 of 4 of arm" in variant.reason for variant in found.variants)
+    verdict = judge(plan, spec, [receipt for one in blocks for receipt in one], CALIBRATED)
+    assert {variant.verdict for variant in verdict.variants} == {VerdictWord.INVALID}
+    assert all("block 3: slice 2 of 4 of arm" in variant.reason for variant in verdict.variants)

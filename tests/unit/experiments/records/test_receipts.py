@@ -62,14 +62,14 @@ def test_summarise_sees_stalls_of_a_few_steps_as_lost_throughput() -> None:
 def test_summarise_of_random_windows_against_numpy(seed: int) -> None:
     rng = np.random.default_rng(seed)
     seconds = np.exp(rng.normal(-2, rng.uniform(0, 1), rng.integers(1, 60))) * (1 + 4 * (rng.random() < 0.1))
-    found = summary_of(steps(9.0, 3.0, *seconds.tolist()))
+    summary = summary_of(steps(9.0, 3.0, *seconds.tolist()))
     middle = np.median(seconds)
     spread = stats.median_abs_deviation(seconds, scale="normal")
-    assert found.tokens_per_s == pytest.approx(100 * seconds.size / seconds.sum())
-    assert found.tokens_per_s_median == pytest.approx(100 / middle)
-    assert found.outlier_steps == (seconds > middle + 5 * max(spread, 0.002 * middle)).sum()
-    assert (found.timed_steps, found.step_s_mean) == (seconds.size, pytest.approx(seconds.mean()))
-    assert (found.model_tflops_per_s, found.mfu) == pytest.approx((1 / seconds.mean(), 0.25 / seconds.mean()))
+    assert summary.tokens_per_s == pytest.approx(100 * seconds.size / seconds.sum())
+    assert summary.tokens_per_s_median == pytest.approx(100 / middle)
+    assert summary.outlier_steps == (seconds > middle + 5 * max(spread, 0.002 * middle)).sum()
+    assert (summary.timed_steps, summary.step_s_mean) == (seconds.size, pytest.approx(seconds.mean()))
+    assert (summary.model_tflops_per_s, summary.mfu) == pytest.approx((1 / seconds.mean(), 0.25 / seconds.mean()))
 
 
 def test_summarise_final_loss_is_the_mean_of_the_last_quarter() -> None:
@@ -209,7 +209,7 @@ def test_read_gates_asks_no_proof_of_a_block_that_the_model_does_not_have(patter
 
 
 def test_events_that_the_driver_did_not_tell_stay_absent_in_json_and_in_the_digest() -> None:
-    told = {
+    all_events = {
         "sw_power_cap": 1.5,
         "sw_thermal_slowdown": 0.0,
         "hw_thermal_slowdown": 0.25,
@@ -217,8 +217,8 @@ def test_events_that_the_driver_did_not_tell_stay_absent_in_json_and_in_the_dige
         "ecc_uncorrected": 0,
         "foreign_processes": [],
     }
-    for chosen in range(2 ** len(told)):
-        events = {name: value for bit, (name, value) in enumerate(told.items()) if chosen >> bit & 1}
+    for chosen in range(2 ** len(all_events)):
+        events = {name: value for bit, (name, value) in enumerate(all_events.items()) if chosen >> bit & 1}
         receipt = make_receipt(PLAN, 0, "baseline", environment={"throttle": events})
         plain = as_json(receipt)
         assert plain["environment"]["throttle"] == events
@@ -231,8 +231,8 @@ ONE_NUMBER = [name for name, one in METRICS.items() if not (one.summed or one.co
 
 def _annotation(model: type[BaseModel], path: str) -> set[object]:
     name, _, rest = path.partition(".")
-    found = model.model_fields[name].annotation
-    choices = set(typing.get_args(found)) or {found}
+    annotation = model.model_fields[name].annotation
+    choices = set(typing.get_args(annotation)) or {annotation}
     if not rest:
         return choices
     (inner,) = choices - {type(None)}

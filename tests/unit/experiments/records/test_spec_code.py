@@ -42,18 +42,18 @@ def drawn(draw: random.Random) -> dict[str, Any]:
 
 def expected(values: dict[str, Any], lab: Path) -> dict[str, Any]:
     """The oracle: replace in the plain values."""
-    wanted = copy.deepcopy(values)
-    for own in (wanted["workload"], *wanted["variants"].values()):
+    replaced = copy.deepcopy(values)
+    for own in (replaced["workload"], *replaced["variants"].values()):
         if own.get("code") in FOLDERS:
             own["code"] = {"archive": pack_code(lab / own["code"]).digest}
-    return wanted
+    return replaced
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_specs_keep_all_other_values(lab: Path, seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 - a reproducible draw
     values = drawn(draw)
-    wanted = expected(values, lab)
+    replaced = expected(values, lab)
     style = draw.choice([None, True, False])
     texts = {
         YAML: yaml.safe_dump(values, default_flow_style=style, sort_keys=draw.random() < 0.5, allow_unicode=True),
@@ -61,8 +61,8 @@ def test_drawn_specs_keep_all_other_values(lab: Path, seed: int) -> None:
     }
     for kind, text in texts.items():
         packed = pack_spec(text.encode(), kind, lab)
-        assert load_values(packed.content, packed.content_type) == wanted
-        named = {code["archive"] for own in (wanted["workload"], *wanted["variants"].values())
+        assert load_values(packed.content, packed.content_type) == replaced
+        named = {code["archive"] for own in (replaced["workload"], *replaced["variants"].values())
                  if isinstance(code := own.get("code"), dict) and "archive" in code}  # fmt: skip
         assert {archive.digest for archive in packed.archives} == named
 
@@ -111,14 +111,14 @@ def history(lab: Path) -> tuple[str, str]:
     """Two commits of folder `one`, and a change that is in neither."""
     git = ("git", "-C", str(lab), "-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run([*git, "init", "-qb", "main"], check=True)
-    found = []
+    commits = []
     for text in ("print(1)", "print(2)"):
         (lab / "one/train.py").write_text(text)
         for command in (("add", "one"), ("commit", "-qm", text)):
             subprocess.run([*git, *command], check=True)
-        found.append(subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout)
+        commits.append(subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout)
     (lab / "one/train.py").write_text("print(3)")
-    return found[0].strip(), found[1].strip()
+    return commits[0].strip(), commits[1].strip()
 
 
 def tree(lab: Path, source: str) -> dict[str, str]:
@@ -210,7 +210,7 @@ def test_every_folder_that_cannot_be_packed_is_told_by_its_pointer(lab: Path) ->
     text = "workload: {command: [a], code: absent}\nvariants: {a: {code: one}, b/c: {code: sub}, d: {code: ../x}}"
     with pytest.raises(SpecError) as caught:
         pack_spec(text.encode(), YAML, lab)
-    found = {problem.pointer: problem.detail for problem in caught.value.problems}
-    assert set(found) == {"#/workload/code", "#/variants/b~1c/code", "#/variants/d/code"}
-    assert "absent' is no folder" in found["#/workload/code"]
-    assert "has no files" in found["#/variants/b~1c/code"]
+    details = {problem.pointer: problem.detail for problem in caught.value.problems}
+    assert set(details) == {"#/workload/code", "#/variants/b~1c/code", "#/variants/d/code"}
+    assert "absent' is no folder" in details["#/workload/code"]
+    assert "has no files" in details["#/variants/b~1c/code"]

@@ -61,9 +61,9 @@ def test_each_pair_has_the_paired_t_interval_of_its_rates(seed: int) -> None:
             apart.mean(),
             stats.t.ppf(0.975, len(apart) - 1) * stats.sem(apart) * max(widened[one.text], widened[other.text]),
         )
-        wanted = [100 * np.expm1(value) for value in (mean, mean - half, mean + half)]
+        expected = [100 * np.expm1(value) for value in (mean, mean - half, mean + half)]
         given = [effect.numbers["difference_pct"], interval.numbers["low_pct"], interval.numbers["high_pct"]]
-        assert np.allclose(given, wanted, rtol=1e-6, atol=1e-9)
+        assert np.allclose(given, expected, rtol=1e-6, atol=1e-9)
         assert blocks.text == str(len(apart))
 
 

@@ -67,9 +67,9 @@ def test_a_band_has_the_mean_and_the_quartiles_of_the_seeds(seeds: int, blocks: 
     assert [point.tokens for point in band] == [point.tokens for point in own[0].summary.curve]  # type: ignore[union-attr]
     others = {receipt.seed: receipt for receipt in base}
     theirs = np.array([[point.loss for point in others[seed].summary.curve] for seed in first])  # type: ignore[union-attr]
-    found = distances(own, base)
-    assert [point.mean for point in found] == pytest.approx((losses - theirs).mean(axis=0))
-    assert [point.high for point in found] == pytest.approx(np.percentile(losses - theirs, 75, axis=0))
+    gaps = distances(own, base)
+    assert [point.mean for point in gaps] == pytest.approx((losses - theirs).mean(axis=0))
+    assert [point.high for point in gaps] == pytest.approx(np.percentile(losses - theirs, 75, axis=0))
     assert all(point.mean == 0 for point in distances(base, base))
 
 

@@ -53,10 +53,10 @@ def test_every_end_is_named_and_costs_nobody_else_anything(sound: AblationView, 
             assert kept.differences_pct == known.differences_pct, "every finished trial counts"
             assert kept.blocks == BLOCKS
         elif outcomes != {None}:
-            word = next(end for end in ENDS if end in outcomes)
-            assert variant.verdict == word.value
+            outcome = next(end for end in ENDS if end in outcomes)
+            assert variant.verdict == outcome.value
             _named_everywhere(view, runs, variant.arm, variant.reason)
-            assert re.search(rf"{variant.arm} in block \d is {word}", variant.reason)
+            assert re.search(rf"{variant.arm} in block \d is {outcome}", variant.reason)
     _every_trial_says_why(view, runs, ended)
 
 
@@ -70,8 +70,8 @@ def _named_everywhere(view: AblationView, runs: list[RunContent], arm: str, reas
 
 
 def _every_trial_says_why(view: AblationView, runs: list[RunContent], ended: Ended) -> None:
-    told = [[str(cell) for cell in row] for row in evidence_tables.unmeasured_table(view).rows]
-    assert {(row[0], row[3]) for row in told} == {
+    rows = [[str(cell) for cell in row] for row in evidence_tables.unmeasured_table(view).rows]
+    assert {(row[0], row[3]) for row in rows} == {
         (arm, views.why(arm, index, end)) for (arm, index), end in ended.items()
     }
     noted = {run.tags[NOTE_TAG] for run in runs if run.tags["ablation.kind"] == "trial" and NOTE_TAG in run.tags}
@@ -105,14 +105,14 @@ def test_without_a_baseline_nothing_is_rejected_and_what_ran_is_said_to_have_run
         f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials, so there is nothing to compare; "
     )
     assert f": the baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials" in short_answer(view.verdict)
-    for found in view.verdict.variants:
-        assert found.decision is Decision.INVALID
-        said = sentence(view.verdict, found)
-        assert said.endswith(f"; {found.arm} ran.") == (found.arm not in broken)
+    for variant in view.verdict.variants:
+        assert variant.decision is Decision.INVALID
+        said = sentence(view.verdict, variant)
+        assert said.endswith(f"; {variant.arm} ran.") == (variant.arm not in broken)
         assert said.startswith(
             f"The baseline {WORDS[end]} in {BLOCKS} of {BLOCKS} trials, so there is nothing to compare; "
         )
-        assert ("no valid measurement" in said) == (found.arm in broken and found.verdict is VerdictWord.INVALID)
+        assert ("no valid measurement" in said) == (variant.arm in broken and variant.verdict is VerdictWord.INVALID)
 
 
 def test_a_variant_out_of_memory_is_rejected_beside_a_baseline_that_measured_once(sound: AblationView) -> None:
@@ -120,7 +120,7 @@ def test_a_variant_out_of_memory_is_rejected_beside_a_baseline_that_measured_onc
     ended = {(first.name, index): Outcome.OOM for index in range(BLOCKS)} | {(BASELINE, 2): Outcome.OOM}
     view = views.with_outcomes(sound, ended)
     assert view.verdict is not None
-    decisions = {found.arm: found.decision for found in view.verdict.variants}
+    decisions = {variant.arm: variant.decision for variant in view.verdict.variants}
     assert decisions.pop(first.name) is Decision.REJECT
     assert set(decisions.values()) == {Decision.INVALID}
     assert f"do not adopt {first.name}; no valid comparison of" in view.lead.lower()

@@ -71,17 +71,17 @@ def only(view: AblationView) -> VariantVerdict:
 
 
 def kernels(view: AblationView) -> StepKernels:
-    found = only(view).step_kernels
-    assert found is not None
-    return found
+    step_kernels = only(view).step_kernels
+    assert step_kernels is not None
+    return step_kernels
 
 
 @pytest.mark.parametrize("made", [command_view, recipe_view])
 def test_the_difference_of_two_tables_is_the_same_for_commands_and_recipes(made: Any) -> None:
     view = made(FUSED)
-    found = kernels(view)
-    assert (found.same, found.kernels) == (False, 4)
-    assert [(one.name, one.kind, one.change_us) for one in found.changes] == [
+    step_kernels = kernels(view)
+    assert (step_kernels.same, step_kernels.kernels) == (False, 4)
+    assert [(one.name, one.kind, one.change_us) for one in step_kernels.changes] == [
         ("cross_entropy", "only in the baseline", -120.0),
         ("liger_cross_entropy", "only in the variant", 30.0),
         ("softmax", "calls", 20.0),
@@ -148,12 +148,12 @@ def test_random_tables_lose_no_microsecond() -> None:
             for _ in range(2)
         )
         view = command_view(own, base)
-        found = kernels(view)
-        assert found.kernels == len({name for name, *_ in (*own, *base)})
-        assert len(found.changes) == min(MOST_CHANGES, found.kernels)
+        step_kernels = kernels(view)
+        assert step_kernels.kernels == len({name for name, *_ in (*own, *base)})
+        assert len(step_kernels.changes) == min(MOST_CHANGES, step_kernels.kernels)
         (text,) = [run.texts[KERNELS_FILE] for run in arm_runs(view) if KERNELS_FILE in run.texts]
         rows = list(csv.DictReader(io.StringIO(text)))
-        assert len(rows) == found.kernels
+        assert len(rows) == step_kernels.kernels
         total = sum(us for _, _, us in own) - sum(us for _, _, us in base)
         assert sum(float(row["change_us"]) for row in rows) == pytest.approx(total, abs=1e-2)
         sizes = [abs(float(row["change_us"])) for row in rows]

@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_left_out_from_the_end(view: AblationView) -> None:
     assert named(view, LONGEST, adopt, *rest) == f"{'n' * 43}\N{HORIZONTAL ELLIPSIS}: adopt -19.89 %"
 
 
-def test_every_name_is_short_and_says_word_and_effect_of_the_best(view: AblationView) -> None:
+def test_every_name_is_short_and_says_verdict_and_effect_of_the_best(view: AblationView) -> None:
     chance = random.Random(20261123)  # noqa: S311 - draws for a test
     for _ in range(300):
         variants = [drawn(chance) for _ in range(chance.randint(1, 12))]
@@ -88,10 +88,10 @@ def test_without_an_answer_the_state_is_said(state: AblationState) -> None:
     assert (len(cut), cut.endswith(f"\N{HORIZONTAL ELLIPSIS}: {state}")) == (60, True)
 
 
-def test_a_variant_says_its_word_and_effect(view: AblationView) -> None:
-    found = {layout.arm: content.variant_name(layout) for layout in layouts(view)}
-    assert found["psiv-on"] == f"psiv-on: better +2.49{SPACE}%"
-    assert found["tma"] == f"tma: {VerdictWord.REFUSED}"
+def test_a_variant_says_its_verdict_and_effect(view: AblationView) -> None:
+    names = {layout.arm: content.variant_name(layout) for layout in layouts(view)}
+    assert names["psiv-on"] == f"psiv-on: better +2.49{SPACE}%"
+    assert names["tma"] == f"tma: {VerdictWord.REFUSED}"
     long = content.variant_name(dataclasses.replace(layouts(view)[0], arm=LONGEST))
     assert (len(long), long.endswith(f"\N{HORIZONTAL ELLIPSIS}: better +2.49{SPACE}%")) == (60, True)
 

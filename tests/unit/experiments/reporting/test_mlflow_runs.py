@@ -78,27 +78,28 @@ def test_every_arm_is_one_run_with_the_numbers_of_the_verdict(view: AblationView
     assert set(arms) == {f"arm/{arm.name}" for arm in view.plan.arms}
     for variant in judged(view).variants:
         run = arms[f"arm/{variant.arm}"]
-        sent, found = metrics(run), variant.primary
+        sent, primary = metrics(run), variant.primary
         assert run.tags["ablation.verdict"] == variant.verdict
         assert (run.status == "FAILED") == (variant.verdict in {"refused", "oom"})
-        if found is None:
+        if primary is None:
             assert not OF_STATISTICS & set(sent)
             continue
         assert set(sent) >= OF_STATISTICS
-        assert (sent["effect_pct"], sent["mde_pct"], sent["blocks"]) == (found.delta_pct, found.mde_pct, found.blocks)
-        assert (sent["ci_low_pct"], sent["ci_high_pct"]) == (found.ci_low_pct, found.ci_high_pct)
+        assert (sent["effect_pct"], sent["mde_pct"]) == (primary.delta_pct, primary.mde_pct)
+        assert sent["blocks"] == primary.blocks
+        assert (sent["ci_low_pct"], sent["ci_high_pct"]) == (primary.ci_low_pct, primary.ci_high_pct)
         curve = [(point.step, point.value) for point in run.points if point.key == DIFFERENCE]
-        assert curve == [(number, pytest.approx(d)) for number, d in enumerate(found.differences_pct, start=1)]
+        assert curve == [(number, pytest.approx(d)) for number, d in enumerate(primary.differences_pct, start=1)]
 
 
 def test_the_names_of_metrics_do_not_depend_on_the_arms() -> None:
-    found = {
+    metric_names = {
         frozenset(metrics(run))
         for names in (["psiv-on"], ["psiv-on", "chunk-32"])
         for run in of_kind(list(children(some_arms(*names))), "arm").values()
         if run.tags["ablation.role"] == "variant"
     }
-    assert len(found) == 1
+    assert len(metric_names) == 1
     of_ablations = [set(metrics(parent(some_arms(*names), ""))) for names in (["psiv-on"], ["psiv-on", "chunk-32"])]
     assert of_ablations[0] == of_ablations[1], "a column of the list of ablations for each"
     assert {"effect_pct", "ci_low_pct", "blocks", "variants_adopt", "baseline_tokens_per_s"} <= of_ablations[0]
@@ -116,8 +117,8 @@ def test_the_baseline_shows_the_noise_of_its_device(view: AblationView) -> None:
     curve = [(p.step, p.value) for p in arms["arm/baseline"].points if p.key == DIFFERENCE]
     assert curve == [(n, percent(sample.difference)) for n, sample in enumerate(known.samples, start=1)]
     assert metrics(arms["arm/baseline"])["sd_pct"] == known.sd_pct
-    told = parent(dataclasses.replace(view, verdict=changed), "").tags
-    assert told["ablation.calibrations"] == known.digest
+    run_tags = parent(dataclasses.replace(view, verdict=changed), "").tags
+    assert run_tags["ablation.calibrations"] == known.digest
 
 
 def test_exact_metrics_have_their_effect_too() -> None:
@@ -134,10 +135,10 @@ def test_variants_are_sorted_by_how_much_better_they_are_whatever_their_metric(m
     view = views.view(primary=metric, num_blocks=6, timed=4)
     arms = [run for run in children(view) if run.tags.get("ablation.metric")]
     assert {run.tags["ablation.metric"] for run in arms} == {metric}
-    found = [metrics(run) for run in arms if "effect_pct" in metrics(run)]
-    assert len(found) == 2
-    assert [one["improvement_pct"] for one in found] == [sign * one["effect_pct"] for one in found]
-    assert found == sorted(found, key=lambda one: -one["improvement_pct"]), "the best is the newest"
+    sent = [metrics(run) for run in arms if "effect_pct" in metrics(run)]
+    assert len(sent) == 2
+    assert [one["improvement_pct"] for one in sent] == [sign * one["effect_pct"] for one in sent]
+    assert sent == sorted(sent, key=lambda one: -one["improvement_pct"]), "the best is the newest"
 
 
 def test_name_and_note_begin_with_the_answer(view: AblationView) -> None:

@@ -38,12 +38,12 @@ def test_a_line_has_the_numbers_of_the_samples_and_says_probably_only_if_zero_is
         outside = primary.ci_low_pct > 0 or primary.ci_high_pct < 0
         assert line.startswith(f"{variant.arm}: throughput {'is probably' if outside else 'may be higher or lower'}")
         if outside:
-            found = re.search(r"probably ([\d.,]+)\W%\s(higher|lower)\W+([\d.,]+) to ([\d.,]+)", line)
-            assert found is not None, line
-            size, low, high = (float(found[place].replace(",", "")) for place in (1, 3, 4))
+            match = re.search(r"probably ([\d.,]+)\W%\s(higher|lower)\W+([\d.,]+) to ([\d.,]+)", line)
+            assert match is not None, line
+            size, low, high = (float(match[place].replace(",", "")) for place in (1, 3, 4))
             ends = sorted(map(abs, (primary.ci_low_pct, primary.ci_high_pct)))
             assert (size, low, high) == tuple(round(one, 2) for one in (abs(primary.delta_pct), *ends))
-            assert found[2] == ("higher" if primary.delta_pct > 0 else "lower")
+            assert match[2] == ("higher" if primary.delta_pct > 0 else "lower")
         if blocks < 8:
             assert f"not publishable: {blocks} of 8 planned blocks counted" in line
     last = [line for line in lines if line.startswith("Continue: ")]

@@ -49,8 +49,8 @@ class Panel:
 
     def paths(self, style: str, axis: str = "y") -> list[list[float]]:
         """Return the values at the corners of every path in this style."""
-        found = [path.get("d", "") for path in self.element.iter("path") if style in path.get("style", "")]
-        return [[self.value(axis, float(xy["xy".index(axis)])) for xy in POINT.findall(path)] for path in found]
+        lines = [path.get("d", "") for path in self.element.iter("path") if style in path.get("style", "")]
+        return [[self.value(axis, float(xy["xy".index(axis)])) for xy in POINT.findall(path)] for path in lines]
 
     @property
     def line(self) -> float:
@@ -82,8 +82,8 @@ def comparisons(view: AblationView) -> list[Comparison]:
     assert view.verdict is not None
     assert view.answer is not None
     judged = {variant.arm: variant.primary for variant in view.verdict.variants}
-    found = [judged[variant.arm] for variant in view.answer.variants]
-    return [primary for primary in found if primary is not None]
+    primaries = [judged[variant.arm] for variant in view.answer.variants]
+    return [primary for primary in primaries if primary is not None]
 
 
 @pytest.mark.parametrize("primary", ["tokens_per_s", "step_s"])
@@ -96,9 +96,9 @@ def test_differences_are_drawn_in_the_percents_of_the_verdict(seed: int, primary
         for i, (name, speed) in enumerate(speeds.items())
     }
     view = views.cpu_view(arms=arms, noise=0.08, primary=primary)
-    drawn, found = difference_panels(view), comparisons(view)
-    assert len(found) == 2
-    for panel, comparison in zip(drawn, found, strict=False):
+    drawn, judged = difference_panels(view), comparisons(view)
+    assert len(judged) == 2
+    for panel, comparison in zip(drawn, judged, strict=False):
         started = {block: i for i, block in enumerate(dict.fromkeys(r.ids.block_index for r in view.receipts))}
         in_time = sorted(range(comparison.blocks), key=lambda block: started[block])
         assert panel.markers("y") == pytest.approx([comparison.differences_pct[block] for block in in_time], abs=1e-3)
@@ -112,9 +112,9 @@ def test_differences_of_an_unfinished_ablation_have_the_same_unit() -> None:
     whole = views.cpu_view(
         arms={"baseline": views.Effect(), "slow": views.Effect(gates={"chunk_size": 32}, speed_pct=-30)}
     )
-    (found,) = comparisons(whole)
+    (comparison,) = comparisons(whole)
     (panel, _load) = difference_panels(views.first_blocks(whole, 4))
-    assert panel.markers("y") == pytest.approx(found.differences_pct[:4], abs=1e-3)
+    assert panel.markers("y") == pytest.approx(comparison.differences_pct[:4], abs=1e-3)
 
 
 def forest_panel(view: AblationView) -> Panel:
@@ -125,9 +125,9 @@ def forest_panel(view: AblationView) -> Panel:
 
 def test_forest_draws_effect_and_intervals_where_the_verdict_has_them() -> None:
     view = views.view()
-    panel, found = forest_panel(view), comparisons(view)
-    assert panel.markers("x") == pytest.approx(sorted(one.delta_pct for one in found), abs=1e-3)
-    for i, one in enumerate(found, 1):
+    panel, judged = forest_panel(view), comparisons(view)
+    assert panel.markers("x") == pytest.approx(sorted(one.delta_pct for one in judged), abs=1e-3)
+    for i, one in enumerate(judged, 1):
         wide, narrow = panel.paths(f"fill: none; stroke: var(--arm-{i})", "x")
         assert wide == pytest.approx([one.ci_low_pct, one.ci_high_pct], abs=1e-3)
         assert narrow == pytest.approx([one.tost_low_pct, one.tost_high_pct], abs=1e-3)

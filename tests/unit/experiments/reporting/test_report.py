@@ -121,10 +121,10 @@ def test_render_answers_first_and_shows_every_number() -> None:
     text = Reader(report.render(view)).text
     text = text[text.index("Ablation report") :].replace("\N{NO-BREAK SPACE}", " ")
     assert "Adopt psiv-on; do not adopt chunk-32 and psiv-chunk-64; no valid comparison of tma." in text
-    found = view.verdict.variants[0].primary
-    assert found is not None
-    assert f"+{found.delta_pct:.2f} %" in text
-    assert f"+{found.ci_low_pct:.2f} to +{found.ci_high_pct:.2f} %" in text
+    primary = view.verdict.variants[0].primary
+    assert primary is not None
+    assert f"+{primary.delta_pct:.2f} %" in text
+    assert f"+{primary.ci_low_pct:.2f} to +{primary.ci_high_pct:.2f} %" in text
     assert view.answer is not None
     assert all(
         variant.sentence.replace(wording.SPACE, " ") in text.replace(wording.SPACE, " ")
@@ -163,14 +163,14 @@ def test_kernels_table_leaves_out_what_has_the_machine_code_of_the_baseline() ->
     assert all([row[1] for row in rows if row[0] == name] == ["mimo_fwd_inter"] for name in names[1:])
 
 
-@pytest.mark.parametrize("word", VerdictWord)
-def test_render_says_every_verdict_word_with_a_sign(undrawn: None, word: VerdictWord) -> None:
+@pytest.mark.parametrize("verdict", VerdictWord)
+def test_render_says_every_verdict_with_a_sign(undrawn: None, verdict: VerdictWord) -> None:
     view = views.cpu_view()
     assert view.verdict is not None
-    variant = view.verdict.variants[0].model_copy(update={"verdict": word, "measured": word})
+    variant = view.verdict.variants[0].model_copy(update={"verdict": verdict, "measured": verdict})
     judged = view.verdict.model_copy(update={"variants": (variant,)})
     text = Reader(report.render(dataclasses.replace(view, verdict=judged))).text
-    assert re.search(rf"\S\s*{word.value}\b", text)
+    assert re.search(rf"\S\s*{verdict.value}\b", text)
 
 
 def test_render_explains_a_capped_verdict() -> None:

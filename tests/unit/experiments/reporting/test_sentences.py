@@ -52,14 +52,14 @@ def verdict(known: Circumstances | None = None, **changes: Any) -> Verdict:
     )
 
 
-def said(found: Verdict) -> str:
-    (variant,) = found.variants
-    return sentences.sentence(found, variant).replace("\N{NO-BREAK SPACE}", " ")
+def said(judged: Verdict) -> str:
+    (variant,) = judged.variants
+    return sentences.sentence(judged, variant).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def remarks(found: Verdict) -> str:
-    (variant,) = found.variants
-    return " ".join(sentences.remarks(found, variant)).replace("\N{NO-BREAK SPACE}", " ")
+def remarks(judged: Verdict) -> str:
+    (variant,) = judged.variants
+    return " ".join(sentences.remarks(judged, variant)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_better_says_whether_the_interval_clears_the_margin() -> None:
@@ -143,22 +143,22 @@ def test_where_admission_is_lacking_the_command_comes_before_a_number_of_blocks_
     few, command = "5 A/A blocks are known for this device; 20 admit it", "ablate aa cpu --like abl_1"
     known = Circumstances(admission=Admission(refused_because=few, mended_by=command))
     more = {"blocks_needed": 800, "chances": {800: 0.815}, "device_minutes_needed": 43.0}
-    found = verdict(known, **OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.NOT_PROVED, **more)
-    first, second, *_ = sentences.remarks(found, found.variants[0])
+    judged = verdict(known, **OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.NOT_PROVED, **more)
+    first, second, *_ = sentences.remarks(judged, judged.variants[0])
     assert first == f"To calibrate: {command}."
     assert second.startswith("Once the device is calibrated, another ablation of 800 blocks would answer with a chance")
     header = f"uncalibrated: {few}; to calibrate: {command}"
-    assert lay_out(found).caveat == header
-    assert header in verdict_markdown(found)
+    assert lay_out(judged).caveat == header
+    assert header in verdict_markdown(judged)
 
 
-def test_the_word_names_its_cause_beside_what_the_samples_say() -> None:
-    def word(**changes: Any) -> str:
+def test_the_verdict_names_its_cause_beside_what_the_samples_say() -> None:
+    def text(**changes: Any) -> str:
         return str(lay_out(verdict(**changes)).variants[0].word)
 
-    assert word(**OPEN, cause=Cause.UNCALIBRATED) == "? inconclusive (uncalibrated; samples say better)"
-    assert word(**OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.STALLS) == "? inconclusive (stalls differ)"
-    assert word() == "\N{BLACK UP-POINTING TRIANGLE} better"
+    assert text(**OPEN, cause=Cause.UNCALIBRATED) == "? inconclusive (uncalibrated; samples say better)"
+    assert text(**OPEN | {"measured": VerdictWord.INCONCLUSIVE}, cause=Cause.STALLS) == "? inconclusive (stalls differ)"
+    assert text() == "\N{BLACK UP-POINTING TRIANGLE} better"
 
 
 def test_intervals_are_named_by_their_own_confidence() -> None:

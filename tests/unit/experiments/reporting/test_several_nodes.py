@@ -23,11 +23,11 @@ ARMS = {"baseline": views.Effect(), "psiv-on": views.Effect(gates={"psiv_cache":
 
 def rates(view: AblationView, arm: str) -> dict[str, list[float]]:
     """Return the throughput of every trial of an arm by node, from the receipts themselves."""
-    found = defaultdict(list)
+    by_node = defaultdict(list)
     for receipt in view.receipts:
         if receipt.arm == arm and receipt.summary is not None:
-            found[receipt.environment.node_name].append(receipt.summary.tokens_per_s)
-    return found
+            by_node[receipt.environment.node_name].append(receipt.summary.tokens_per_s)
+    return by_node
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -42,8 +42,8 @@ def test_throughput_of_several_nodes_is_told_by_node_or_marked(seed: int) -> Non
     lines = {"baseline": screen.baseline} | {line.variant.arm: line.absolute for line in screen.lines}
     for arm, line in lines.items():
         by_node = {node: math.fsum(own) / len(own) for node, own in rates(view, arm).items()}
-        told = [f"{wording.number(rate, 4)} on {node}" in line for node, rate in by_node.items()]
-        assert told == [len(nodes) <= MOST_NODES] * len(nodes)
+        named = [f"{wording.number(rate, 4)} on {node}" in line for node, rate in by_node.items()]
+        assert named == [len(nodes) <= MOST_NODES] * len(nodes)
         assert (f"mean over {len(nodes)} nodes" in line) == (len(nodes) > MOST_NODES)
     counts = [f"{len(own)} on {node}" for node, own in rates(view, "baseline").items()]
     texts = (answer.heading, verdict_markdown(verdict), " ".join(screen.warnings))
@@ -71,9 +71,9 @@ def test_two_machines_of_unequal_speed_are_no_drift() -> None:
     alone = views.view(
         arms=ARMS, num_blocks=40, node_class="cpu", timed=4, noise=1e-4, nodes={"fast": 1.7, "slow": 0.5}
     )
-    told = [[line for line in (first_screen(one).warnings) if "drifted by" in line] for one in (view, alone)]  # type: ignore[union-attr]
-    assert told[0] == []
-    assert len(told[1]) == 1
-    moved = float(told[1][0].split(" by \N{MINUS SIGN}")[1].split("\N{NO-BREAK SPACE}")[0])
+    drifts = [[line for line in (first_screen(one).warnings) if "drifted by" in line] for one in (view, alone)]  # type: ignore[union-attr]
+    assert drifts[0] == []
+    assert len(drifts[1]) == 1
+    moved = float(drifts[1][0].split(" by \N{MINUS SIGN}")[1].split("\N{NO-BREAK SPACE}")[0])
     assert 2.0 < moved < 2.6, "0.06 % from block to block, 38 blocks apart"
-    assert told[1][0].endswith("to the last on fast; the arms of a block share the drift.")
+    assert drifts[1][0].endswith("to the last on fast; the arms of a block share the drift.")

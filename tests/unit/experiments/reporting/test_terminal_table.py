@@ -64,8 +64,8 @@ def test_random_tables_keep_every_name_and_every_word(seed: int) -> None:
         assert [name for name in whole if name not in words] == [], width
         assert [row[2] for row in rows if row[2] not in words] == []
         assert [word for row in rows for text in row[3:5] for word in text.split() if word not in words] == []
-        told = [word for word in words if word.startswith("abl_")]
-        assert [[row[1] for row in rows if row[1].startswith(one)] for one in told] == [[row[1]] for row in rows]
+        shown_ids = [word for word in words if word.startswith("abl_")]
+        assert [[row[1] for row in rows if row[1].startswith(one)] for one in shown_ids] == [[row[1]] for row in rows]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -93,11 +93,11 @@ def test_unique_prefixes_are_the_shortest_that_tell_ids_apart(seed: int) -> None
 
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_a_verdict_says_its_answer_in_one_line_at_80_columns(calibrated: bool) -> None:
-    found = (views.view() if calibrated else views.cpu_view()).verdict
-    assert found is not None
+    verdict = (views.view() if calibrated else views.cpu_view()).verdict
+    assert verdict is not None
     for width in (80, 100, 140):
-        lines = shown(verdict_tables.verdict(found), width)
-        for variant in found.variants:
+        lines = shown(verdict_tables.verdict(verdict), width)
+        for variant in verdict.variants:
             line = next(line for line in lines if line.startswith(f"{variant.arm} "))
             assert variant.decision in line
             if variant.primary is not None:

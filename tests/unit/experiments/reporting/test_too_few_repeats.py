@@ -77,16 +77,16 @@ def test_a_spent_budget_is_named_wherever_the_answer_is_shown() -> None:
     plan = make_plan(spec)
     receipts = [make_receipt(plan, 0, arm, peak_bytes=GIB) for arm in ARMS]
     assert budget_spent(0.47, 0.2) == SPENT
-    found = judge(plan, spec, receipts, Circumstances(not_run=SPENT))
-    (variant,) = found.variants
+    verdict = judge(plan, spec, receipts, Circumstances(not_run=SPENT))
+    (variant,) = verdict.variants
     why = f"1 of 8 planned blocks counted: {SPENT}"
     assert (variant.verdict, variant.reason) == (VerdictWord.INCONCLUSIVE, f"blocks are missing: {why}")
-    assert lay_out(found).variants[0].interval.text == "none"
-    view = view_of(spec, plan, found)
-    for text in (*texts(found), report.render(view)):
+    assert lay_out(verdict).variants[0].interval.text == "none"
+    view = view_of(spec, plan, verdict)
+    for text in (*texts(verdict), report.render(view)):
         assert why in text
         assert not DIFFERS.search(text)
-    assert short_answer(found) == f"{VARIANT} inconclusive: {why}"
+    assert short_answer(verdict) == f"{VARIANT} inconclusive: {why}"
     assert forest(view) is None, "there is no value to draw, and no repeat to speak of"
 
 
@@ -102,10 +102,10 @@ def test_blocks_that_broke_are_named_as_what_is_missing() -> None:
         message="nobody has heard of its worker",
         node="cpu-1",
     )
-    found = judge(plan, spec, receipts, Circumstances(attempts=(lost,)))
+    verdict = judge(plan, spec, receipts, Circumstances(attempts=(lost,)))
     why = "3 of 4 planned blocks counted: block 4 broke (infra_node: nobody has heard of its worker)"
-    assert all(why in text and not DIFFERS.search(text) for text in texts(found))
-    assert lay_out(found).variants[0].interval.text == "not of every seed"
+    assert all(why in text and not DIFFERS.search(text) for text in texts(verdict))
+    assert lay_out(verdict).variants[0].interval.text == "not of every seed"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -121,12 +121,12 @@ def test_repeats_are_said_to_differ_exactly_where_two_valid_ones_do(seed: int) -
         ran = [block for block in plan.blocks if rng.random() < share]
         receipts = [make_receipt(plan, block, arm, **_trial(rng, noise)) for block in ran for arm in ARMS]
         known = Circumstances(not_run=rng.choice((None, SPENT)))
-        found = judge(plan, spec, receipts, known)
-        (variant,) = found.variants
+        verdict = judge(plan, spec, receipts, known)
+        (variant,) = verdict.variants
         really = _differing(plan, receipts)
-        said = {bool(DIFFERS.search(text)) for text in texts(found)}
+        said = {bool(DIFFERS.search(text)) for text in texts(verdict)}
         assert said <= {False} or really, (variant.reason, said)
-        cell = lay_out(found).variants[0].interval.text
+        cell = lay_out(verdict).variants[0].interval.text
         assert (cell == "differ") is (variant.exact is not None and really)
         if variant.exact is not None and really:
             assert "gave" in variant.reason
@@ -141,8 +141,8 @@ def test_repeats_are_said_to_differ_exactly_where_two_valid_ones_do(seed: int) -
 def _trial(rng: random.Random, noise: float) -> Mapping[str, Any]:
     bad = rng.random() < 0.02
     outcome = rng.choice([Outcome.INVALID, Outcome.OOM, Outcome.TIMEOUT, Outcome.FAILED]) if bad else Outcome.MEASURED
-    told = {"outcome": outcome, "message": "it ended"} if bad else {}
-    return {**told, "peak_bytes": GIB + 2 * (rng.random() < noise)}
+    ending = {"outcome": outcome, "message": "it ended"} if bad else {}
+    return {**ending, "peak_bytes": GIB + 2 * (rng.random() < noise)}
 
 
 def _differing(plan: Plan, receipts: Sequence[Receipt]) -> bool:
@@ -151,4 +151,4 @@ def _differing(plan: Plan, receipts: Sequence[Receipt]) -> bool:
         if receipt.outcome is Outcome.MEASURED and receipt.memory is not None:
             place = receipt.arm, plan.blocks[receipt.ids.block_index].seed
             values.setdefault(place, set()).add(receipt.memory.peak_allocated_bytes)
-    return any(len(found) > 1 for found in values.values())
+    return any(len(sizes) > 1 for sizes in values.values())

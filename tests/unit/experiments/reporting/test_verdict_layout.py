@@ -121,11 +121,11 @@ def test_page_shows_every_table_of_the_verdict_cell_by_cell(
 ) -> None:
     monkeypatch.setattr(registry, "DRAWN", ())
     page = report.render(view)
-    found = re.findall(r"<h3 id=\"verdict-table-\d+\">(.*?)</h3>.*?<table>(.*?)</table>", page, flags=re.DOTALL)
+    tables = re.findall(r"<h3 id=\"verdict-table-\d+\">(.*?)</h3>.*?<table>(.*?)</table>", page, flags=re.DOTALL)
     shown = {
         title: [[plain(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.DOTALL)]
                 for line in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
-        for title, table in found
+        for title, table in tables
     }  # fmt: skip
     expected = {
         table.title: [[cell.replace(SPACE, " ") for cell in line] for line in lines_of(table)]
@@ -169,13 +169,13 @@ def test_texts_round_the_numbers_behind_them(layout: VerdictLayout) -> None:
     for variant in layout.variants:
         for cell in (variant.effect, variant.interval, variant.mde):
             read = [
-                float(found.replace("\N{MINUS SIGN}", "-").replace(",", ""))
-                for found in re.findall(r"[+\N{MINUS SIGN}]?[\d,]+\.\d+", cell.text)
+                float(number.replace("\N{MINUS SIGN}", "-").replace(",", ""))
+                for number in re.findall(r"[+\N{MINUS SIGN}]?[\d,]+\.\d+", cell.text)
             ]
             assert read == pytest.approx(list(cell.numbers.values()), abs=0.005001)
 
 
-def test_the_short_answer_is_the_most_important_variants_word_and_effect(
+def test_the_short_answer_is_the_most_important_variants_verdict_and_effect(
     verdict: Verdict, layout: VerdictLayout
 ) -> None:
     judged = {variant.arm: variant for variant in verdict.variants}
@@ -225,7 +225,7 @@ def test_an_effect_is_written_alike_wherever_it_is_shown(view: AblationView, lay
 
 def test_every_medium_has_the_largest_improvement_first(verdict: Verdict, layout: VerdictLayout) -> None:
     known = {variant.arm: variant for variant in verdict.variants}
-    gains = [gain_pct(found) for one in layout.variants if (found := known[one.arm].primary) is not None]
+    gains = [gain_pct(primary) for one in layout.variants if (primary := known[one.arm].primary) is not None]
     assert gains == sorted(gains, reverse=True)
     arms = [one.arm for one in layout.variants]
     assert sorted(arms) == sorted(known)
@@ -237,54 +237,54 @@ def test_every_medium_has_the_largest_improvement_first(verdict: Verdict, layout
     assert said == [f"[bold]{arm}" for arm in arms]
 
 
-def test_every_word_has_its_sign_and_tone() -> None:
+def test_every_verdict_has_its_sign_and_tone() -> None:
     assert set(WORDS) == set(VerdictWord)
     assert len({sign for sign, _ in WORDS.values()}) == len(VerdictWord)
     assert {tone for _, tone in WORDS.values()} == set(Tone)
 
 
 def test_lead_says_the_decision_on_every_variant() -> None:
-    found = views.view().verdict
-    assert found is not None
-    variants = found.variants
+    verdict = views.view().verdict
+    assert verdict is not None
+    variants = verdict.variants
     for decision in Decision:
         changed = tuple(v.model_copy(update={"decision": decision, "verdict": VerdictWord.SAME}) for v in variants)
-        lead = lay_out(found.model_copy(update={"variants": changed})).lead
+        lead = lay_out(verdict.model_copy(update={"variants": changed})).lead
         assert "psiv-on, chunk-32, tma and psiv-chunk-64" in lead
         assert lead[0].isupper()
 
 
 def test_lead_does_not_read_as_if_a_stopped_arm_had_been_measured_as_bad() -> None:
-    found = views.cpu_view().verdict
-    assert found is not None
+    verdict = views.cpu_view().verdict
+    assert verdict is not None
     for word in (VerdictWord.TIMEOUT, VerdictWord.FAILED):
-        stopped = found.variants[0].model_copy(
+        stopped = verdict.variants[0].model_copy(
             update={"arm": "rows-64", "verdict": word, "measured": word, "decision": Decision.REJECT}
         )
-        good = found.variants[0].model_copy(update={"verdict": VerdictWord.BETTER, "decision": Decision.ADOPT})
+        good = verdict.variants[0].model_copy(update={"verdict": VerdictWord.BETTER, "decision": Decision.ADOPT})
         said = lead([stopped, good])
         assert said == f"Adopt psiv-on; rows-64: no answer ({word})."
 
 
-def test_invalid_arms_are_not_told_that_their_words_are_capped_for_want_of_a_baseline() -> None:
-    found = views.cpu_view().verdict
-    assert found is not None
+def test_invalid_arms_are_not_told_that_their_verdicts_are_capped_for_want_of_a_baseline() -> None:
+    verdict = views.cpu_view().verdict
+    assert verdict is not None
     admission = Admission(refused_because="no baseline was measured", mended_by="ablate aa cpu")
-    known = found.circumstances.model_copy(update={"admission": admission})
-    for word, told in ((VerdictWord.INVALID, False), (VerdictWord.INCONCLUSIVE, True)):
-        variants = tuple(v.model_copy(update={"verdict": word, "measured": word}) for v in found.variants)
-        judged = found.model_copy(update={"variants": variants, "circumstances": known})
+    known = verdict.circumstances.model_copy(update={"admission": admission})
+    for word, is_said in ((VerdictWord.INVALID, False), (VerdictWord.INCONCLUSIVE, True)):
+        variants = tuple(v.model_copy(update={"verdict": word, "measured": word}) for v in verdict.variants)
+        judged = verdict.model_copy(update={"variants": variants, "circumstances": known})
         view = dataclasses.replace(views.cpu_view(), verdict=judged)
         screen = first_screen(view)
         assert screen is not None
         for text in (terminal(judged), pull_request_markdown(judged), " ".join(screen.warnings)):
-            assert ("no baseline was measured" in text) == told
+            assert ("no baseline was measured" in text) == is_said
 
 
 def test_loss_of_a_variant_without_statistics_is_neither_passed_nor_not_asked() -> None:
-    found = views.view().verdict
-    assert found is not None
-    losses = {variant.arm: str(variant.loss) for variant in lay_out(found).variants}
+    verdict = views.view().verdict
+    assert verdict is not None
+    losses = {variant.arm: str(variant.loss) for variant in lay_out(verdict).variants}
     assert losses == {"psiv-on": "ok", "chunk-32": "ok", "tma": "\N{EN DASH}", "psiv-chunk-64": "\N{EN DASH}"}
     free = judge(make_plan(), make_spec(), make_receipts(make_plan()), CALIBRATED)
     assert {str(variant.loss) for variant in lay_out(free).variants} == {"not asked"}
@@ -298,8 +298,8 @@ def test_a_failed_requirement_is_said_in_the_table_and_in_the_explanation() -> N
         for block in plan.blocks
         for arm in block.order
     ]
-    found = judge(plan, spec, receipts, CALIBRATED)
-    first = lay_out(found).variants[0]
+    verdict = judge(plan, spec, receipts, CALIBRATED)
+    first = lay_out(verdict).variants[0]
     assert (str(first.loss), first.loss.tone) == ("FAILED: loss_val", Tone.BAD)
     assert [str(cell) for cell in first.requirements[0][:3]] == ["loss_val", "max_delta 0.1 nats", "FAILED"]
 
@@ -358,9 +358,9 @@ def test_speeds_beside_an_answer_on_memory_are_marked_and_say_what_others_took(l
     assert verdict is not None
     for said in (screen.baseline, *(line.absolute for line in screen.lines)):
         assert re.match(r"[\d,.]+ tokens/s \(not judged\), ", said)
-    (told,) = [warning for warning in screen.warnings if "judged" in warning]
-    assert told.startswith("Speeds are not judged: peak allocated memory decides")
-    assert (f"took up to 85.6{SPACE}% of the CPU time" in told) == (load > 0.5)
+    (note,) = [warning for warning in screen.warnings if "judged" in warning]
+    assert note.startswith("Speeds are not judged: peak allocated memory decides")
+    assert (f"took up to 85.6{SPACE}% of the CPU time" in note) == (load > 0.5)
     for text in (terminal(verdict), verdict_markdown(verdict), report.render(view)):
         assert "peeds are not judged" in text
     timed = first_screen(views.view())

@@ -84,8 +84,8 @@ def test_the_filter_refuses_what_it_says_and_nothing_else(data: st.DataObject, m
     arguments = tuple(data.draw(st.lists(ARGUMENT, min_size=6, max_size=6)))
     values = _MACHINES[machine]
     program = _assembled(_filter(values, sockets=sockets))
-    wanted = expected(machine, number, arguments, sockets=sockets)
-    assert answer(program, number, values.architecture, arguments) == wanted
+    action = expected(machine, number, arguments, sockets=sockets)
+    assert answer(program, number, values.architecture, arguments) == action
     assert answer(program, number, values.architecture ^ 1, arguments) == REFUSED, "of another kind of processor"
     assert answer(program, number | 0x40000000, values.architecture, arguments) == REFUSED, "by another convention"
 

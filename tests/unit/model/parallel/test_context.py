@@ -117,8 +117,8 @@ def plain_attention(q_BSHE, k, v, edges, _softcap=0.0):
     """The contract of a varlen kernel, document by document: the last query sees all keys of its document."""
     outs, tensors = [], [t.flatten(0, -3) for t in (q_BSHE, k, v)]
     for document in range(len(edges.of_queries) - 1):
-        mine, theirs = (slice(*e[document : document + 2].tolist()) for e in edges[:2])
-        q, k, v = (t[place] for t, place in zip(tensors, (mine, theirs, theirs), strict=True))
+        queries, keys = (slice(*e[document : document + 2].tolist()) for e in edges[:2])
+        q, k, v = (t[place] for t, place in zip(tensors, (queries, keys, keys), strict=True))
         scores = torch.einsum("qhe,khe->hqk", q, k) * q.shape[-1] ** -0.5
         later = torch.ones_like(scores[0], dtype=torch.bool).triu(1 + len(k) - len(q))
         outs.append(torch.einsum("hqk,khe->qhe", scores.masked_fill(later, -torch.inf).softmax(2), v))
@@ -157,8 +157,8 @@ def _compare(ranks, draw):
     vocabulary = ranks.tensor if ranks.tensor.size > 1 else None
     own = [Batch(*(part[_share(ranks.data, rows)] for part in batch)) for batch in batches]
     parts = [
-        hidden_and_loss(model, row_piece(mine, ranks.context), batch.valid.sum(), vocabulary)
-        for mine, batch in zip(own, batches, strict=True)
+        hidden_and_loss(model, row_piece(piece, ranks.context), batch.valid.sum(), vocabulary)
+        for piece, batch in zip(own, batches, strict=True)
     ]
     (parts[0][1] + 2 * parts[1][1]).backward()
     errors = {}

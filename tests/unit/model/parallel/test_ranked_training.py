@@ -90,8 +90,8 @@ def test_ranks_train_as_one_process_does(seed: int, home: Path, dataset: Dataset
     first, _reported = results[0]
     assert [(step.index, step.phase) for step in first.steps] == [(step.index, step.phase) for step in alone.steps]
     for field in ("loss", "grad_norm"):
-        mine, theirs = ([getattr(step, field) for step in one.steps] for one in (first, alone))
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=TOLERANCE)
+        ranked, plain = ([getattr(step, field) for step in one.steps] for one in (first, alone))
+        np.testing.assert_allclose(ranked, plain, rtol=0, atol=TOLERANCE)
     assert (first.loss_val is None) == (config.steps.val_rows == 0)
     if first.loss_val is not None and alone.loss_val is not None:
         assert first.loss_val == pytest.approx(alone.loss_val, abs=TOLERANCE)

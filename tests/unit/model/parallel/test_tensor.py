@@ -252,9 +252,9 @@ def errors_of(mesh: MeshConfig, groups: int) -> dict[str, float]:
         fully_shard(block, mesh=ranks.rows_mesh)
     root = ModelAndLoss(config, model, ranks)
     fully_shard(root, mesh=ranks.rows_mesh)
-    mine = Batch(*(ranks.context.part(ranks.data.part(part, 0), 1) for part in batch))
+    piece = Batch(*(ranks.context.part(ranks.data.part(part, 0), 1) for part in batch))
     (
-        root(mine) * (mine.valid.sum().double() / batch.valid.sum() * ranks.rows.size)
+        root(piece) * (piece.valid.sum().double() / batch.valid.sum() * ranks.rows.size)
     ).backward()  # FSDP divides by the size
     gradients = {name: parameter.grad for name, parameter in whole.named_parameters() if parameter.grad is not None}
     expected = share(config, gradients, ranks.tensor.index)
@@ -385,25 +385,25 @@ FLOAT32_SUM = 1e-6
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_forward_loss_norm_and_every_gradient_equal_one_device(tensor: int) -> None:
     for config, whole, ranks in exact(tensor):
-        for rank, mine in enumerate(ranks):
-            assert {mine.hidden.dtype, *(gradient.dtype for gradient in mine.gradients.values())} == {torch.float64}
-            assert error(mine.hidden, whole.hidden) < EXACT, config
-            assert error(mine.loss, whole.loss) < (EXACT if config.loss == "dense" else FLOAT32_SUM), config
-            assert error(mine.norm, whole.norm) < EXACT, config
+        for rank, result in enumerate(ranks):
+            assert {result.hidden.dtype, *(gradient.dtype for gradient in result.gradients.values())} == {torch.float64}
+            assert error(result.hidden, whole.hidden) < EXACT, config
+            assert error(result.loss, whole.loss) < (EXACT if config.loss == "dense" else FLOAT32_SUM), config
+            assert error(result.norm, whole.norm) < EXACT, config
             expected = share(config, whole.gradients, rank)
-            assert mine.gradients.keys() == expected.keys()
-            wrong = {name: error(mine.gradients[name], expected[name]) for name in expected}
+            assert result.gradients.keys() == expected.keys()
+            wrong = {name: error(result.gradients[name], expected[name]) for name in expected}
             assert {name: size for name, size in wrong.items() if not size < EXACT} == {}, config
 
 
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_several_steps_of_the_optimiser_equal_one_device(tensor: int) -> None:
     for config, whole, ranks in itertools.islice(exact(tensor), TRAINED):
-        for rank, mine in enumerate(ranks):
-            assert len(mine.losses) == STEPS + 1
-            assert mine.losses == pytest.approx(whole.losses, rel=FLOAT32_SUM)
+        for rank, result in enumerate(ranks):
+            assert len(result.losses) == STEPS + 1
+            assert result.losses == pytest.approx(whole.losses, rel=FLOAT32_SUM)
             expected = share(config, whole.trained, rank)
-            wrong = {name: error(mine.trained[name], expected[name]) for name in expected}
+            wrong = {name: error(result.trained[name], expected[name]) for name in expected}
             assert {name: size for name, size in wrong.items() if not size < 1e-8} == {}, config
 
 

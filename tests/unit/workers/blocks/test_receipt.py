@@ -55,8 +55,8 @@ def test_validations_of_a_schedule_are_kept_unless_one_is_no_number(loss: float,
         workload__steps={"warmup": 1, "warmup_s": 0, "timed": 4, "val_rows": 2, "val_every": 2},
     )
     steps = steps_of(block)
-    told = make_validations(block.trials[0].config, steps, [loss, 7.5])
-    receipt = left_behind(block, node, tmp_path, steps=steps, validations=told).receipt()
+    validations = make_validations(block.trials[0].config, steps, [loss, 7.5])
+    receipt = left_behind(block, node, tmp_path, steps=steps, validations=validations).receipt()
     if math.isfinite(loss):
         assert receipt.summary is not None
         assert receipt.summary.curve is not None

@@ -28,10 +28,10 @@ def test_find_devices_of_two_classes_in_one_machine_is_neither(tmp_path: Path, m
     names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
     lines = [f"{index}, {name}, {index}, 81559, 0, 580.159.04, GPU-{index}\n" for index, name in enumerate(names)]
     put_gpus(tmp_path, monkeypatch, "".join(lines))
-    found = find_devices()
-    assert found.node_class is NODE_CLASSES["cpu"]
+    devices = find_devices()
+    assert devices.node_class is NODE_CLASSES["cpu"]
     said = f"devices '{names[0]}' and '{names[1]}' have no common node class (known: h200, h100); registered as cpu"
-    assert found.lacks == (said,)
+    assert devices.lacks == (said,)
     for name in ("h200", "h100"):
         with pytest.raises(DeviceMissing, match=f"its probe found {', '.join(names)}"):
             find_devices(name)
@@ -42,19 +42,19 @@ def test_find_devices_unknown_gpu_is_cpu_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     put_gpus(tmp_path, monkeypatch, f"0, {name}, 1, 15360, 0, 550.1, GPU-1\n")
-    found = find_devices()
-    assert found.node_class is NODE_CLASSES["cpu"]
-    assert found.lacks == (f"device '{name}' has no node class (known: h200, h100); registered as cpu",)
-    assert found.first.name != name
+    devices = find_devices()
+    assert devices.node_class is NODE_CLASSES["cpu"]
+    assert devices.lacks == (f"device '{name}' has no node class (known: h200, h100); registered as cpu",)
+    assert devices.first.name != name
 
 
 def test_find_devices_cpu_asked_for_on_a_gpu_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_gpus(tmp_path, monkeypatch)
-    found = find_devices("cpu")
-    assert found.node_class is NODE_CLASSES["cpu"]
-    assert found.first.name
-    assert found.first.memory_bytes > 2**30
-    assert found.probe.memory_used() == {}
+    devices = find_devices("cpu")
+    assert devices.node_class is NODE_CLASSES["cpu"]
+    assert devices.first.name
+    assert devices.first.memory_bytes > 2**30
+    assert devices.probe.memory_used() == {}
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_find_devices_xla_on_the_host_only_where_it_is_asked_for_and_installed(m
         find_devices("xla-cpu")
     monkeypatch.setattr(inventory, "find_spec", lambda _: object())
     assert find_devices().node_class is NODE_CLASSES["cpu"]
-    found = find_devices("xla-cpu")
-    assert found.node_class is NODE_CLASSES["xla-cpu"]
-    assert found.node_class.on_host
-    assert found.first.memory_bytes > 2**30
+    devices = find_devices("xla-cpu")
+    assert devices.node_class is NODE_CLASSES["xla-cpu"]
+    assert devices.node_class.on_host
+    assert devices.first.memory_bytes > 2**30
 
 
 def test_every_node_class_names_a_probe_that_exists_and_can_be_told_from_its_neighbours() -> None:
@@ -110,12 +110,12 @@ def test_locks_are_the_cores_of_a_host_and_the_devices_of_a_driver(
 
 
 def test_locks_of_another_set_are_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = find_devices("cpu")
+    devices = find_devices("cpu")
     names = []
     for value in ("", "machine", "home", "of-a-test"):
         monkeypatch.setenv("ABLATE_DEVICE_LOCKS", value)
-        names.append(found.locks("worker"))
+        names.append(devices.locks("worker"))
     monkeypatch.setenv("ABLATE_DEVICE_LOCKS", "home")
     monkeypatch.setenv("ABLATE_HOME", str(tmp_path))
     assert names[0] == names[1]
-    assert len({*names, found.locks("worker")}) == 4
+    assert len({*names, devices.locks("worker")}) == 4

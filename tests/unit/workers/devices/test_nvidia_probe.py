@@ -112,7 +112,7 @@ def test_a_worker_knows_its_own_gpus_alone(
 
 @pytest.mark.usefixtures("_busy")
 @pytest.mark.parametrize(
-    ("visible", "wanted"),
+    ("visible", "message"),
     [
         ("2", r"names '2'; allowed: .* 0 \(GPU-5a1c.*\), 1 \(GPU-5a1d"),
         ("0,-1", "names '-1'"),
@@ -122,9 +122,9 @@ def test_a_worker_knows_its_own_gpus_alone(
         (f"0,{A}", "names a GPU twice"),
     ],
 )
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, visible: str, wanted: str) -> None:
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, visible: str, message: str) -> None:
     _see(monkeypatch, visible)
-    with pytest.raises(DeviceMissing, match=f"CUDA_VISIBLE_DEVICES {wanted}"):
+    with pytest.raises(DeviceMissing, match=f"CUDA_VISIBLE_DEVICES {message}"):
         find_devices("h200")
     assert "CUDA_VISIBLE_DEVICES" in find_devices().lacks[0]
     assert "CUDA_VISIBLE_DEVICES" in str(ReleaseProof(NvidiaProbe(), [0]).problem(patience_s=0))
@@ -137,9 +137,9 @@ def test_workers_of_different_gpus_have_different_locks_and_prove_their_own_devi
     locks = {}
     for visible, problem in (("0", None), ("1", "processes [4712] are on the device, but no trial runs")):
         _see(monkeypatch, visible)
-        found = find_devices("h200")
-        locks[visible] = set(found.locks("worker"))
-        assert found.proof().problem(patience_s=0) == problem
+        devices = find_devices("h200")
+        locks[visible] = set(devices.locks("worker"))
+        assert devices.proof().problem(patience_s=0) == problem
     assert not locks["0"] & locks["1"]
     _see(monkeypatch, None)
     assert set(find_devices("h200").locks("worker")) == locks["0"] | locks["1"]

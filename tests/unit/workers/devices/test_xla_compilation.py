@@ -44,9 +44,9 @@ SCRATCH = """RESOURCE_EXHAUSTED: Allocation (size=268435456) would exceed memory
     ],
 )
 def test_a_refusal_for_memory_is_read_with_its_numbers(message: str, memory: str, needed: int, available: int) -> None:
-    found = find_overflow(message)
-    assert found is not None
-    assert (found.memory, found.needed_bytes, found.available_bytes) == (memory, needed, available)
+    overflow = find_overflow(message)
+    assert overflow is not None
+    assert (overflow.memory, overflow.needed_bytes, overflow.available_bytes) == (memory, needed, available)
 
 
 def test_other_refusals_are_not_taken_for_memory() -> None:

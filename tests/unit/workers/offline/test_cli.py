@@ -29,13 +29,13 @@ def test_refusals_node_that_fits_has_none(node: Node) -> None:
 
 def test_refusals_other_node_class_and_too_few_devices(node: Node) -> None:
     bare = replace(node, devices=replace(node.devices, node_class=NODE_CLASSES["h200"], devices=()))
-    found = list(refusals(make_file(), bare))
-    assert found[0] == "this node is of class 'h200'; the plan asks for 'cpu'"
-    assert found[1] == "this node has 0 devices; the plan asks for 1"
+    reasons = list(refusals(make_file(), bare))
+    assert reasons[0] == "this node is of class 'h200'; the plan asks for 'cpu'"
+    assert reasons[1] == "this node has 0 devices; the plan asks for 1"
 
 
 @pytest.mark.parametrize(
-    ("name", "there", "wanted", "fits"),
+    ("name", "there", "asked", "fits"),
     [
         ("h100", 2, 2, True),
         ("h100", 4, 2, True),
@@ -48,22 +48,22 @@ def test_refusals_other_node_class_and_too_few_devices(node: Node) -> None:
     ],
 )
 def test_refusals_count_real_devices_and_leave_virtual_ones(
-    node: Node, name: str, there: int, wanted: int, fits: bool
+    node: Node, name: str, there: int, asked: int, fits: bool
 ) -> None:
     file = make_file()
-    file = file.model_copy(update={"plan": file.plan.model_copy(update={"node_class": name, "devices": wanted})})
+    file = file.model_copy(update={"plan": file.plan.model_copy(update={"node_class": name, "devices": asked})})
     devices = tuple(node.devices.first.model_copy(update={"index": index}) for index in range(there))
     other = replace(node, devices=replace(node.devices, node_class=NODE_CLASSES[name], devices=devices))
-    said = f"this node has {there} devices; the plan asks for {wanted}"
+    said = f"this node has {there} devices; the plan asks for {asked}"
     assert (said not in list(refusals(file, other))) == fits
 
 
 def test_refusals_plan_of_other_code(node: Node) -> None:
     file = make_file()
     other = file.model_copy(update={"spec_text": file.spec_text.replace('"order_seed": 7', '"order_seed": 8')})
-    found = list(refusals(other, node))
-    assert "digest" in found[0]
-    assert "plan the spec again with the code of this node" in found[-1]
+    reasons = list(refusals(other, node))
+    assert "digest" in reasons[0]
+    assert "plan the spec again with the code of this node" in reasons[-1]
 
 
 def test_remarks_say_that_the_plan_was_made_by_other_source_files(node: Node) -> None:
@@ -73,10 +73,10 @@ def test_remarks_say_that_the_plan_was_made_by_other_source_files(node: Node) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("", (0, 1, 2, 3, 4, 5)), ("1-3", (0, 1, 2)), ("6", (5,)), ("1, 4-5,4", (0, 3, 4))]
+    ("text", "numbers"), [("", (0, 1, 2, 3, 4, 5)), ("1-3", (0, 1, 2)), ("6", (5,)), ("1, 4-5,4", (0, 3, 4))]
 )
-def test_parse_numbers(text: str, wanted: tuple[int, ...]) -> None:
-    assert parse_numbers(text, 6) == wanted
+def test_parse_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_numbers(text, 6) == numbers
 
 
 @pytest.mark.parametrize("text", ["0", "7", "3-2", "a", "1-", "-1", "1;2", "²"])

@@ -78,8 +78,8 @@ class Rig:
     def bundle(self) -> Any:
         return open_bundle(read_bundle_files(self.folder.root))
 
-    def run(self, *wanted: int, stopping: Callable[[], bool] = lambda: False) -> ExecSummary:
-        return self.execution.run(wanted, self.bundle(), stopping=stopping)
+    def run(self, *indices: int, stopping: Callable[[], bool] = lambda: False) -> ExecSummary:
+        return self.execution.run(indices, self.bundle(), stopping=stopping)
 
 
 @pytest.fixture
