@@ -131,10 +131,10 @@ def test_waiting_says_which_worker_is_gone(api: Api) -> None:
     node = api.register("gone")
     claimed(api, node)
     with api.store.write() as connection:
-        connection.execute(update(nodes).values(seen_at=db_now() - 95))
-        connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() + 20))
+        connection.execute(update(nodes).values(seen_at=db_now() - 7200 * 3))
+        connection.execute(update(blocks).where(blocks.c.state == "running").values(lease_until=db_now() + 7200 * 3))
     text = shown(api, made)["waiting_for"]
-    assert re.match(r"node 'gone', which runs block 1 and was last seen 95\ss ago; .* back to the queue in", text)
+    assert re.match(r"node 'gone', which runs block 1 and was last seen 6\sh ago; .* back to the queue in", text)
 
 
 def test_waiting_names_every_node_that_does_not_work_and_why(api: Api) -> None:
